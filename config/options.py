@@ -1,0 +1,303 @@
+"""Everything that can be set in a training run: its name, type, default and meaning, in one dataclass.
+
+`load(argv)` turns a command line into `Options`. Later sources win over earlier ones:
+
+    the defaults below                  nanoGPT's, under nanoGPT's names
+    <out_dir>/options.json              the run's own options, when `init_from` goes on with a run
+    config files                        python train.py config/quickstart.py
+    the command line                    --batch_size=32, or --batch_size 32
+
+A config file is Python: plain assignments whose public names are options, run in a namespace of its own.
+A value is checked in the same way wherever it comes from, and a bad one raises `UserError`.
+This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
+"""
+
+import ast
+import difflib
+import json
+import os
+import re
+import runpy
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from types import ModuleType
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+
+class UserError(Exception):
+    """A mistake for the user to put right, in one line: which file or option, what is wrong, what to do."""
+
+    def __init__(self, text: str):
+        super().__init__(" ".join(text.split()))  # one line, even around another library's message
+
+
+def command(main: Callable[[list[str]], None]) -> None:
+    """Run a command's `main(argv)`. A `UserError` prints as one line on stderr and exits with status 2."""
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)  # what a shell expects after Ctrl-C; training handles its own and saves first
+
+
+class Limit(NamedTuple):
+    """A condition on an option's value, and the words for it in an error."""
+
+    text: str
+    holds: Callable[[Any], bool]
+
+
+Name = Annotated[str, Limit("a name that is not empty", bool)]
+Count = Annotated[int, Limit("an integer, 1 or more", lambda x: x >= 1)]
+Steps = Annotated[int, Limit("an integer, 0 or more", lambda x: x >= 0)]
+Batches = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 or x == -1)]
+Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32)]
+Positive = Annotated[float, Limit("a number above 0", lambda x: x > 0)]
+NonNegative = Annotated[float, Limit("a number, 0 or more", lambda x: x >= 0)]
+Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Every option of train.py. The comment behind a field is its text in `--help`."""
+
+    # output and evaluation
+    out_dir: Name = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
+    eval_interval: Count = 2000  # steps between evaluations, each of which may save a checkpoint
+    log_interval: Count = 1  # steps between lines of metrics.jsonl
+    eval_iters: Batches = 200  # batches per evaluation and split; -1: the whole split, in order
+    eval_only: bool = False  # evaluate once, then stop
+    always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
+    keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
+    init_from: Literal["scratch", "resume", "auto"] = "scratch"  # auto: resume if a checkpoint exists
+    overwrite: bool = False  # start anew in an out_dir that already holds a run
+    seed: Seed = 1337  # of the initial weights, the batches and the dropout
+    # Weights & Biases
+    wandb_log: bool = False  # log to Weights & Biases as well
+    wandb_project: str = "owt"  # its project
+    wandb_run_name: str = "gpt2"  # the name of this run there
+    # data
+    dataset: Name = "openwebtext"  # folder below data/ that holds train.bin and val.bin
+    gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
+    batch_size: Count = 12  # sequences per microbatch
+    block_size: Count = 1024  # tokens per sequence
+    sampling: Literal["random", "epoch"] = "random"  # random windows, or each once per epoch
+    # model
+    n_layer: Count = 12  # blocks
+    n_head: Count = 12  # attention heads
+    n_kv_head: Count | None = None  # key/value heads, shared by groups of query heads; None: n_head
+    n_embd: Count = 768  # width of the residual stream
+    position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary
+    rope_theta: Positive = 10000.0  # base of the rotary frequencies
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
+    mlp: Literal["swiglu", "gelu"] = "swiglu"  # gelu is GPT-2's; both have as many parameters
+    bias: bool = False  # biases in the linear layers and layernorms
+    qk_norm: bool = False  # normalise queries and keys
+    tie_embeddings: bool = True  # the head is the token embedding, transposed
+    dropout: Fraction = 0.0  # of embeddings, attention and residuals; for finetuning try 0.1 or more
+    # AdamW
+    learning_rate: Positive = 6e-4  # the highest
+    max_iters: Steps = 600000  # steps in all
+    weight_decay: NonNegative = 1e-1  # of matrices and embeddings only
+    beta1: Fraction = 0.9  # decay of the gradient's running mean
+    beta2: Fraction = 0.95  # decay of the running mean of its square
+    grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
+    # learning rate schedule
+    decay_lr: bool = True  # warm up, then decay; False: learning_rate throughout
+    warmup_iters: Steps = 2000  # steps of linear warmup
+    lr_decay_iters: Steps = 600000  # step at which the cosine reaches min_lr; about max_iters, per Chinchilla
+    min_lr: NonNegative = 6e-5  # the lowest; about learning_rate / 10, per Chinchilla
+    # system
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+    attention: Literal["auto", "einsum", "cudnn"] = "auto"  # auto: the fastest the platform has; all agree
+    unroll: Steps = 0  # layers unrolled in the scan over layers, 0: all; fewer compile faster, may run slower
+    compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
+    backend: str = "nccl"  # for PyTorch only and ignored
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as plain JSON values: what `options.json` and a checkpoint hold."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Any, origin: str) -> "Options":
+        """Options from `to_json`'s values, the rest at their defaults; errors begin with `origin`."""
+        if not isinstance(values, dict):
+            raise UserError(f"{origin}: expected a JSON object of options")
+        return cls(**{name: checked(name, value, f"{origin}: ") for name, value in values.items()})
+
+
+TYPES = get_type_hints(Options, include_extras=True)
+DEFAULTS = {field.name: field.default for field in fields(Options)}
+# These say what one command does, or where; a resumed run does not take them over from its options.json.
+NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only")
+
+
+def load(argv: list[str]) -> Options:
+    """The options of a command line, or `UserError`. `--help` prints them all and exits."""
+    if "--help" in argv or "-h" in argv:
+        show_help()
+    files, arguments = split(argv)
+    given = {name: (f"{path}: ", value) for path in files for name, value in run_config(path).items()}
+    given |= {name: ("--", value) for name, value in arguments.items()}
+    values = {name: checked(name, translated(name, value), origin) for name, (origin, value) in given.items()}
+    options = replace(starting_point(values), **values)
+    if options.overwrite and options.init_from != "scratch":
+        raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
+    return options
+
+
+def read(path: str) -> Options:
+    """The options in a run's `options.json`."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            values = json.load(file)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read as options: {error}") from error
+    return Options.from_json(values, origin=path)
+
+
+def starting_point(values: dict[str, Any]) -> Options:
+    """The options that `values` are laid over: those of the run to go on with, or else the defaults."""
+    path = os.path.join(values.get("out_dir", DEFAULTS["out_dir"]), "options.json")
+    if values.get("init_from", DEFAULTS["init_from"]) == "scratch" or not os.path.exists(path):
+        return Options()
+    return replace(read(path), **{name: DEFAULTS[name] for name in NOT_RESUMED})
+
+
+def split(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+    """The config files, and the values by option name, of a command line."""
+    files, arguments = [], {}
+    words = iter(argv)
+    for word in words:
+        if word.startswith("--"):
+            key, equals, text = word[2:].partition("=")
+            name = known(key.replace("-", "_"), "--")
+            if not equals:
+                text = next(words, "--")
+                if text.startswith("--"):  # the next option, or the end
+                    raise UserError(f"--{key} needs a value, as in --{key}={DEFAULTS[name]}")
+            arguments[name] = text if isinstance(DEFAULTS[name], str) else literal(text)
+        elif word.endswith(".py") and not word.startswith("-"):
+            files.append(word)
+        else:
+            raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
+    return files, arguments
+
+
+def literal(text: str) -> Any:
+    """The Python value that `text` spells; `text` itself, for `checked` to refuse, if it spells none."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def run_config(path: str) -> dict[str, Any]:
+    """Run a config file; its public names and values, but for modules, functions and classes."""
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: there is no such config file")
+    try:
+        names = runpy.run_path(path)
+    except SyntaxError as error:
+        raise UserError(f"{error.filename or path}:{error.lineno or 1}: {error.msg}") from error
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), 1)
+        raise UserError(f"{path}:{line}: {type(error).__name__}: {error}") from error
+    return {
+        name: value
+        for name, value in names.items()
+        if name in TYPES or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
+    }
+
+
+FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and what to know where it is not quite the same
+    ("dtype", "float16"): ("bfloat16", "which needs no loss scaling"),
+    ("device", "mps"): ("cpu", "the nearest that JAX supports"),
+    ("device", "gpu"): ("cuda", None),
+    ("device", "cuda:N"): ("cuda", "and CUDA_VISIBLE_DEVICES chooses among GPUs"),
+}
+
+
+def translated(name: str, value: Any) -> Any:
+    """A value written for PyTorch in JAX's terms, with a line of notice where it does not mean the same."""
+    if name in ("backend", "compile"):
+        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
+    if name not in ("device", "dtype") or not isinstance(value, str):
+        return value
+    spelling = re.sub(r"^cuda:\d+$", "cuda:N", value)
+    becomes, remark = FROM_TORCH.get((name, spelling), (value, None))
+    if remark:
+        print(f"note: {name}={value} becomes {becomes}, {remark}", file=sys.stderr)
+    return becomes
+
+
+def known(name: str, origin: str) -> str:
+    """`name`, if it is an option; `origin` is what stands before it in an error."""
+    if name not in TYPES:
+        nearest = difflib.get_close_matches(name, TYPES, n=1)
+        advice = f"did you mean {nearest[0]}?" if nearest else "python train.py --help lists them all"
+        raise UserError(f"{origin}{name} is not an option; {advice}")
+    return name
+
+
+def checked(name: str, value: Any, origin: str) -> Any:
+    """`value` as option `name` holds it; `origin` is what stands before the name in an error."""
+    kind = TYPES[known(name, origin)]
+    try:
+        return conform(value, kind)
+    except ValueError as error:
+        raise UserError(f"{origin}{name} is {value!r}, expected {in_words(kind)}") from error
+
+
+def conform(value: Any, kind: Any) -> Any:
+    """`value` as type `kind`, else `ValueError`. 1e5 is an int and 1 a float; True is neither."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    finite = number and abs(value) <= sys.float_info.max  # false for nan as well
+    if get_origin(kind) is Annotated:
+        base, limit = get_args(kind)
+        value = conform(value, base)
+        if limit.holds(value):
+            return value
+    elif get_origin(kind) is Literal:
+        if value in get_args(kind):
+            return value
+    elif type(None) in get_args(kind):
+        return None if value is None else conform(value, get_args(kind)[0])
+    elif kind is int and finite and value == int(value):
+        return int(value)
+    elif kind is float and finite:
+        return float(value)
+    elif kind in (bool, str) and isinstance(value, kind):
+        return value
+    raise ValueError
+
+
+def in_words(kind: Any) -> str:
+    """What an error says was expected of a value of type `kind`."""
+    if get_origin(kind) is Annotated:
+        return get_args(kind)[1].text
+    if get_origin(kind) is Literal:
+        return f"one of {', '.join(get_args(kind))}"
+    if type(None) in get_args(kind):
+        return f"{in_words(get_args(kind)[0])}, or None"
+    return {bool: "True or False", str: "a string"}[kind]
+
+
+def show_help() -> None:
+    """Print every option with its type, default and meaning, and exit with status 0."""
+    import tyro  # here, because it takes longer to import than everything else does to run
+
+    tyro.cli(
+        Options,
+        prog="python train.py [CONFIG.py ...]",
+        description="Train a GPT. A config file sets options; --key=value sets one over it.",
+        args=["--help"],
+        config=(tyro.conf.FlagConversionOff,),
+        use_underscores=True,
+    )

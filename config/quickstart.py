@@ -1,0 +1,29 @@
+"""A first run, on the text every machine with Python has: the standard library's own source, by character.
+
+Sized for 2 CPU cores and less than 4 minutes. A model of the modern shape: RoPE, RMSNorm and SwiGLU.
+val loss: see README
+"""
+
+out_dir = "out-quickstart"
+eval_interval = 250
+eval_iters = 20
+log_interval = 10
+
+dataset = "python_char"
+gradient_accumulation_steps = 1
+batch_size = 16
+block_size = 128
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+position = "rope"
+norm = "rmsnorm"
+dropout = 0.0
+
+learning_rate = 2e-3
+max_iters = 2000
+lr_decay_iters = 2000
+min_lr = 2e-4
+beta2 = 0.99
+warmup_iters = 100

@@ -1,0 +1,32 @@
+"""nanoGPT's baby GPT: Shakespeare, character by character, with nanoGPT's own hyperparameters.
+
+nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100; that figure is nanoGPT's.
+The MLP here is SwiGLU with as many parameters; --mlp=gelu is nanoGPT's own.
+"""
+
+out_dir = "out-shakespeare-char"
+eval_interval = 250  # often, because a model of this size soon overfits so small a text
+eval_iters = 200
+log_interval = 10
+always_save_checkpoint = False  # so that what is kept is from before the overfitting
+
+wandb_log = False
+wandb_project = "shakespeare-char"
+wandb_run_name = "mini-gpt"
+
+dataset = "shakespeare_char"
+gradient_accumulation_steps = 1
+batch_size = 64
+block_size = 256  # characters of context
+
+n_layer = 6
+n_head = 6
+n_embd = 384
+dropout = 0.2
+
+learning_rate = 1e-3  # small models bear a high one
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 1e-4
+beta2 = 0.99  # a longer average, because a step sees few tokens
+warmup_iters = 100

@@ -1,0 +1,27 @@
+"""The baby GPT cut down to a laptop's CPU: the run that nanoGPT's README suggests for machines without a GPU.
+
+nanoGPT's README reports a validation loss of 1.88 after about 3 minutes; that figure is nanoGPT's.
+"""
+
+out_dir = "out-shakespeare-char-cpu"
+eval_interval = 250
+eval_iters = 20  # noisier than 200, and ten times as quick
+log_interval = 1
+always_save_checkpoint = False
+
+dataset = "shakespeare_char"
+gradient_accumulation_steps = 1
+batch_size = 12
+block_size = 64
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+dropout = 0.0  # so small a model does not overfit in 2000 steps
+
+learning_rate = 1e-3
+max_iters = 2000
+lr_decay_iters = 2000
+min_lr = 1e-4
+beta2 = 0.99
+warmup_iters = 100

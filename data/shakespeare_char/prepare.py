@@ -1,0 +1,89 @@
+"""Tiny Shakespeare, one token per character: 1,115,394 characters, the text of nanoGPT's first example.
+
+    python data/shakespeare_char/prepare.py [--source=<path or URL>]
+
+The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training, the rest for
+validation: 1,003,854 and 111,540 tokens, as in nanoGPT. Any other UTF-8 text given by --source is prepared
+the same way.
+"""
+
+import argparse
+import hashlib
+import http.client
+import sys
+import urllib.request
+from pathlib import Path
+
+# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config.options import UserError, command
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
+
+SMALL = True  # train.py prepares it by itself: one megabyte
+URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+TIMEOUT = 20  # seconds of silence from the network
+
+
+def prepare(folder: Path, source: str | None = None) -> None:
+    """Write the data set into `folder`, from the path or URL `source` (default: tiny Shakespeare's)."""
+    content = _read(source or URL)
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        if source is None:
+            raise UserError(
+                f"{URL}: not the tiny Shakespeare expected (sha256 differs): give a copy with --source=<path>"
+            )
+        print(
+            f"note: {source} is not tiny Shakespeare (sha256 differs); it is prepared all the same",
+            file=sys.stderr,
+        )
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: not UTF-8 text (byte {error.start}): convert it to UTF-8 first") from None
+    if len(text) < 2:
+        raise UserError(f"{source}: {len(text)} characters are too few to split: give a longer text")
+
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
+    ids = tokenizer.encode(text)
+    cut = int(0.9 * len(ids))
+    write_dataset(folder, ids[:cut], ids[cut:], tokenizer, source or URL)
+    print(
+        f"{folder}: {len(text):,} characters, {tokenizer.vocab_size} symbols, "
+        f"{cut:,} train and {len(ids) - cut:,} validation tokens"
+    )
+
+
+def _read(source: str) -> bytes:
+    if not source.startswith(("http://", "https://")):
+        try:
+            return Path(source).read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"{source}: cannot be read ({error.strerror}): give a text file or a URL"
+            ) from None
+    try:
+        with urllib.request.urlopen(source, timeout=TIMEOUT) as response:
+            return response.read()
+    except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
+        raise UserError(
+            f"cannot download {source} ({error}): give a copy with "
+            "`python data/shakespeare_char/prepare.py --source=<path>`, "
+            "or train config/quickstart.py, which needs no network"
+        ) from None
+
+
+def main(argv: list[str]) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--source", metavar="PATH_OR_URL", help="a text file or its URL (default: download it)"
+    )
+    prepare(Path(__file__).resolve().parent, parser.parse_args(argv).source)
+
+
+if __name__ == "__main__":
+    command(main)

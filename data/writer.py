@@ -1,0 +1,83 @@
+"""Writes a data set: nanoGPT's raw token ids in `train.bin` and `val.bin`, and a `meta.json` about them.
+
+Every prepare.py ends here, so that all data sets look the same to the loader.
+"""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from config.options import UserError
+from data.tokenizer import CharTokenizer, TiktokenTokenizer
+
+FORMAT = 1  # of meta.json; a reader refuses a number that it does not know
+
+
+def write_dataset(
+    folder: Path,
+    train_ids: ArrayLike,
+    val_ids: ArrayLike,
+    tokenizer: CharTokenizer | TiktokenTokenizer,
+    source: str,
+) -> None:
+    """Write the two splits and `meta.json` into `folder`, which is made when missing.
+
+    The ids are one-dimensional integers below `tokenizer.vocab_size`. They are stored little-endian, as
+    uint16, or as uint32 when the vocabulary is larger than 65,535. `source` says in words where the text came
+    from. Raises UserError when a split is empty, an id does not fit the vocabulary, or the folder cannot be
+    written.
+    """
+    folder = Path(folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _write(folder, {"train": train_ids, "val": val_ids}, tokenizer, source)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot write the data set ({error}): make room or choose another folder"
+        ) from None
+
+
+def _write(folder: Path, splits: dict[str, ArrayLike], tokenizer, source: str) -> None:
+    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65535 else "<u4")
+    meta = {
+        "format": FORMAT,
+        "vocab_size": tokenizer.vocab_size,
+        "tokenizer": tokenizer.to_json(),
+        "dtype": dtype.name,
+        "counts": {},
+        "sha256": {},
+        "source": source,
+    }
+    # In the order in which they take their names. The loader takes train.bin for the sign that a data set is
+    # there, so it comes last: a process killed between two renames leaves a data set that will be prepared
+    # again, never bins without their vocabulary.
+    temporary = {
+        name: folder / f".{name}.{os.getpid()}.tmp" for name in ("meta.json", "val.bin", "train.bin")
+    }
+    try:
+        for split, ids in splits.items():
+            tokens = _checked(folder / f"{split}.bin", ids, tokenizer.vocab_size).astype(dtype)
+            temporary[f"{split}.bin"].write_bytes(tokens.data)
+            meta["counts"][split] = len(tokens)
+            meta["sha256"][split] = hashlib.sha256(tokens.data).hexdigest()
+        temporary["meta.json"].write_text(json.dumps(meta, indent=1) + "\n")
+        for name, path in temporary.items():
+            os.replace(path, folder / name)
+    finally:  # an interrupted write (Ctrl-C included) leaves nothing behind
+        for path in temporary.values():
+            path.unlink(missing_ok=True)
+
+
+def _checked(path: Path, ids: ArrayLike, vocab_size: int) -> np.ndarray:
+    ids = np.asarray(ids)
+    if ids.size == 0:
+        raise UserError(f"{path}: nothing to write: the source text is empty or too short to split")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        raise UserError(
+            f"{path}: token ids {ids.min()} to {ids.max()} do not fit a vocabulary of {vocab_size}"
+        )
+    return ids

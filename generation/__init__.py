@@ -1,0 +1,1 @@
+"""From a trained model to text: decoding with a key/value cache, and choosing the next token."""

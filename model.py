@@ -1,0 +1,380 @@
+"""The network and nothing else: token ids in, logits out.
+
+    logits = GPT(config, key=key)(tokens)          # (B, T) int32 -> (B, T, V)
+
+`gelu` + `bias` with the rest at its defaults is GPT-2; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama.
+Parameters have GPT-2's names. One legend holds in every file of the project:
+
+    B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
+    F MLP hidden   V vocabulary   L layers   S length of the key/value cache
+
+Modules act on the last axes; the batch axis is written out, not made by `vmap`. Weights are float32; matrix
+products take their operands in `GPTConfig.dtype`; norms, softmax and rotations are computed in float32.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """The shape of a model, and how it is computed. Raises ValueError for a shape that cannot be."""
+
+    block_size: int = 1024
+    vocab_size: int = 50304
+    n_layer: int = 12
+    n_head: int = 12
+    n_kv_head: int | None = None  # None: as many as n_head; fewer: grouped queries (arXiv:2305.13245)
+    n_embd: int = 768
+    position: Literal["learned", "rope"] = "learned"  # rope: arXiv:2104.09864
+    rope_theta: float = 10000.0
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467
+    mlp: Literal["swiglu", "gelu"] = "swiglu"  # swiglu: arXiv:2002.05202
+    bias: bool = False
+    qk_norm: bool = False  # arXiv:2302.05442
+    tie_embeddings: bool = True
+    dropout: float = 0.0
+    # These change how the model is computed, not what it is.
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of the operands of matrix products
+    attention: Literal["auto", "einsum", "cudnn"] = "auto"
+    unroll: int = 0  # layers unrolled in the scan over layers; 0: all
+
+    def __post_init__(self):
+        if self.n_embd % self.n_head:
+            raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
+        if self.n_head % self.kv_heads:
+            raise ValueError(f"n_head={self.n_head} must be a multiple of n_kv_head={self.kv_heads}")
+        if self.position == "rope" and self.head_size % 2:
+            raise ValueError(f"rope needs an even head size: n_embd / n_head is {self.head_size}")
+
+    @property
+    def kv_heads(self) -> int:
+        return self.n_kv_head or self.n_head
+
+    @property
+    def head_size(self) -> int:
+        return self.n_embd // self.n_head
+
+    @property
+    def n_hidden(self) -> int:
+        """F. SwiGLU's three matrices at 8/3 D hold as many parameters as GELU's two at 4 D."""
+        return 4 * self.n_embd if self.mlp == "gelu" else 64 * math.ceil(8 * self.n_embd / 3 / 64)
+
+    def flops_per_token(self, T: int) -> int:
+        """Floating-point operations per token of one training step on sequences of T tokens.
+
+        A product of an (m, k) and a (k, n) matrix takes 2 m k n; the backward pass does each one twice, once
+        for each operand. So a matrix of P parameters costs 6 P per token, and the two T x T products of a
+        layer's attention cost 12 T D. Like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
+        causal half that a good kernel skips, and leaves out all that is not a matrix product.
+        """
+        D, F, kv_width = self.n_embd, self.n_hidden, self.kv_heads * self.head_size
+        attention = 2 * D * D + 2 * D * kv_width
+        mlp = (2 if self.mlp == "gelu" else 3) * D * F
+        matrices = self.n_layer * (attention + mlp) + self.vocab_size * D
+        return 6 * matrices + 12 * self.n_layer * T * D
+
+
+class GPT(eqx.Module):
+    """The language model. `blocks` is one Block whose every array has a leading layer axis L."""
+
+    wte: Float[Array, "V D"]
+    wpe: Float[Array, "T D"] | None
+    blocks: "Block"
+    ln_f: "Norm"
+    lm_head: Float[Array, "V D"] | None  # None: wte serves as the head too
+    config: GPTConfig = eqx.field(static=True)
+
+    def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
+        wte_key, wpe_key, blocks_key, head_key = jax.random.split(key, 4)
+        V, D = config.vocab_size, config.n_embd
+        self.wte = normal(wte_key, (V, D))
+        self.wpe = normal(wpe_key, (config.block_size, D)) if config.position == "learned" else None
+        self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(
+            jax.random.split(blocks_key, config.n_layer)
+        )
+        self.ln_f = Norm(config, D)
+        self.lm_head = None if config.tie_embeddings else normal(head_key, (V, D))
+        self.config = config
+
+    def __call__(
+        self, tokens: Int[Array, "B T"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B T V"]:
+        """Logits, float32. A `key` turns dropout on: give one in training, none otherwise."""
+        return self.logits(self.features(tokens, key=key))
+
+    def features(
+        self, tokens: Int[Array, "B T"], *, key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B T D"]:
+        """What the head reads. The loss takes these, so as not to hold all the logits at once."""
+        x, _ = self._run(tokens, None, key)
+        return x
+
+    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Logits, float32, of features."""
+        return _matmul("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
+
+    def extend(self, tokens: Int[Array, "B T"], cache: "Cache") -> tuple[Float[Array, "B T D"], "Cache"]:
+        """Features of tokens that follow those in the cache, and the cache with theirs added.
+
+        The caller sees to it that they fit: `cache.length` + T <= S.
+        """
+        return self._run(tokens, cache, None)
+
+    @property
+    def head(self) -> Float[Array, "V D"]:
+        return self.wte if self.lm_head is None else self.lm_head
+
+    def _run(self, tokens, cache, key):
+        start = 0 if cache is None else cache.length
+        L, T = self.config.n_layer, tokens.shape[1]
+        embed_key, blocks_key = split(key)
+        x = self.wte[tokens]  # (B, T, D)
+        if self.wpe is not None:
+            x = x + lax.dynamic_slice_in_dim(self.wpe, start, T)
+        x = dropout(x, self.config.dropout, embed_key)
+
+        def layer(x, per_layer):
+            block, kv, key = per_layer
+            return block(x, kv=kv, start=start, key=key)
+
+        kv = None if cache is None else cache.kv
+        layer_keys = None if key is None else jax.random.split(blocks_key, L)
+        x, kv = lax.scan(layer, x, (self.blocks, kv, layer_keys), unroll=self.config.unroll or L)
+        return self.ln_f(x), None if cache is None else Cache(kv, start + T)
+
+
+class Cache(NamedTuple):
+    """Keys and values of the tokens so far, of all layers, so that a new token costs one token's work."""
+
+    kv: tuple[Float[Array, "L B K S C"], Float[Array, "L B K S C"]]
+    length: Int[Array, ""] | int  # how many of the S places are filled
+
+    @classmethod
+    def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
+        """A cache for `batch_size` sequences of up to block_size tokens."""
+        shape = (config.n_layer, batch_size, config.kv_heads, config.block_size, config.head_size)
+        k, v = jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
+        return cls((k, v), jnp.zeros((), jnp.int32))
+
+
+class Block(eqx.Module):
+    """Attention and an MLP, each on a normalised copy of the residual stream x, and added to it."""
+
+    ln_1: "Norm"
+    attn: "CausalSelfAttention"
+    ln_2: "Norm"
+    mlp: "MLP"
+
+    def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
+        attn_key, mlp_key = jax.random.split(key)
+        self.ln_1 = Norm(config, config.n_embd)
+        self.attn = CausalSelfAttention(config, key=attn_key)
+        self.ln_2 = Norm(config, config.n_embd)
+        self.mlp = MLP(config, key=mlp_key)
+
+    def __call__(self, x: Float[Array, "B T D"], *, kv=None, start=0, key: PRNGKeyArray | None = None):
+        """x after the block, and this layer's keys and values with those of x added (None without `kv`)."""
+        attn_key, mlp_key = split(key)
+        y, kv = self.attn(self.ln_1(x), kv=kv, start=start, key=attn_key)
+        x = x + y
+        return x + self.mlp(self.ln_2(x), key=mlp_key), kv
+
+
+class CausalSelfAttention(eqx.Module):
+    """Each token reads from itself and the tokens before it."""
+
+    c_attn: "Linear"  # D -> queries, keys and values side by side
+    c_proj: "Linear"
+    q_norm: "Norm | None"
+    k_norm: "Norm | None"
+    config: GPTConfig = eqx.field(static=True)
+
+    def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
+        attn_key, proj_key = jax.random.split(key)
+        D, C = config.n_embd, config.head_size
+        self.c_attn = Linear(config, D, D + 2 * config.kv_heads * C, key=attn_key)
+        self.c_proj = Linear(config, D, D, std=residual_std(config), key=proj_key)
+        self.q_norm = Norm(config, C) if config.qk_norm else None
+        self.k_norm = Norm(config, C) if config.qk_norm else None
+        self.config = config
+
+    def __call__(self, x: Float[Array, "B T D"], *, kv=None, start=0, key: PRNGKeyArray | None = None):
+        B, T, D = x.shape
+        attn_key, residual_key = split(key)
+        q, k, v = self.split_heads(self.c_attn(x))  # (B, H, T, C), (B, K, T, C) twice
+        if self.q_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.config.position == "rope":
+            q, k = rotate(q, start, self.config.rope_theta), rotate(k, start, self.config.rope_theta)
+        if kv is not None:
+            k, v = kv = tuple(
+                lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=2)
+                for old, new in zip(kv, (k, v), strict=True)
+            )  # (B, K, S, C) twice
+        y = attention(q, k, v, start, self.config, attn_key)  # (B, H, T, C)
+        y = self.c_proj(y.swapaxes(1, 2).reshape(B, T, D))
+        return dropout(y, self.config.dropout, residual_key), kv
+
+    def split_heads(self, qkv: Float[Array, "B T _"]):
+        B, T, _ = qkv.shape
+        H, K, C = self.config.n_head, self.config.kv_heads, self.config.head_size
+        heads = qkv.reshape(B, T, H + 2 * K, C).swapaxes(1, 2)  # (B, H + 2 K, T, C)
+        return heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
+
+
+class MLP(eqx.Module):
+    """GELU (tanh form, as in GPT-2), or SwiGLU with its two input matrices side by side in `c_fc`."""
+
+    c_fc: "Linear"
+    c_proj: "Linear"
+    config: GPTConfig = eqx.field(static=True)
+
+    def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
+        fc_key, proj_key = jax.random.split(key)
+        D, F = config.n_embd, config.n_hidden
+        self.c_fc = Linear(config, D, F if config.mlp == "gelu" else 2 * F, key=fc_key)
+        self.c_proj = Linear(config, F, D, std=residual_std(config), key=proj_key)
+        self.config = config
+
+    def __call__(self, x: Float[Array, "B T D"], *, key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
+        h = self.c_fc(x)  # (B, T, F), or (B, T, 2 F)
+        if self.config.mlp == "gelu":
+            h = jax.nn.gelu(h, approximate=True)
+        else:
+            gate, h = jnp.split(h, 2, axis=-1)
+            h = jax.nn.silu(gate) * h
+        return dropout(self.c_proj(h), self.config.dropout, key)
+
+
+class Norm(eqx.Module):
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis; computed in float32."""
+
+    weight: Float[Array, " D"]
+    bias: Float[Array, " D"] | None
+    center: bool = eqx.field(static=True)
+
+    def __init__(self, config: GPTConfig, size: int):
+        self.center = config.norm == "layernorm"
+        self.weight = jnp.ones(size)
+        self.bias = jnp.zeros(size) if config.bias and self.center else None
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        y = x.astype(jnp.float32)
+        if self.center:
+            y = y - y.mean(-1, keepdims=True)
+        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5) * self.weight
+        if self.bias is not None:
+            y = y + self.bias
+        return y.astype(x.dtype)
+
+
+class Linear(eqx.Module):
+    """x @ weight + bias. Weights are stored (in, out), as in GPT-2."""
+
+    weight: Float[Array, "i o"]
+    bias: Float[Array, " o"] | None
+    dtype: str = eqx.field(static=True)
+
+    def __init__(self, config: GPTConfig, fan_in: int, fan_out: int, *, std=0.02, key: PRNGKeyArray):
+        self.weight = normal(key, (fan_in, fan_out), std)
+        self.bias = jnp.zeros(fan_out) if config.bias else None
+        self.dtype = config.dtype
+
+    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T o"]:
+        y = matmul(x, self.weight, self.dtype)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def matmul(x: Float[Array, "B T i"], w: Float[Array, "i o"], dtype: str) -> Float[Array, "B T o"]:
+    """x @ w with operands in `dtype`, summed in float32; float32 out on a CPU, `dtype` out elsewhere.
+
+    The gradients are written out because JAX's own are slow on CPUs: XLA makes a transposed copy of x for the
+    weight gradient and fuses all that led to x into it. Contracting B and T as two axes avoids that, and is
+    the form that XLA's CPU library takes for bfloat16. The weight gradient is summed in float32.
+    """
+    return _matmul("btd,df->btf", x, w, dtype)
+
+
+def _matmul(subscripts, a, b, dtype, out=None):
+    # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
+    out = out or (jnp.float32 if jax.default_backend() == "cpu" else dtype)
+    return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=out)
+
+
+def _matmul_forward(x, w, dtype):
+    return matmul(x, w, dtype), (x, w)
+
+
+def _matmul_backward(dtype, saved, dy):
+    x, w = saved
+    dx = _matmul("btf,df->btd", dy, w, dtype).astype(x.dtype)
+    dw = _matmul("btd,btf->df", x, dy, dtype, out=jnp.float32)
+    return dx, dw
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None):
+    """softmax(q k^T / sqrt(C)) v, where query i may read keys 0 to start + i.
+
+    q is (B, H, T, C), k and v are (B, K, S, C); returns (B, H, T, C).
+    """
+    B, H, T, C = q.shape
+    K, S = k.shape[1:3]
+    q = q.reshape(B, K, H // K, T, C)  # the G = H / K queries that share a key
+    scores = _matmul("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
+    readable = jnp.arange(S) <= start + jnp.arange(T)[:, None]  # (T, S)
+    weights = jax.nn.softmax(jnp.where(readable, scores, -jnp.inf))
+    weights = dropout(weights, config.dropout, key)
+    y = _matmul("bkgts,bksc->bkgtc", weights, v, config.dtype)
+    return y.reshape(B, H, T, C)
+
+
+def rotate(x: Float[Array, "B H T C"], start, theta: float) -> Float[Array, "B H T C"]:
+    """Rotary position embedding, in Llama's layout: component i turns with component i + C/2."""
+    T, C = x.shape[-2:]
+    frequencies = theta ** (-jnp.arange(0, C, 2) / C)  # (C/2,)
+    angles = (start + jnp.arange(T))[:, None] * frequencies  # (T, C/2)
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+
+def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Float[Array, "..."]:
+    """x with each element zeroed with probability `rate` and the rest scaled up; x itself without a key.
+
+    One 32-bit random number decides for two elements, which makes the baby GPT's step 10% faster on a CPU;
+    the rate is rounded to a multiple of 2^-16 for it.
+    """
+    if key is None or rate == 0.0:
+        return x
+    bits = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 2)), jnp.uint32)
+    bits = lax.bitcast_convert_type(bits, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
+    dropped = round(rate * 2**16)
+    return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
+
+
+def split(key: PRNGKeyArray | None) -> PRNGKeyArray | tuple[None, None]:
+    """Two keys from one. Without a key there is no dropout, anywhere below."""
+    return (None, None) if key is None else jax.random.split(key)
+
+
+def normal(key: PRNGKeyArray, shape: tuple[int, ...], std: float = 0.02) -> Float[Array, "..."]:
+    """GPT-2's initialisation."""
+    return std * jax.random.normal(key, shape)
+
+
+def residual_std(config: GPTConfig) -> float:
+    """Of the 2 L projections that add to the residual stream: so that their sum does not grow with depth."""
+    return 0.02 / math.sqrt(2 * config.n_layer)

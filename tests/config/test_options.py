@@ -1,0 +1,492 @@
+"""What `config/options.py` promises: nanoGPT's names and defaults, sources in order, one-line errors."""
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+
+import pytest
+
+from config.options import Options, UserError, command, load, read
+
+ROOT = Path(__file__).parents[2]
+
+NANOGPT_DEFAULTS = {
+    "out_dir": "out",
+    "eval_interval": 2000,
+    "log_interval": 1,
+    "eval_iters": 200,
+    "eval_only": False,
+    "always_save_checkpoint": True,
+    "init_from": "scratch",
+    "wandb_log": False,
+    "wandb_project": "owt",
+    "wandb_run_name": "gpt2",
+    "dataset": "openwebtext",
+    "gradient_accumulation_steps": 40,
+    "batch_size": 12,
+    "block_size": 1024,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "dropout": 0.0,
+    "bias": False,
+    "learning_rate": 6e-4,
+    "max_iters": 600000,
+    "weight_decay": 0.1,
+    "beta1": 0.9,
+    "beta2": 0.95,
+    "grad_clip": 1.0,
+    "decay_lr": True,
+    "warmup_iters": 2000,
+    "lr_decay_iters": 600000,
+    "min_lr": 6e-5,
+}
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Writes a config file and returns its path."""
+
+    def write(text, name="experiment.py"):
+        path = tmp_path / name
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder with the options it was started with; returns it as a string."""
+    folder = tmp_path / "run"
+    folder.mkdir()
+    started_with = replace(
+        Options(), n_embd=32, n_kv_head=2, batch_size=7, out_dir="elsewhere", overwrite=True
+    )
+    (folder / "options.json").write_text(json.dumps(started_with.to_json()))
+    return str(folder)
+
+
+def error(*argv):
+    """The text of the error that a command line ends in, which is one line."""
+    with pytest.raises(UserError) as caught:
+        load(list(argv))
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+# --- defaults and sources ---------------------------------------------------------------------------------
+
+
+def test_defaults_are_nanogpts():
+    options = asdict(load([]))
+    assert {name: options[name] for name in NANOGPT_DEFAULTS} == NANOGPT_DEFAULTS
+
+
+def test_defaults_pass_their_own_checks():
+    assert Options.from_json(Options().to_json(), origin="defaults") == Options()
+
+
+def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):
+    first = config("batch_size = 1\nn_layer = 1\nn_head = 1\n", "first.py")
+    second = config("batch_size = 2\nn_layer = 2\n", "second.py")
+    options = load(["--batch_size=3", first, second])
+    assert (options.batch_size, options.n_layer, options.n_head) == (3, 2, 1)
+
+
+def test_a_value_may_follow_its_key_and_the_last_one_wins():
+    options = load(["--batch_size", "3", "--eval_iters", "-1", "--learning-rate=1", "--batch_size=4"])
+    assert (options.batch_size, options.eval_iters, options.learning_rate) == (4, -1, 1.0)
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("--max_iters=1e5", 100000),
+        ("--max_iters=0", 0),
+        ("--learning_rate=1", 1.0),
+        ("--bias=True", True),
+        ("--decay_lr=False", False),
+        ("--n_kv_head=4", 4),
+        ("--n_kv_head=None", None),
+        ("--position=rope", "rope"),
+        ("--wandb_run_name=1e5", "1e5"),  # text stays text, whatever it looks like
+        ("--wandb_run_name=a=b", "a=b"),
+        ("--wandb_run_name=", ""),
+        ("--out_dir=my.py", "my.py"),
+    ],
+)
+def test_values_on_the_command_line(argument, value):
+    options = load([argument])
+    found = getattr(options, argument[2:].partition("=")[0])
+    assert found == value and type(found) is type(value)
+
+
+def test_values_in_a_config_file_become_the_types_of_their_options(config):
+    options = load([config("max_iters = 1e5\nlearning_rate = 1\nn_kv_head = None\nout_dir = 'o'\n")])
+    assert (options.max_iters, options.learning_rate, options.n_kv_head) == (100000, 1.0, None)
+    assert type(options.max_iters) is int and type(options.learning_rate) is float
+
+
+# --- nanoGPT's own files ----------------------------------------------------------------------------------
+
+
+def test_a_config_file_is_python_as_nanogpts_are(config):
+    path = config(
+        "# a big run\n"
+        "import time\n"
+        "from os import path\n"
+        "wandb_log = True\n"
+        "wandb_run_name = 'ft-' + str(time.time())\n"
+        "batch_size = 12\n"
+        "gradient_accumulation_steps = 5 * 8\n"
+        "_tokens = batch_size * 1024\n"
+        "def per_step(n): return n\n"
+        "class Unused: pass\n"
+        "max_iters = per_step(600000)\n"
+        "lr_decay_iters = max_iters\n"
+        "weight_decay = 1e-1\n"
+    )
+    options = load([path])
+    assert options.gradient_accumulation_steps == 40
+    assert options.wandb_run_name.startswith("ft-")
+    assert options.lr_decay_iters == 600000
+
+
+def test_a_config_file_runs_in_a_namespace_of_its_own(config):
+    assert "NameError" in error(config("batch_size = len(DEFAULTS)\n"))
+    first, second = config("_size = 3\n", "first.py"), config("batch_size = _size\n", "second.py")
+    assert "NameError" in error(first, second)
+    assert load([config("def load(argv): return None\nbatch_size = 3\n")]).batch_size == 3
+    assert load([]) == Options()
+
+
+@pytest.mark.parametrize(
+    "given, becomes, notices",
+    [
+        ("device='auto'", "auto", 0),
+        ("device='cpu'", "cpu", 0),
+        ("device='cuda'", "cuda", 0),
+        ("device='gpu'", "cuda", 0),
+        ("device='cuda:0'", "cuda", 1),
+        ("device='cuda:12'", "cuda", 1),
+        ("device='tpu'", "tpu", 0),
+        ("device='mps'", "cpu", 1),
+        ("dtype='float32'", "float32", 0),
+        ("dtype='bfloat16'", "bfloat16", 0),
+        ("dtype='float16'", "bfloat16", 1),
+        ("compile=False", False, 1),
+        ("backend='gloo'", "gloo", 1),
+    ],
+)
+@pytest.mark.parametrize("in_a_file", [True, False])
+def test_what_is_written_for_pytorch_is_translated_with_a_notice(
+    given, becomes, notices, in_a_file, config, capsys
+):
+    name = given.partition("=")[0]
+    options = load([config(given) if in_a_file else "--" + given.replace("'", "")])
+    assert getattr(options, name) == becomes
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == notices
+    assert name in printed.err or not notices
+
+
+def test_defaults_say_nothing_about_pytorch(capsys):
+    load([])
+    assert capsys.readouterr().err == ""
+
+
+# --- going on with a run ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("init_from", ["resume", "auto"])
+def test_a_resumed_run_keeps_its_options_below_config_files_and_the_command_line(run, config, init_from):
+    path = config("batch_size = 8\nblock_size = 64\n")
+    options = load([path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65"])
+    assert (options.n_embd, options.n_kv_head, options.batch_size, options.block_size) == (32, 2, 8, 65)
+
+
+def test_a_config_file_can_name_the_run_to_resume(run, config):
+    assert load([config(f"out_dir = {run!r}\ninit_from = 'resume'\n")]).n_embd == 32
+
+
+def test_a_resumed_run_is_where_it_is_found_and_does_not_overwrite(run):
+    options = load([f"--out_dir={run}", "--init_from=resume"])
+    assert (options.out_dir, options.init_from, options.overwrite) == (run, "resume", False)
+
+
+def test_a_run_from_scratch_ignores_the_options_of_the_run_before_it(run):
+    assert load([f"--out_dir={run}", "--overwrite=True"]) == replace(Options(), out_dir=run, overwrite=True)
+
+
+@pytest.mark.parametrize("init_from", ["resume", "auto"])
+def test_without_options_json_a_resumed_run_starts_from_the_defaults(tmp_path, init_from):
+    options = load([f"--out_dir={tmp_path}", f"--init_from={init_from}"])
+    assert options == replace(Options(), out_dir=str(tmp_path), init_from=init_from)
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        ('{"n_embd": 32', "options.json"),
+        ("[]", "object"),
+        ('{"n_embed": 32}', "n_embed is not an option"),
+        ('{"n_embd": "32"}', "n_embd is '32', expected an integer"),
+        ('{"learning_rate": NaN}', "learning_rate is nan, expected a number"),
+    ],
+)
+def test_a_bad_options_json_is_named(run, content, says):
+    path = Path(run, "options.json")
+    path.write_text(content)
+    text = error(f"--out_dir={run}", "--init_from=resume")
+    assert text.startswith(str(path)) and says in text
+
+
+def test_options_survive_json_and_missing_ones_keep_their_defaults(tmp_path):
+    path = tmp_path / "options.json"
+    options = replace(Options(), n_kv_head=3, position="rope", learning_rate=1 / 3)
+    path.write_text(json.dumps(options.to_json()))
+    assert read(str(path)) == options
+    path.write_text('{"n_layer": 3}')
+    assert read(str(path)) == replace(Options(), n_layer=3)
+
+
+def test_overwriting_a_run_and_going_on_with_it_contradict_each_other():
+    text = error("--overwrite=True", "--init_from=auto")
+    assert "overwrite" in text and "init_from" in text
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "typo, nearest", [("batchsize", "batch_size"), ("n_embed", "n_embd"), ("learning-rat", "learning_rate")]
+)
+def test_a_typo_names_the_nearest_option(typo, nearest, config):
+    assert f"did you mean {nearest}?" in error(f"--{typo}=1")
+    assert f"did you mean {nearest}?" in error(f"--{typo}")
+    path = config(f"{typo.replace('-', '_')} = 1\n")
+    text = error(path)
+    assert path in text and f"did you mean {nearest}?" in text
+
+
+def test_a_name_unlike_any_option_points_to_help():
+    assert error("--xyzzy=1") == "--xyzzy is not an option; python train.py --help lists them all"
+
+
+@pytest.mark.parametrize(
+    "name, value, expected",
+    [
+        ("batch_size", "'12'", "an integer"),
+        ("batch_size", "True", "an integer"),
+        ("batch_size", "1.5", "an integer"),
+        ("batch_size", "[1]", "an integer"),
+        ("batch_size", "None", "an integer"),
+        ("batch_size", "max", "an integer"),
+        ("n_kv_head", "'two'", "an integer, 1 or more, or None"),
+        ("learning_rate", "'high'", "a number"),
+        ("learning_rate", "True", "a number"),
+        ("learning_rate", "float('nan')", "a number"),
+        ("learning_rate", "10 ** 400", "a number"),
+        ("bias", "1", "True or False"),
+        ("bias", "'True'", "True or False"),
+        ("dataset", "5", "a name"),
+        ("wandb_project", "None", "a string"),
+        ("position", "'rotary'", "one of learned, rope"),
+        ("device", "7", "one of auto, cpu, cuda, tpu"),
+    ],
+)
+def test_a_wrong_type_in_a_config_file_says_what_was_expected(name, value, expected, config):
+    path = config(f"{name} = {value}\n")
+    text = error(path)
+    assert text.startswith(f"{path}: {name} is ") and f"expected {expected}" in text
+
+
+@pytest.mark.parametrize(
+    "argument, text",
+    [
+        ("--batch_size=abc", "--batch_size is 'abc', expected an integer, 1 or more"),
+        ("--batch_size=True", "--batch_size is True, expected an integer, 1 or more"),
+        ("--batch_size=1.5", "--batch_size is 1.5, expected an integer, 1 or more"),
+        ("--batch_size=", "--batch_size is '', expected an integer, 1 or more"),
+        ("--learning_rate=1e999", "--learning_rate is inf, expected a number above 0"),
+        ("--bias=yes", "--bias is 'yes', expected True or False"),
+        ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu"),
+        ("--init_from=nowhere", "--init_from is 'nowhere', expected one of scratch, resume, auto"),
+        ("--device=rocket", "--device is 'rocket', expected one of auto, cpu, cuda, tpu"),
+    ],
+)
+def test_a_wrong_type_on_the_command_line_says_what_was_expected(argument, text):
+    assert error(argument) == text
+
+
+@pytest.mark.parametrize(
+    "name, outside, at_the_edge",
+    [
+        ("out_dir", "", "o"),
+        ("dataset", "", "d"),
+        ("eval_interval", 0, 1),
+        ("log_interval", 0, 1),
+        ("eval_iters", 0, 1),
+        ("eval_iters", -2, -1),
+        ("keep_checkpoints", 0, 1),
+        ("seed", -1, 0),
+        ("seed", 2**32, 2**32 - 1),
+        ("gradient_accumulation_steps", 0, 1),
+        ("batch_size", 0, 1),
+        ("block_size", 0, 1),
+        ("n_layer", 0, 1),
+        ("n_head", 0, 1),
+        ("n_kv_head", 0, 1),
+        ("n_embd", 0, 1),
+        ("rope_theta", 0, 0.1),
+        ("dropout", 1, 0.99),
+        ("dropout", -0.1, 0),
+        ("learning_rate", 0, 1e-9),
+        ("max_iters", -1, 0),
+        ("weight_decay", -1, 0),
+        ("beta1", 1, 0),
+        ("beta2", 1, 0),
+        ("grad_clip", -1, 0),
+        ("warmup_iters", -1, 0),
+        ("lr_decay_iters", -1, 0),
+        ("min_lr", -1, 0),
+        ("unroll", -1, 0),
+    ],
+)
+def test_values_out_of_range_are_refused(name, outside, at_the_edge):
+    assert error(f"--{name}={outside}").startswith(f"--{name} is {outside!r}, expected ")
+    assert getattr(load([f"--{name}={at_the_edge}"]), name) == at_the_edge
+
+
+@pytest.mark.parametrize("argv", [["--overwrite"], ["--overwrite", "--seed=3"]])
+def test_a_key_without_a_value(argv):
+    assert "--overwrite needs a value" in error(*argv)
+
+
+@pytest.mark.parametrize("word", ["shakespeare", "-x", "-x.py", "batch_size=3"])
+def test_a_word_that_is_neither_a_config_file_nor_an_option(word):
+    assert error(word).startswith(f"{word}: expected a config file")
+
+
+def test_a_missing_config_file(tmp_path):
+    path = str(tmp_path / "nowhere.py")
+    assert error(path) == f"{path}: there is no such config file"
+
+
+@pytest.mark.parametrize(
+    "content, line, says",
+    [
+        ("batch_size = 1\nn_layer = = 2\n", 2, "invalid syntax"),
+        ("batch_size = 1\n\nn_layer = 1 // 0\n", 3, "ZeroDivisionError"),
+        ("def n():\n    raise ValueError('two\\nlines')\nn_layer = n()\n", 2, "ValueError: two lines"),
+        ("import nanojaxgpt_no_such_module\n", 1, "ModuleNotFoundError"),
+        ("raise SystemExit(1)\n", 1, "SystemExit"),
+    ],
+)
+def test_a_config_file_that_does_not_run_is_named_with_its_line(content, line, says, config):
+    path = config(content)
+    text = error(path)
+    assert text.startswith(f"{path}:{line}: ") and says in text
+
+
+def test_a_config_file_that_is_not_text(tmp_path):
+    path = tmp_path / "binary.py"
+    path.write_bytes(b"\xff\xfe\x00batch_size")
+    assert error(str(path)).startswith(str(path))
+
+
+# --- commands ---------------------------------------------------------------------------------------------
+
+
+def python(code, *argv):
+    return subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_help_lists_every_option_with_its_default_and_meaning():
+    done = python("from config.options import command, load; command(load)", "--help")
+    assert done.returncode == 0, done.stderr
+    words = " ".join(done.stdout.replace("│", " ").split())
+    for field in fields(Options):
+        _, found, after = words.partition(f" --{field.name} ")
+        entry = after.partition(" --")[0]
+        assert found, f"{field.name} is not in --help"
+        assert entry.endswith(f"(default: {field.default})") or f"(default: {field.default}) " in entry
+        assert len(entry.partition("(default:")[0].split()) >= 2, f"{field.name} has a type but no meaning"
+
+
+def test_a_user_error_is_one_line_and_status_2():
+    done = python("from config.options import command, load; command(load)", "--batchsize=1")
+    assert done.returncode == 2
+    assert done.stderr == "error: --batchsize is not an option; did you mean batch_size?\n"
+    assert done.stdout == ""
+
+
+def test_ctrl_c_ends_a_command_quietly_with_status_130(monkeypatch, capsys):
+    def interrupted(argv):
+        raise KeyboardInterrupt
+
+    with pytest.raises(SystemExit) as caught:
+        command(interrupted)
+    assert caught.value.code == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_options_are_read_without_importing_jax_or_numpy():
+    done = python(
+        "import sys; from config.options import load; load(['--batch_size=3']);"
+        "print(sorted({'jax', 'numpy', 'tyro'} & set(sys.modules)))"
+    )
+    assert done.stdout == "[]\n", done.stderr
+
+
+# --- the experiments in config/ ---------------------------------------------------------------------------
+
+
+def test_the_baby_gpt_has_nanogpts_hyperparameters():
+    options = asdict(load([str(ROOT / "config/train_shakespeare_char.py")]))
+    nanogpt = NANOGPT_DEFAULTS | {
+        "out_dir": "out-shakespeare-char",
+        "eval_interval": 250,
+        "log_interval": 10,
+        "always_save_checkpoint": False,
+        "wandb_project": "shakespeare-char",
+        "wandb_run_name": "mini-gpt",
+        "dataset": "shakespeare_char",
+        "gradient_accumulation_steps": 1,
+        "batch_size": 64,
+        "block_size": 256,
+        "n_layer": 6,
+        "n_head": 6,
+        "n_embd": 384,
+        "dropout": 0.2,
+        "learning_rate": 1e-3,
+        "max_iters": 5000,
+        "lr_decay_iters": 5000,
+        "min_lr": 1e-4,
+        "beta2": 0.99,
+        "warmup_iters": 100,
+    }
+    assert {name: options[name] for name in nanogpt} == nanogpt
+
+
+def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
+    baby = str(ROOT / "config/train_shakespeare_char.py")
+    readme = (
+        "--eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 "
+        "--n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0 --out_dir=out-shakespeare-char-cpu"
+    )
+    cpu = load([str(ROOT / "config/train_shakespeare_char_cpu.py")])
+    expected = load([baby, *readme.split()])
+    names = {"wandb_project": cpu.wandb_project, "wandb_run_name": cpu.wandb_run_name}
+    assert cpu == replace(expected, **names)
+
+
+def test_the_quickstart_trains_on_python_and_fits_a_cpu():
+    options = load([str(ROOT / "config/quickstart.py")])
+    assert (options.dataset, options.out_dir) == ("python_char", "out-quickstart")
+    assert options.max_iters * options.batch_size * options.block_size < 10_000_000

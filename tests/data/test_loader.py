@@ -1,0 +1,301 @@
+"""The loader: which batches it gives, and which data sets it refuses."""
+
+import json
+import pickle
+import textwrap
+
+import numpy as np
+import pytest
+
+from config.options import UserError
+from data import loader
+from data.loader import Batches, Meta, dataset_dir, load_meta, prepare_if_missing
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
+
+SYMBOLS = "".join(chr(0x4E00 + i) for i in range(1000))
+
+
+@pytest.fixture
+def dataset(tmp_path):
+    """103 train and 50 val tokens; the token at position p is p, so that a window shows where it starts."""
+    folder = tmp_path / "counting"
+    write_dataset(folder, np.arange(103), np.arange(50), CharTokenizer(SYMBOLS), "a test")
+    return folder
+
+
+@pytest.fixture
+def data_folder(tmp_path, monkeypatch):
+    """A data/ folder of its own for tests that look up names."""
+    monkeypatch.setattr(loader, "DATA", tmp_path / "data")
+    (tmp_path / "data").mkdir()
+    return tmp_path / "data"
+
+
+def batches(dataset, split="train", batch_size=4, block_size=8, seed=1, sampling="random"):
+    return Batches(str(dataset), split, batch_size, block_size, seed, sampling)
+
+
+def edit_meta(folder, **changes):
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | changes))
+
+
+# Batches
+
+
+@pytest.mark.parametrize("sampling", ["random", "epoch"])
+def test_targets_are_the_inputs_one_token_later(dataset, sampling):
+    draw = batches(dataset, sampling=sampling)
+    for i in range(20):
+        x, y = draw(i)
+        for array in (x, y):
+            assert array.shape == (4, 8) and array.dtype == np.int32 and array.flags.c_contiguous
+        np.testing.assert_array_equal(x, x[:, :1] + np.arange(8))
+        np.testing.assert_array_equal(y, x + 1)
+
+
+@pytest.mark.parametrize("sampling", ["random", "epoch"])
+def test_a_batch_depends_on_seed_split_and_i_and_on_nothing_else(dataset, sampling):
+    forwards, backwards = (batches(dataset, sampling=sampling) for _ in range(2))
+    there = [forwards(i)[0] for i in range(30)]
+    back = [backwards(i)[0] for i in reversed(range(30))][::-1]
+    np.testing.assert_array_equal(there, back)
+    assert len({x.tobytes() for x in there}) == 30
+    assert not np.array_equal(there, [batches(dataset, seed=2, sampling=sampling)(i)[0] for i in range(30)])
+
+
+def test_the_splits_are_read_from_their_own_files_in_their_own_order(tmp_path):
+    write_dataset(tmp_path, np.arange(50), np.arange(50, 100), CharTokenizer(SYMBOLS), "a test")
+    train, val = batches(tmp_path, "train")(0)[0], batches(tmp_path, "val")(0)[0]
+    assert train.max() < 50 <= val.min()
+    assert not np.array_equal(train, val - 50)
+
+
+def test_random_windows_start_anywhere_they_fit(dataset):
+    draw = batches(dataset, batch_size=64)
+    starts = {int(x[0]) for i in range(50) for x in draw(i)[0]}
+    assert starts == set(range(103 - 8))
+
+
+@pytest.mark.parametrize(
+    "batch_size", [1, 4, 5, 12, 30]
+)  # 12 windows: whole epochs, borders inside, several per batch
+def test_every_window_comes_once_per_epoch(dataset, batch_size):
+    draw = batches(dataset, batch_size=batch_size, sampling="epoch")
+    starts = np.concatenate([draw(i)[0][:, 0] for i in range(5 * 12)])
+    epochs = starts[: len(starts) // 12 * 12].reshape(-1, 12)
+    for epoch in epochs:
+        assert sorted(epoch) == list(range(0, 96, 8))
+    assert len({epoch.tobytes() for epoch in epochs}) > len(epochs) // 2  # shuffled anew
+    assert draw.epoch(0) == 0
+    assert draw.epoch(24) == pytest.approx(24 * batch_size / 12)
+
+
+def test_a_split_of_exactly_one_window(tmp_path):
+    write_dataset(tmp_path, np.arange(9), [0], CharTokenizer(SYMBOLS), "a test")
+    for sampling in ("random", "epoch"):
+        x, y = batches(tmp_path, sampling=sampling)(3)
+        np.testing.assert_array_equal(x, [list(range(8))] * 4)
+        np.testing.assert_array_equal(y, x + 1)
+
+
+@pytest.mark.parametrize("batch_size, n_batches", [(5, 3), (4, 3), (12, 1), (50, 1)])
+def test_the_whole_split_in_order_in_batches_of_one_shape(dataset, batch_size, n_batches):
+    seen = []
+    passed = list(batches(dataset, batch_size=batch_size).every_window())
+    for x, y, real in passed:
+        assert x.shape == y.shape == (batch_size, 8) and real.shape == (batch_size,) and real.dtype == bool
+        assert x.dtype == y.dtype == np.int32
+        np.testing.assert_array_equal(y[real], x[real] + 1)
+        assert not x[~real].any() and not y[~real].any()
+        seen.extend(x[real].ravel())
+    assert len(passed) == n_batches
+    assert seen == list(range(96))
+
+
+@pytest.mark.parametrize("n_tokens, n_windows", [(9, 1), (16, 1), (17, 2), (24, 2)])
+def test_the_last_window_needs_a_token_to_predict(tmp_path, n_tokens, n_windows):
+    write_dataset(tmp_path, np.arange(n_tokens), [0], CharTokenizer(SYMBOLS), "a test")
+    draw = batches(tmp_path, batch_size=1, sampling="epoch")
+    assert len(list(draw.every_window())) == n_windows
+    assert sorted(draw(i)[0][0, 0] for i in range(n_windows)) == list(range(0, 8 * n_windows, 8))
+
+
+def test_uint32_tokens(tmp_path):
+    symbols = "".join(chr(0x10000 + i) for i in range(70000))
+    write_dataset(tmp_path, np.arange(69980, 70000), [0], CharTokenizer(symbols), "a test")
+    x, y = batches(tmp_path)(0)
+    assert x.min() >= 69980 and y.max() <= 69999
+
+
+# Files that are refused
+
+
+def test_a_missing_split_is_named(dataset):
+    (dataset / "val.bin").unlink()
+    with pytest.raises(UserError, match=r"val\.bin"):
+        batches(dataset, "val")
+
+
+@pytest.mark.parametrize(
+    "damage, message",
+    [
+        (lambda content: b"", "empty"),
+        (lambda content: content[:-1], "whole number"),
+        (lambda content: content[:-2], "102 tokens where meta.json says 103"),
+        (lambda content: content + b"\0\0", "104 tokens where meta.json says 103"),
+        (lambda content: content[:-2] + b"\xe8\x03", "token id 1000 does not fit vocab_size 1000"),
+    ],
+)
+def test_a_damaged_bin_is_refused_at_open(dataset, damage, message):
+    path = dataset / "train.bin"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(UserError, match=message) as error:
+        batches(dataset)
+    assert str(path) in str(error.value)
+    batches(dataset, "val")  # the other split is still good
+
+
+def test_a_large_bin_is_checked_as_it_is_drawn(dataset, monkeypatch):
+    monkeypatch.setattr(loader, "CHECK_AT_OPEN", 100)
+    edit_meta(dataset, vocab_size=60)
+    draw = batches(dataset, batch_size=1, sampling="epoch")
+    outcomes = []
+    for i in range(12):
+        try:
+            outcomes.append(int(draw(i)[1].max()))
+        except UserError as error:
+            assert "train.bin" in str(error)
+            outcomes.append(None)
+    assert sorted(x for x in outcomes if x is not None) == [8, 16, 24, 32, 40, 48, 56]
+    with pytest.raises(UserError):
+        list(draw.every_window())
+
+
+def test_a_split_shorter_than_a_window_is_refused(dataset):
+    batches(dataset, block_size=102)
+    with pytest.raises(UserError, match="block_size"):
+        batches(dataset, block_size=103)
+
+
+# meta.json
+
+
+def test_meta_says_what_was_written(dataset):
+    assert load_meta(str(dataset)) == Meta(
+        1000, {"type": "char", "symbols": SYMBOLS}, "uint16", {"train": 103, "val": 50}
+    )
+
+
+def test_bins_without_meta_are_nanogpts(tmp_path, capsys):
+    np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
+    meta = load_meta(str(tmp_path))
+    assert meta == Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16", {})
+    assert batches(tmp_path)(0)[0].max() < 100
+    notice = capsys.readouterr().err
+    assert notice.count("\n") == 1 and "no meta.json" in notice
+
+
+def test_a_pickle_is_never_read(tmp_path):
+    opened = tmp_path / "opened"
+
+    class Bomb:
+        def __reduce__(self):
+            return (opened.touch, ())
+
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Bomb()))
+    np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
+    with pytest.raises(UserError, match=r"meta\.pkl.*prepare\.py"):
+        load_meta(str(tmp_path))
+    assert not opened.exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"format": 2},
+        {"vocab_size": "65"},
+        {"vocab_size": 0},
+        {"tokenizer": "char"},
+        {"dtype": "float32"},
+        {"counts": {"train": 3}},
+    ],
+)
+def test_a_wrong_entry_in_meta_is_refused(dataset, changes):
+    edit_meta(dataset, **changes)
+    with pytest.raises(UserError, match=r"meta\.json.*prepare\.py"):
+        load_meta(str(dataset))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"\xff"])
+def test_a_broken_meta_is_refused(dataset, content):
+    (dataset / "meta.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"meta\.json.*prepare\.py"):
+        batches(dataset)
+
+
+# Finding and preparing
+
+
+def test_a_data_set_is_a_name_or_a_path(data_folder, tmp_path, monkeypatch):
+    (data_folder / "named").mkdir()
+    (tmp_path / "elsewhere" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert dataset_dir("named") == data_folder / "named"
+    assert dataset_dir("mine").resolve() == tmp_path / "elsewhere" / "mine"
+    assert dataset_dir(str(tmp_path / "elsewhere")) == tmp_path / "elsewhere"
+    assert dataset_dir("neither") == data_folder / "neither"
+    (tmp_path / "elsewhere" / "named").mkdir()
+    assert dataset_dir("named") == data_folder / "named"
+
+
+PREPARE = """
+    from pathlib import Path
+    import numpy as np
+    from data.tokenizer import CharTokenizer
+    from data.writer import write_dataset
+    Path(__file__).with_name("executed").touch()
+    SMALL = {small}
+    def prepare(folder, source=None):
+        tokenizer = CharTokenizer("".join(map(chr, range(40))))
+        write_dataset(folder, np.arange(40), np.arange(20), tokenizer, "a test")
+"""
+
+
+def write_prepare(folder, small):
+    folder.mkdir()
+    (folder / "prepare.py").write_text(textwrap.dedent(PREPARE.format(small=small)))
+
+
+def test_a_small_data_set_is_prepared_once_and_says_so(data_folder, capsys):
+    write_prepare(data_folder / "tiny", small=True)
+    prepare_if_missing("tiny")
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "prepare.py" in said
+    assert batches("tiny")(0)[0].shape == (4, 8)
+    prepare_if_missing("tiny")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_large_data_set_is_not_prepared_unasked(data_folder):
+    write_prepare(data_folder / "huge", small=False)
+    with pytest.raises(UserError, match=r"python .*huge/prepare\.py"):
+        prepare_if_missing("huge")
+    assert not (data_folder / "huge" / "executed").exists()
+
+
+def test_an_unknown_data_set_names_the_nearest_and_lists_all(data_folder):
+    write_prepare(data_folder / "shakespeare_char", small=True)
+    write_prepare(data_folder / "openwebtext", small=False)
+    (data_folder / "not_a_data_set").mkdir()
+    with pytest.raises(UserError) as error:
+        prepare_if_missing("shakespear_char")
+    assert "did you mean shakespeare_char?" in str(error.value)
+    assert "there are openwebtext, shakespeare_char" in str(error.value)
+    assert "not_a_data_set" not in str(error.value)
+
+
+def test_a_folder_with_nothing_to_prepare_says_so(tmp_path):
+    with pytest.raises(UserError, match="neither train.bin nor prepare.py"):
+        prepare_if_missing(str(tmp_path))

@@ -1,0 +1,143 @@
+"""Each data set's prepare.py: what it keeps of its source, how it splits, and what it says when it cannot."""
+
+import importlib
+import json
+import string
+import subprocess
+import sys
+import sysconfig
+import urllib.error
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from config.options import UserError
+from data.tokenizer import from_json
+
+ROOT = Path(__file__).resolve().parents[2]
+python_char = importlib.import_module("data.python_char.prepare")
+shakespeare_char = importlib.import_module("data.shakespeare_char.prepare")
+
+
+def read(folder):
+    """(meta, train ids, val ids) as they are on disk."""
+    meta = json.loads((folder / "meta.json").read_text())
+    return meta, *(np.fromfile(folder / f"{split}.bin", "<u2") for split in ("train", "val"))
+
+
+def text_of(folder):
+    meta, train, val = read(folder)
+    return from_json(meta["tokenizer"]).decode(np.concatenate([train, val]))
+
+
+def test_python_keeps_printable_ascii_in_the_order_of_file_names(tmp_path, capsys):
+    source = tmp_path / "source"
+    (source / "package").mkdir(parents=True)
+    (source / "b.py").write_text("\tb = 'é'\f\n", encoding="utf-8")
+    (source / "a.py").write_text("a = 1\n")
+    (source / "c.txt").write_text("not python")
+    (source / "package" / "d.py").write_text("not at the top")
+    python_char.prepare(tmp_path / "set", str(source))
+    assert text_of(tmp_path / "set") == "a = 1\n    b = ''\n"
+    meta, train, val = read(tmp_path / "set")
+    assert meta["vocab_size"] == 96
+    assert meta["tokenizer"]["symbols"] == "\n" + "".join(sorted(set(string.printable) - set("\n\t\r\v\f")))
+    assert (len(train), len(val)) == (15, 2)
+    printed = capsys.readouterr().out
+    assert (
+        "2 files" in printed
+        and "17 characters (2 dropped)" in printed
+        and "15 train and 2 validation" in printed
+    )
+
+
+def test_python_prepares_the_standard_library_the_same_way_twice(tmp_path):
+    for name in ("one", "two"):
+        python_char.prepare(tmp_path / name)
+    one, two = (
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir()} for name in ("one", "two")
+    )
+    assert one == two
+    assert len(one) == 3
+    text = text_of(tmp_path / "one")
+    assert len(text) > 1_000_000
+    first = min(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.name)
+    assert text.startswith(first.read_text(encoding="utf-8")[:20])
+
+
+def test_python_without_python_files_says_what_to_give(tmp_path):
+    with pytest.raises(UserError, match="--source"):
+        python_char.prepare(tmp_path, str(tmp_path))
+
+
+def test_shakespeare_is_split_as_nanogpt_does(tmp_path, capsys):
+    symbols = "\n !$&',-.3:;?" + string.ascii_uppercase + string.ascii_lowercase
+    text = (symbols * 17160)[:1_115_394]
+    (tmp_path / "input.txt").write_text(text)
+    shakespeare_char.prepare(tmp_path / "set", str(tmp_path / "input.txt"))
+    meta, train, val = read(tmp_path / "set")
+    assert meta["vocab_size"] == 65
+    assert meta["tokenizer"] == {"type": "char", "symbols": symbols}
+    assert (len(train), len(val)) == (1_003_854, 111_540)
+    assert text_of(tmp_path / "set") == text
+    assert "1,003,854 train and 111,540 validation" in capsys.readouterr().out
+
+
+def test_another_text_is_prepared_with_a_notice(tmp_path, capsys):
+    (tmp_path / "mine.txt").write_text("zebra à la carte", encoding="utf-8")
+    shakespeare_char.prepare(tmp_path / "set", str(tmp_path / "mine.txt"))
+    assert text_of(tmp_path / "set") == "zebra à la carte"
+    assert read(tmp_path / "set")[0]["tokenizer"]["symbols"] == "".join(sorted(set("zebra à la carte")))
+    notice = capsys.readouterr().err
+    assert notice.count("\n") == 1 and "not tiny Shakespeare" in notice
+
+
+def test_a_url_is_a_source_too(tmp_path, monkeypatch):
+    (tmp_path / "input.txt").write_text("from a server")
+    opened, urlopen = [], shakespeare_char.urllib.request.urlopen
+
+    def local(url, timeout):
+        opened.append(url)
+        return urlopen((tmp_path / "input.txt").as_uri())
+
+    monkeypatch.setattr(shakespeare_char.urllib.request, "urlopen", local)
+    shakespeare_char.prepare(tmp_path / "set", "https://example.org/input.txt")
+    assert opened == ["https://example.org/input.txt"]
+    assert text_of(tmp_path / "set") == "from a server"
+
+    with pytest.raises(
+        UserError, match="sha256 differs"
+    ):  # what is downloaded by default must be the real one
+        shakespeare_char.prepare(tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("error", [urllib.error.URLError("no route to host"), TimeoutError("timed out")])
+def test_offline_shakespeare_says_what_to_do(tmp_path, monkeypatch, error):
+    def offline(url, timeout):
+        raise error
+
+    monkeypatch.setattr(shakespeare_char.urllib.request, "urlopen", offline)
+    with pytest.raises(UserError) as caught:
+        shakespeare_char.prepare(tmp_path / "set")
+    assert "--source=<path>" in str(caught.value)
+    assert "config/quickstart.py" in str(caught.value)
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff\xfe\x00"])
+def test_a_text_that_cannot_be_prepared_is_named(tmp_path, content):
+    (tmp_path / "bad.txt").write_bytes(content)
+    with pytest.raises(UserError, match=r"bad\.txt"):
+        shakespeare_char.prepare(tmp_path / "set", str(tmp_path / "bad.txt"))
+    assert not (tmp_path / "set").exists()
+
+
+@pytest.mark.parametrize("name", ["python_char", "shakespeare_char"])
+def test_the_command_ends_in_one_line(tmp_path, name):
+    missing = str(tmp_path / "missing")
+    command = [sys.executable, str(ROOT / "data" / name / "prepare.py"), f"--source={missing}"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert missing in done.stderr and done.stderr.count("\n") == 1
