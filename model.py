@@ -44,7 +44,7 @@ class GPTConfig:
     dropout: float = 0.0
     # These change how the model is computed, not what it is.
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the operands of matrix products
-    attention: Literal["auto", "einsum", "cudnn"] = "auto"
+    attention: Literal["einsum", "cudnn"] = "einsum"  # without dropout; einsum is used with it
     unroll: int = 0  # layers unrolled in the scan over layers; 0: all
 
     def __post_init__(self):
@@ -120,7 +120,7 @@ class GPT(eqx.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits, float32, of features."""
-        return _matmul("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
+        return contract("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
 
     def extend(self, tokens: Int[Array, "B T"], cache: "Cache") -> tuple[Float[Array, "B T D"], "Cache"]:
         """Features of tokens that follow those in the cache, and the cache with theirs added.
@@ -302,10 +302,11 @@ def matmul(x: Float[Array, "B T i"], w: Float[Array, "i o"], dtype: str) -> Floa
     weight gradient and fuses all that led to x into it. Contracting B and T as two axes avoids that, and is
     the form that XLA's CPU library takes for bfloat16. The weight gradient is summed in float32.
     """
-    return _matmul("btd,df->btf", x, w, dtype)
+    return contract("btd,df->btf", x, w, dtype)
 
 
-def _matmul(subscripts, a, b, dtype, out=None):
+def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array:
+    """`einsum` of two arrays, operands in `dtype`, the sum in float32, the result in `out`."""
     # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
     out = out or (jnp.float32 if jax.default_backend() == "cpu" else dtype)
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=out)
@@ -317,8 +318,8 @@ def _matmul_forward(x, w, dtype):
 
 def _matmul_backward(dtype, saved, dy):
     x, w = saved
-    dx = _matmul("btf,df->btd", dy, w, dtype).astype(x.dtype)
-    dw = _matmul("btd,btf->df", x, dy, dtype, out=jnp.float32)
+    dx = contract("btf,df->btd", dy, w, dtype).astype(x.dtype)
+    dw = contract("btd,btf->df", x, dy, dtype, out=jnp.float32)
     return dx, dw
 
 
@@ -328,16 +329,22 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None):
     """softmax(q k^T / sqrt(C)) v, where query i may read keys 0 to start + i.
 
-    q is (B, H, T, C), k and v are (B, K, S, C); returns (B, H, T, C).
+    q is (B, H, T, C), k and v are (B, K, S, C); returns (B, H, T, C). With a `key`, the weights are dropped
+    out. Without dropout or a cache, an NVIDIA GPU runs cuDNN's fused kernel, which never holds the T x T weights.
     """
     B, H, T, C = q.shape
     K, S = k.shape[1:3]
+    plain = isinstance(start, int) and (key is None or config.dropout == 0)
+    if plain and config.attention == "cudnn":
+        q, k, v = (x.swapaxes(1, 2).astype(config.dtype) for x in (q, k, v))  # the kernel takes (B, T, H, C)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
+        return y.swapaxes(1, 2)
     q = q.reshape(B, K, H // K, T, C)  # the G = H / K queries that share a key
-    scores = _matmul("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
+    scores = contract("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
     readable = jnp.arange(S) <= start + jnp.arange(T)[:, None]  # (T, S)
     weights = jax.nn.softmax(jnp.where(readable, scores, -jnp.inf))
     weights = dropout(weights, config.dropout, key)
-    y = _matmul("bkgts,bksc->bkgtc", weights, v, config.dtype)
+    y = contract("bkgts,bksc->bkgtc", weights, v, config.dtype)
     return y.reshape(B, H, T, C)
 
 

@@ -1,0 +1,84 @@
+"""The loss: cross entropy between what the head predicts and the next tokens.
+
+The (B, T, V) logits are the largest array of a small model's step: for GPT-2's 50,257 tokens and a batch of
+12 x 1024 they are 2.5 GB. So they are made a chunk of T at a time, and never all at once. The gradient is
+formed while a chunk's logits are at hand, so that the backward pass need not compute them a second time,
+which for GPT-2 124M would be a tenth of the step's arithmetic.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from model import contract
+
+MAX_LOGITS = 2**26  # at once; in float32, 256 MiB
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def cross_entropy(
+    x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], dtype: str
+) -> Float[Array, ""]:
+    """Mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
+
+    `x` is what the head reads (`GPT.features`), `dtype` that of the matrix products' operands. Targets below 0
+    are left out; with none left the loss is 0.
+    """
+
+    def add(total, chunk):
+        logits = contract("btd,vd->btv", chunk[0], head, dtype, out=jnp.float32)
+        return total + nll(logits, chunk[1]).sum(), None
+
+    total, _ = lax.scan(add, jnp.zeros(()), chunks(x, targets, len(head)))
+    return total / count(targets)
+
+
+def _forward(x, head, targets, dtype):
+    def add(carry, chunk):
+        total, dhead = carry
+        x, targets = chunk
+        logits = contract("btd,vd->btv", x, head, dtype, out=jnp.float32)  # (B, T / n, V)
+        dlogits = jax.nn.softmax(logits) - is_target(logits, targets)
+        dlogits *= (targets >= 0)[..., None] / count(all_targets)
+        dx = contract("btv,vd->btd", dlogits, head, dtype).astype(x.dtype)
+        dhead += contract("btv,btd->vd", dlogits, x, dtype, out=jnp.float32)
+        return (total + nll(logits, targets).sum(), dhead), dx
+
+    all_targets = targets
+    start = (jnp.zeros(()), jnp.zeros(head.shape))
+    (total, dhead), dx = lax.scan(add, start, chunks(x, targets, len(head)))
+    dx = dx.swapaxes(0, 1).reshape(x.shape)  # (n, B, T / n, D) -> (B, T, D)
+    return total / count(targets), (dx, dhead)
+
+
+def _backward(dtype, gradients, dloss):
+    dx, dhead = gradients
+    return (dloss * dx).astype(dx.dtype), dloss * dhead, None
+
+
+cross_entropy.defvjp(_forward, _backward)
+
+
+def chunks(x, targets, V):
+    """x and targets in n parts of T, on a new leading axis: as few as keep a part's logits to MAX_LOGITS."""
+    B, T, D = x.shape
+    n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * MAX_LOGITS or n == T))
+    return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
+
+
+def nll(logits, targets):
+    """-log softmax(logits)[target]; 0 where the target is below 0."""
+    label = jnp.where(is_target(logits, targets), logits, 0).sum(-1)
+    return jnp.where(targets >= 0, jax.nn.logsumexp(logits, -1) - label, 0)
+
+
+def is_target(logits, targets):
+    """(B, T, V), True at the target. A mask and no gather: it stays where the logits are if V is sharded."""
+    return lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
+
+
+def count(targets):
+    return jnp.maximum((targets >= 0).sum(), 1)
