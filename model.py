@@ -330,7 +330,7 @@ def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None
     """softmax(q k^T / sqrt(C)) v, where query i may read keys 0 to start + i.
 
     q is (B, H, T, C), k and v are (B, K, S, C); returns (B, H, T, C). With a `key`, the weights are dropped
-    out. Without dropout or a cache, an NVIDIA GPU runs cuDNN's fused kernel, which never holds the T x T weights.
+    out. Without dropout or a cache, cuDNN's fused kernel may run, which never holds the T x T weights.
     """
     B, H, T, C = q.shape
     K, S = k.shape[1:3]

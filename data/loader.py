@@ -168,16 +168,19 @@ class Batches:
         """How many times the batches before batch i went through the split (on average, when random)."""
         return i * self.batch_size / self.n_windows
 
-    def every_window(self) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """The whole split in order, each window once: x, y int32 (B, T), and bool (B,), True for a window.
+    def every_window(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The whole split in order, each token the target once: x, y, int32 (B, T).
 
-        The last batch is filled up with rows of zeros, which are False there, so that all have one shape.
+        What is left over in the last batch is filled up, with -1 as its targets, so that all have one shape.
         """
-        for first in range(0, self.n_windows, self.batch_size):
-            real = np.arange(first, first + self.batch_size) < self.n_windows
-            filled = np.zeros((2, self.batch_size, self.block_size), np.int32)
-            filled[:, real] = self._windows(np.arange(first, first + real.sum()) * self.block_size)
-            yield filled[0], filled[1], real
+        B, T = self.batch_size, self.block_size
+        for first in range(0, len(self.tokens) - 1, B * T):
+            tokens = self.tokens[first : first + B * T + 1]
+            x, y = np.zeros(B * T, np.int32), np.full(B * T, -1, np.int32)
+            x[: len(tokens) - 1], y[: len(tokens) - 1] = tokens[:-1], tokens[1:]
+            if self.check_draws:
+                self._check(tokens)
+            yield x.reshape(B, T), y.reshape(B, T)
 
     def _random_starts(self, i: int) -> np.ndarray:
         # A generator per batch costs 7 microseconds (a bare Philox with an explicit key costs the same).

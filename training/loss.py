@@ -24,8 +24,8 @@ def cross_entropy(
 ) -> Float[Array, ""]:
     """Mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
 
-    `x` is what the head reads (`GPT.features`), `dtype` that of the matrix products' operands. Targets below 0
-    are left out; with none left the loss is 0.
+    `x` is what the head reads (`GPT.features`), `dtype` that of the matrix products' operands. Targets below
+    0 are left out; with none left the loss is 0.
     """
 
     def add(total, chunk):

@@ -1,4 +1,4 @@
-"""AdamW as nanoGPT sets it up: a cosine schedule after a warmup, clipping, and weight decay on matrices only."""
+"""AdamW as nanoGPT sets it up: warmup and a cosine, clipping, and weight decay on matrices only."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""One step of training: loss, gradients, update. Compiled once; the state's memory is reused from step to step.
+"""One step of training: loss, gradients, update. Compiled once, and the state's memory is used again.
 
     state = create_state(config, options)
     step = compile_step(state, options)
@@ -51,7 +51,7 @@ def model_config(options: Options, vocab_size: int) -> GPTConfig:
         raise UserError(str(error)) from None
 
 
-SHAPE = (  # the options that fix which arrays a model has and what they mean; a resumed run must agree on them
+SHAPE = (  # the options that say which arrays a model has and what they mean; a resumed run agrees on them
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "position", "rope_theta"),
     *("norm", "mlp", "bias", "qk_norm", "tie_embeddings"),
 )

@@ -1,0 +1,192 @@
+"""Train a GPT.
+
+    python train.py config/quickstart.py                        every option: python train.py --help
+    python train.py config/quickstart.py --batch_size=32        --key=value goes over the config file
+    python train.py --out_dir=out-quickstart --init_from=resume     goes on where a run stopped
+
+Ctrl-C and SIGTERM save a checkpoint and end the run with status 0. A resumed run's weights are, to the bit,
+those of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
+"""
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+
+from config.options import Options, UserError, command, load
+from data.loader import Batches, load_meta, prepare_if_missing
+from model import GPT
+from training.checkpoint import Checkpoints, Manifest
+from training.metrics import Metrics, write_whole
+from training.step import (
+    TrainState,
+    compile_loss,
+    compile_step,
+    create_state,
+    model_config,
+    reuse_freed_memory,
+)
+
+
+def main(argv: list[str]) -> None:
+    options = load(argv)
+    choose_device(options.device)
+    reuse_freed_memory()
+    prepare_if_missing(options.dataset)
+    meta = load_meta(options.dataset)
+    config = model_config(options, meta.vocab_size)
+    batches = StepBatches(options)
+    manifest = Manifest(options, meta.vocab_size, meta.tokenizer, best_val_loss=None)
+
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints)
+    resume_at = where_to_resume(options, checkpoints)
+    if resume_at is not None:
+        manifest = manifest.after(checkpoints.manifest(resume_at), checkpoints.folder / str(resume_at))
+    state = create_state(config, options)
+    print(
+        f"{sum(x.size for x in jax.tree.leaves(state.model)):,} parameters on {jax.devices()[0].device_kind}"
+    )
+    if resume_at is not None:
+        state = checkpoints.restore(resume_at, state)
+        print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
+    evaluate = make_evaluate(options, state.model)
+    if options.eval_only:
+        print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
+        return
+
+    write_whole(Path(options.out_dir) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
+    metrics = Metrics(options, start=resume_at or 0)
+    try:
+        with stop_signals() as stop_asked:
+            train(options, state, batches, evaluate, checkpoints, manifest, metrics, stop_asked)
+    finally:
+        metrics.close()
+    print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
+    print(f"sample from it: python sample.py --out_dir={options.out_dir}")
+
+
+def train(
+    options: Options,
+    state: TrainState,
+    batches: "StepBatches",
+    evaluate: Callable[[GPT], dict[str, float]],
+    checkpoints: Checkpoints,
+    manifest: Manifest,
+    metrics: Metrics,
+    stop_asked: Callable[[], bool],
+) -> None:
+    """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
+    step = compile_step(state, options)
+    for i in range(int(state.step), options.max_iters + 1):
+        if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
+            metrics.catch_up()
+            losses = evaluate(state.model)
+            metrics.evaluation(i, losses)
+            manifest, improved = manifest.scored(losses["val"])
+            if i > 0 and (improved or options.always_save_checkpoint):
+                checkpoints.save(state, manifest, losses["val"])
+        if i == options.max_iters or stop_asked():
+            break
+        state, report = step(state, *batches(i))
+        metrics.step(i, report, batches.epoch(i))  # reads the report of step i - 1, while step i runs
+
+    metrics.catch_up()
+    if stop_asked() and checkpoints.latest() != i:
+        checkpoints.save(state, manifest)
+        metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
+    checkpoints.wait()
+
+
+class StepBatches:
+    """The batches of each step: `batches(i)` is x and y of step i, int32 (A, B, T), A microbatches."""
+
+    def __init__(self, options: Options):
+        self.shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
+        A, B, T = self.shape
+        self.rows = Batches(options.dataset, "train", A * B, T, options.seed, options.sampling)
+        self.epochs = options.sampling == "epoch"
+
+    def __call__(self, i: int):
+        return tuple(rows.reshape(self.shape) for rows in self.rows(i))
+
+    def epoch(self, i: int) -> float | None:
+        """How many times the steps before i went through the data; None for random windows."""
+        return self.rows.epoch(i) if self.epochs else None
+
+
+def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, float]]:
+    """A function from a model to its mean loss on each split, over `eval_iters` batches or the whole split.
+
+    The random batches are the same at each evaluation, so that its losses differ by the model alone.
+    """
+    B, T, n = options.batch_size, options.block_size, options.eval_iters
+    splits = {
+        split: Batches(options.dataset, split, B, T, seed=options.seed + 1) for split in ("train", "val")
+    }
+    compiled = compile_loss(model, options)
+
+    def evaluate(model: GPT) -> dict[str, float]:
+        return {split: mean_over(model, batches) for split, batches in splits.items()}
+
+    def mean_over(model: GPT, batches: Batches) -> float:
+        drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
+        losses = [(compiled(model, x, y), (y >= 0).sum()) for x, y in drawn]
+        return float(sum(float(loss) * tokens for loss, tokens in losses) / sum(t for _, t in losses))
+
+    return evaluate
+
+
+def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
+    """The iteration to go on from, or None to start from scratch. No run's checkpoints are lost unasked."""
+    latest = checkpoints.latest()
+    if options.init_from == "resume" and latest is None:
+        raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
+    if options.init_from != "scratch":
+        return latest
+    if latest is not None and not options.eval_only:
+        if not options.overwrite:
+            raise UserError(
+                f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
+                "choose another --out_dir, or lose it with --overwrite=True"
+            )
+        checkpoints.delete_all()
+    return None
+
+
+def choose_device(device: str) -> None:
+    if device == "auto":
+        return
+    jax.config.update("jax_platforms", device)
+    try:
+        jax.devices()
+    except RuntimeError:
+        raise UserError(
+            f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
+        ) from None
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Within, SIGINT and SIGTERM only make the function yielded true; a second one ends the run at once."""
+    received = []
+
+    def receive(number, frame):
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+        print("\nstopping after this step: a checkpoint is saved", file=sys.stderr)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    command(main)
