@@ -22,8 +22,9 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
 from types import ModuleType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 
 class UserError(Exception):
@@ -40,6 +41,9 @@ def command(main: Callable[[list[str]], None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # the reader of our output is gone, as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
+        sys.exit(141)
     except KeyboardInterrupt:
         sys.exit(130)  # what a shell expects after Ctrl-C; training handles its own and saves first
 
@@ -64,6 +68,9 @@ Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1",
 @dataclass(frozen=True)
 class Options:
     """Every option of train.py. The comment behind a field is its text in `--help`."""
+
+    program: ClassVar[str] = "train.py"
+    purpose: ClassVar[str] = "Train a GPT."
 
     # output and evaluation
     out_dir: Name = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
@@ -128,27 +135,42 @@ class Options:
         """Options from `to_json`'s values, the rest at their defaults; errors begin with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        return cls(**{name: checked(name, value, f"{origin}: ") for name, value in values.items()})
+        return cls(**{name: checked(name, value, f"{origin}: ", cls) for name, value in values.items()})
 
 
-TYPES = get_type_hints(Options, include_extras=True)
-DEFAULTS = {field.name: field.default for field in fields(Options)}
 # These say what one command does, or where; a resumed run does not take them over from its options.json.
 NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only")
 
 
 def load(argv: list[str]) -> Options:
     """The options of a command line, or `UserError`. `--help` prints them all and exits."""
-    if "--help" in argv or "-h" in argv:
-        show_help()
-    files, arguments = split(argv)
-    given = {name: (f"{path}: ", value) for path in files for name, value in run_config(path).items()}
-    given |= {name: ("--", value) for name, value in arguments.items()}
-    values = {name: checked(name, translated(name, value), origin) for name, (origin, value) in given.items()}
+    values = given(argv, Options)
     options = replace(starting_point(values), **values)
     if options.overwrite and options.init_from != "scratch":
         raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
     return options
+
+
+def given(argv: list[str], cls: type) -> dict[str, Any]:
+    """What a command line and its config files set of the options of `cls`, checked. `--help` exits.
+
+    `cls` is a frozen dataclass such as `Options`: another command has its own, with its `program` and `purpose`.
+    """
+    if "--help" in argv or "-h" in argv:
+        show_help(cls)
+    files, arguments = split(argv, cls)
+    found = {name: (f"{path}: ", value) for path in files for name, value in run_config(path, cls).items()}
+    found |= {name: ("--", value) for name, value in arguments.items()}
+    return {
+        name: checked(name, translated(name, value), origin, cls) for name, (origin, value) in found.items()
+    }
+
+
+@cache
+def types(cls: type) -> dict[str, Any]:
+    """The type of each option of `cls`."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 def read(path: str) -> Options:
@@ -163,25 +185,26 @@ def read(path: str) -> Options:
 
 def starting_point(values: dict[str, Any]) -> Options:
     """The options that `values` are laid over: those of the run to go on with, or else the defaults."""
-    path = os.path.join(values.get("out_dir", DEFAULTS["out_dir"]), "options.json")
-    if values.get("init_from", DEFAULTS["init_from"]) == "scratch" or not os.path.exists(path):
+    path = os.path.join(values.get("out_dir", Options.out_dir), "options.json")
+    if values.get("init_from", Options.init_from) == "scratch" or not os.path.exists(path):
         return Options()
-    return replace(read(path), **{name: DEFAULTS[name] for name in NOT_RESUMED})
+    return replace(read(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
 
 
-def split(argv: list[str]) -> tuple[list[str], dict[str, Any]]:
+def split(argv: list[str], cls: type) -> tuple[list[str], dict[str, Any]]:
     """The config files, and the values by option name, of a command line."""
     files, arguments = [], {}
     words = iter(argv)
     for word in words:
         if word.startswith("--"):
             key, equals, text = word[2:].partition("=")
-            name = known(key.replace("-", "_"), "--")
+            name = known(key.replace("-", "_"), "--", cls)
+            default = getattr(cls, name)
             if not equals:
                 text = next(words, "--")
                 if text.startswith("--"):  # the next option, or the end
-                    raise UserError(f"--{key} needs a value, as in --{key}={DEFAULTS[name]}")
-            arguments[name] = text if isinstance(DEFAULTS[name], str) else literal(text)
+                    raise UserError(f"--{key} needs a value, as in --{key}={default}")
+            arguments[name] = text if isinstance(default, str) else literal(text)
         elif word.endswith(".py") and not word.startswith("-"):
             files.append(word)
         else:
@@ -197,7 +220,7 @@ def literal(text: str) -> Any:
         return text
 
 
-def run_config(path: str) -> dict[str, Any]:
+def run_config(path: str, cls: type) -> dict[str, Any]:
     """Run a config file; its public names and values, but for modules, functions and classes."""
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
@@ -212,7 +235,7 @@ def run_config(path: str) -> dict[str, Any]:
     return {
         name: value
         for name, value in names.items()
-        if name in TYPES or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
+        if name in types(cls) or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
     }
 
 
@@ -237,18 +260,18 @@ def translated(name: str, value: Any) -> Any:
     return becomes
 
 
-def known(name: str, origin: str) -> str:
-    """`name`, if it is an option; `origin` is what stands before it in an error."""
-    if name not in TYPES:
-        nearest = difflib.get_close_matches(name, TYPES, n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else "python train.py --help lists them all"
+def known(name: str, origin: str, cls: type) -> str:
+    """`name`, if it is an option of `cls`; `origin` is what stands before it in an error."""
+    if name not in types(cls):
+        nearest = difflib.get_close_matches(name, types(cls), n=1)
+        advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
         raise UserError(f"{origin}{name} is not an option; {advice}")
     return name
 
 
-def checked(name: str, value: Any, origin: str) -> Any:
-    """`value` as option `name` holds it; `origin` is what stands before the name in an error."""
-    kind = TYPES[known(name, origin)]
+def checked(name: str, value: Any, origin: str, cls: type) -> Any:
+    """`value` as option `name` of `cls` holds it; `origin` is what stands before the name in an error."""
+    kind = types(cls)[known(name, origin, cls)]
     try:
         return conform(value, kind)
     except ValueError as error:
@@ -289,14 +312,14 @@ def in_words(kind: Any) -> str:
     return {bool: "True or False", str: "a string"}[kind]
 
 
-def show_help() -> None:
+def show_help(cls: type) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
     import tyro  # here, because it takes longer to import than everything else does to run
 
     tyro.cli(
-        Options,
-        prog="python train.py [CONFIG.py ...]",
-        description="Train a GPT. A config file sets options; --key=value sets one over it.",
+        cls,
+        prog=f"python {cls.program} [CONFIG.py ...]",
+        description=f"{cls.purpose} A config file sets options; --key=value sets one over it.",
         args=["--help"],
         config=(tyro.conf.FlagConversionOff,),
         use_underscores=True,
