@@ -15,13 +15,14 @@ products take their operands in `GPTConfig.dtype`; norms, softmax and rotations 
 import math
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 
 @dataclass(frozen=True)
@@ -115,55 +116,64 @@ class GPT(eqx.Module):
         self, tokens: Int[Array, "B T"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T D"]:
         """What the head reads. The loss takes these, so as not to hold all the logits at once."""
-        x, _ = self._run(tokens, None, key)
-        return x
+        embed_key, blocks_key = split(key)
+        x = dropout(self.embed(tokens, 0), self.config.dropout, embed_key)
+        L = self.config.n_layer
+        layer_keys = None if key is None else jax.random.split(blocks_key, L)
+
+        def layer(x, per_layer):
+            block, key = per_layer
+            return block(x, key=key)
+
+        x, _ = lax.scan(layer, x, (self.blocks, layer_keys), unroll=self.config.unroll or L)
+        return self.ln_f(x)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits, float32, of features."""
         return contract("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
 
-    def extend(self, tokens: Int[Array, "B T"], cache: "Cache") -> tuple[Float[Array, "B T D"], "Cache"]:
+    def extend(
+        self, tokens: Int[Array, "B T"], cache: "Cache", layers: list["Block"]
+    ) -> tuple[Float[Array, "B T D"], "Cache"]:
         """Features of tokens that follow those in the cache, and the cache with theirs added.
 
-        The caller sees to it that they fit: `cache.length` + T <= S.
+        The caller sees to it that they fit, `cache.length` + T <= S, and takes the `layers()` apart before:
+        doing it for each token would copy all the weights each time, and take as long as the token itself.
         """
-        return self._run(tokens, cache, None)
+        x, kv = self.embed(tokens, cache.length), []
+        for block, layer_kv in zip(layers, cache.kv, strict=True):
+            x, layer_kv = block(x, kv=layer_kv, start=cache.length)
+            kv.append(layer_kv)
+        return self.ln_f(x), Cache(kv, cache.length + tokens.shape[1])
+
+    def layers(self) -> list["Block"]:
+        """Copies of the blocks, one by one."""
+        return [jax.tree.map(itemgetter(i), self.blocks) for i in range(self.config.n_layer)]
+
+    def embed(self, tokens: Int[Array, "B T"], start) -> Float[Array, "B T D"]:
+        """The residual stream of tokens at positions `start` and on, before the first block."""
+        x = self.wte[tokens]
+        if self.wpe is not None:
+            x = x + lax.dynamic_slice_in_dim(self.wpe, start, tokens.shape[1])
+        return x
 
     @property
     def head(self) -> Float[Array, "V D"]:
         return self.wte if self.lm_head is None else self.lm_head
 
-    def _run(self, tokens, cache, key):
-        start = 0 if cache is None else cache.length
-        L, T = self.config.n_layer, tokens.shape[1]
-        embed_key, blocks_key = split(key)
-        x = self.wte[tokens]  # (B, T, D)
-        if self.wpe is not None:
-            x = x + lax.dynamic_slice_in_dim(self.wpe, start, T)
-        x = dropout(x, self.config.dropout, embed_key)
-
-        def layer(x, per_layer):
-            block, kv, key = per_layer
-            return block(x, kv=kv, start=start, key=key)
-
-        kv = None if cache is None else cache.kv
-        layer_keys = None if key is None else jax.random.split(blocks_key, L)
-        x, kv = lax.scan(layer, x, (self.blocks, kv, layer_keys), unroll=self.config.unroll or L)
-        return self.ln_f(x), None if cache is None else Cache(kv, start + T)
-
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far, of all layers, so that a new token costs one token's work."""
+    """Keys and values of the tokens so far, so that a new token costs one token's work."""
 
-    kv: tuple[Float[Array, "L B K S C"], Float[Array, "L B K S C"]]
-    length: Int[Array, ""] | int  # how many of the S places are filled
+    kv: list[tuple[Float[Array, "B K S C"], Float[Array, "B K S C"]]]  # of each layer
+    length: Int[Array, ""]  # how many of the S places are filled
 
     @classmethod
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
         """A cache for `batch_size` sequences of up to block_size tokens."""
-        shape = (config.n_layer, batch_size, config.kv_heads, config.block_size, config.head_size)
-        k, v = jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)
-        return cls((k, v), jnp.zeros((), jnp.int32))
+        shape = (batch_size, config.kv_heads, config.block_size, config.head_size)
+        kv = [(jnp.zeros(shape, config.dtype), jnp.zeros(shape, config.dtype)) for _ in range(config.n_layer)]
+        return cls(kv, jnp.zeros((), jnp.int32))
 
 
 class Block(eqx.Module):
@@ -372,7 +382,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
 
 
-def split(key: PRNGKeyArray | None) -> PRNGKeyArray | tuple[None, None]:
+def split(key: PRNGKeyArray | None) -> Shaped[PRNGKeyArray, "2"] | tuple[None, None]:
     """Two keys from one. Without a key there is no dropout, anywhere below."""
     return (None, None) if key is None else jax.random.split(key)
 

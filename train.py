@@ -58,6 +58,8 @@ def main(argv: list[str]) -> None:
         print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
         return
 
+    if options.overwrite:
+        checkpoints.delete_all()
     write_whole(Path(options.out_dir) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
     metrics = Metrics(options, start=resume_at or 0)
     try:
@@ -65,6 +67,9 @@ def main(argv: list[str]) -> None:
             train(options, state, batches, evaluate, checkpoints, manifest, metrics, stop_asked)
     finally:
         metrics.close()
+    if checkpoints.latest() is None:
+        print("no checkpoint was saved: the validation loss never improved")
+        return
     print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
     print(f"sample from it: python sample.py --out_dir={options.out_dir}")
 
@@ -95,8 +100,9 @@ def train(
         metrics.step(i, report, batches.epoch(i))  # reads the report of step i - 1, while step i runs
 
     metrics.catch_up()
-    if stop_asked() and checkpoints.latest() != i:
-        checkpoints.save(state, manifest)
+    if stop_asked():
+        if checkpoints.latest() != i:
+            checkpoints.save(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
 
@@ -147,13 +153,11 @@ def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
     if options.init_from != "scratch":
         return latest
-    if latest is not None and not options.eval_only:
-        if not options.overwrite:
-            raise UserError(
-                f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
-                "choose another --out_dir, or lose it with --overwrite=True"
-            )
-        checkpoints.delete_all()
+    if latest is not None and not (options.eval_only or options.overwrite):
+        raise UserError(
+            f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
+            "choose another --out_dir, or lose it with --overwrite=True"
+        )
     return None
 
 

@@ -154,7 +154,7 @@ def load(argv: list[str]) -> Options:
 def given(argv: list[str], cls: type) -> dict[str, Any]:
     """What a command line and its config files set of the options of `cls`, checked. `--help` exits.
 
-    `cls` is a frozen dataclass such as `Options`: another command has its own, with its `program` and `purpose`.
+    `cls` is a frozen dataclass with a `program` and a `purpose`: `Options`, or what another command has.
     """
     if "--help" in argv or "-h" in argv:
         show_help(cls)
@@ -235,7 +235,8 @@ def run_config(path: str, cls: type) -> dict[str, Any]:
     return {
         name: value
         for name, value in names.items()
-        if name in types(cls) or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
+        if name in types(cls)
+        or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
     }
 
 

@@ -71,7 +71,9 @@ class Checkpoints:
             self.folder,
             item_names=("model", "optimizer", "manifest"),
             options=ocp.CheckpointManagerOptions(
-                preservation_policy=AnyPreservationPolicy([LatestN(keep), best]), create=False
+                preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+                best_fn=val_loss,  # has the metrics stored, so that a resumed run knows the best as well
+                create=False,
             ),
         )
 
@@ -109,7 +111,7 @@ class Checkpoints:
             values = json.loads(path.read_text())
             options = Options.from_json(values.pop("options"), origin=str(path))
             return Manifest(options=options, **values)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise damaged(path.parents[1], error) from None
 
     def restore(self, iteration: int, state: TrainState) -> TrainState:
@@ -145,8 +147,10 @@ def load_model(out_dir: str, iteration: int | None = None) -> tuple[GPT, dict | 
     manifest = checkpoints.manifest(iteration)
     options = replace(manifest.options, dtype="auto", attention="auto")  # as this machine likes it
     config = model_config(options, manifest.vocab_size)
-    shapes = eqx.filter_eval_shape(create_state, config, options)
-    return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
+    shapes = eqx.filter_eval_shape(create_state, config, options).model
+    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whatever devices the run was trained on
+    model = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
+    return checkpoints.restore_model(iteration, model), manifest.tokenizer, iteration
 
 
 def by_name(tree) -> dict[str, jax.Array]:
@@ -156,7 +160,7 @@ def by_name(tree) -> dict[str, jax.Array]:
 
 
 def named(arrays: dict[str, jax.Array], tree):
-    """`by_name` undone, with the structure of `tree`. Raises ValueError for a shape or dtype not the tree's."""
+    """`by_name` undone, in the structure of `tree`. Raises ValueError where a shape or dtype is another."""
     for name, x in by_name(tree).items():
         if arrays[name].dtype != x.dtype or arrays[name].shape != x.shape:
             raise ValueError(f"{name} is {arrays[name].dtype}{arrays[name].shape}, not {x.dtype}{x.shape}")

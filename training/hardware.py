@@ -1,8 +1,8 @@
-"""What the hardware could do at best: the peak that model FLOP/s are divided by for MFU (arXiv:2204.02311)."""
+"""What the hardware could do at best: the peak that MFU divides model FLOP/s by (arXiv:2204.02311)."""
 
 import re
 
-# Dense bfloat16 TFLOP/s per device, in other words without the factor of 2 that data sheets give for sparsity.
+# Dense bfloat16 TFLOP/s per device: without the factor of 2 that data sheets add for sparsity.
 # Sources: NVIDIA's data sheets, AWS's for the A10G (which has little more than half the A10's tensor peak),
 # NVIDIA's Ada white paper for the RTX 4090 (sums in float32), cloud.google.com/tpu/docs for TPUs.
 # The keys are regular expressions for what JAX calls a device; the first that fits counts. A `$` keeps a

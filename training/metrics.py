@@ -1,4 +1,4 @@
-"""What a person sees of a run: the progress bar, metrics.jsonl, loss.png and, if asked for, Weights & Biases."""
+"""What a person sees of a run: the progress bar, metrics.jsonl, loss.png and Weights & Biases."""
 
 import json
 import math
@@ -15,8 +15,8 @@ from config.options import Options, UserError
 class Metrics:
     """The records of a run. `metrics.jsonl` holds one JSON object per logged step and per evaluation.
 
-    A record of a step has `iter`, `loss`, `lr`, `grad_norm`, `ms` (per step, averaged since the record before
-    it) and `tokens_per_second`; one of an evaluation has `iter`, `train/loss` and `val/loss`. A run resumed at
+    A record of a step has `iter`, `loss`, `lr`, `grad_norm`, `ms` (a step, averaged since the record before
+    it) and `tokens_per_second`; one of an evaluation `iter`, `train/loss` and `val/loss`. A run resumed at
     iteration `start` drops the records of steps that it will do again.
     """
 
@@ -59,9 +59,8 @@ class Metrics:
         (iteration, metrics, epoch), self.pending = self.pending, None
         values = {name: float(x) for name, x in metrics.items()}  # waits for the step's end
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            raise UserError(
-                f"iter {iteration}: the loss is {values['loss']}, the gradient's norm {values['grad_norm']}; "
-                "the last good checkpoint is kept: resume from it, with a lower learning_rate"
+            raise diverged(
+                iteration, f"the loss is {values['loss']}, the gradient's norm {values['grad_norm']}"
             )
         self.bar.update()
         if iteration % self.options.log_interval == 0:
@@ -83,6 +82,9 @@ class Metrics:
         return {"ms": 1000 * seconds, "tokens_per_second": tokens / seconds}
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
+        """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""
+        if not all(map(math.isfinite, losses.values())):
+            raise diverged(iteration, ", ".join(f"the {split} loss is {x}" for split, x in losses.items()))
         self.write({"iter": iteration, **{f"{split}/loss": loss for split, loss in losses.items()}})
         self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
 
@@ -106,12 +108,19 @@ class Metrics:
         draw(self.records, Path(self.options.out_dir) / "loss.png")
 
 
+def diverged(iteration: int, found: str) -> UserError:
+    return UserError(
+        f"iter {iteration}: {found}; "
+        "the last good checkpoint is kept: resume from it, with a lower learning_rate"
+    )
+
+
 def read_records(path: Path) -> list[dict]:
     """The records of a metrics.jsonl; none without one. A killed run may have left half a last line."""
     if not path.exists():
         return []
     records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             records.append(json.loads(line))
         except ValueError:

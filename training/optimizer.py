@@ -18,7 +18,8 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
         weight_decay=options.weight_decay,
         mask=decayed,
     )
-    return optax.chain(optax.clip_by_global_norm(options.grad_clip), adamw) if options.grad_clip else adamw
+    clip = optax.clip_by_global_norm(options.grad_clip) if options.grad_clip else optax.identity()
+    return optax.chain(clip, adamw)  # its state has one structure, so that a resumed run may change grad_clip
 
 
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:

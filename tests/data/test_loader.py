@@ -100,26 +100,28 @@ def test_a_split_of_exactly_one_window(tmp_path):
         np.testing.assert_array_equal(y, x + 1)
 
 
-@pytest.mark.parametrize("batch_size, n_batches", [(5, 3), (4, 3), (12, 1), (50, 1)])
-def test_the_whole_split_in_order_in_batches_of_one_shape(dataset, batch_size, n_batches):
-    seen = []
+@pytest.mark.parametrize("batch_size, n_batches", [(5, 3), (4, 4), (12, 2), (13, 1), (50, 1)])
+def test_the_whole_split_in_order_each_token_a_target_once(dataset, batch_size, n_batches):
     passed = list(batches(dataset, batch_size=batch_size).every_window())
-    for x, y, real in passed:
-        assert x.shape == y.shape == (batch_size, 8) and real.shape == (batch_size,) and real.dtype == bool
-        assert x.dtype == y.dtype == np.int32
-        np.testing.assert_array_equal(y[real], x[real] + 1)
-        assert not x[~real].any() and not y[~real].any()
-        seen.extend(x[real].ravel())
     assert len(passed) == n_batches
-    assert seen == list(range(96))
+    for x, y in passed:
+        assert x.shape == y.shape == (batch_size, 8) and x.dtype == y.dtype == np.int32
+        np.testing.assert_array_equal(y[y >= 0], x[y >= 0] + 1)
+    x, y = (np.concatenate([batch[k].ravel() for batch in passed]) for k in range(2))
+    assert y.tolist() == [*range(1, 103), *[-1] * (n_batches * batch_size * 8 - 102)]  # the filling is last
+    assert x.min() >= 0 and x.max() < 103  # and its inputs are tokens like any
 
 
-@pytest.mark.parametrize("n_tokens, n_windows", [(9, 1), (16, 1), (17, 2), (24, 2)])
-def test_the_last_window_needs_a_token_to_predict(tmp_path, n_tokens, n_windows):
+@pytest.mark.parametrize("n_tokens", [9, 16, 17, 24, 25])
+def test_the_last_window_needs_a_token_to_predict(tmp_path, n_tokens):
     write_dataset(tmp_path, np.arange(n_tokens), [0], CharTokenizer(SYMBOLS), "a test")
     draw = batches(tmp_path, batch_size=1, sampling="epoch")
-    assert len(list(draw.every_window())) == n_windows
-    assert sorted(draw(i)[0][0, 0] for i in range(n_windows)) == list(range(0, 8 * n_windows, 8))
+    whole = (n_tokens - 1) // 8
+    assert sorted(draw(i)[0][0, 0] for i in range(whole)) == list(range(0, 8 * whole, 8))
+    # All the tokens are targets of `every_window`, and no window of it is only filling.
+    targets = [y[y >= 0] for _, y in draw.every_window()]
+    assert all(len(real) for real in targets)
+    np.testing.assert_array_equal(np.concatenate(targets), np.arange(1, n_tokens))
 
 
 def test_uint32_tokens(tmp_path):

@@ -1,0 +1,360 @@
+"""How fast is training here? Times the very step that train.py runs, on batches of random tokens.
+
+    python bench.py config/train_shakespeare_char_cpu.py              ms/step, tokens/s, FLOP/s, memory
+    python bench.py config/train_shakespeare_char_cpu.py --vs=torch   and next to nanoGPT's step in PyTorch
+    python bench.py config/train_shakespeare_char_cpu.py --decode     sampling with and without a cache
+
+Takes train.py's config files and options, and these of its own:
+
+    --vs=torch        measure bench_torch.py as well, eager and compiled, in float32 and bfloat16
+    --steps=N         timed steps of each variant; without it, about 10 seconds' worth, and at least 3
+    --vocab_size=N    size of the vocabulary; without it, the data set's, or 50304 if that is not prepared
+    --decode          time sampling instead of training
+
+Variants take turns, a block of about half a second each, so that whatever else the machine does meets them
+all alike. A block is timed as a whole, because train.py does not wait for the device after every step either.
+"""
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from config.options import Options, UserError, command, load
+from data.loader import Batches, dataset_dir, load_meta
+from generation.decode import generate
+from model import GPT, GPTConfig
+from training.hardware import peak_flops
+from training.step import compile_step, create_state, model_config, reuse_freed_memory
+
+BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
+DECODED = 256  # tokens
+
+
+def main(argv: list[str]) -> None:
+    if "--help" in argv or "-h" in argv:
+        print(__doc__)
+    bench, argv = split_options(argv)
+    options = load(argv)
+    if options.device != "auto":
+        jax.config.update("jax_platforms", options.device)
+    if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    reuse_freed_memory()
+    vocab_size = bench.vocab_size or dataset_vocab_size(options.dataset)
+    config = model_config(options, vocab_size)
+    print(describe(config, options))
+    if bench.decode:
+        report_decoding(config, options)
+        return
+    step = JaxStep(config, options)
+    step.run(1)
+    memory = peak_memory(step.compiled)  # before anything else takes any
+    with ExitStack() as stack:
+        variants = [step]
+        if bench.vs:
+            variants += rivals(step, stack)
+        times = take_turns(variants, bench.steps)
+    print(table(variants, times, tokens_per_step(options)))
+    if bench.vs:
+        print(ratios(variants, times))
+    print(details(step, statistics.median(times[step.name]), memory))
+
+
+# Options
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """The options that are bench.py's own."""
+
+    vs: str | None = None
+    steps: int | None = None
+    vocab_size: int | None = None
+    decode: bool = False
+
+
+def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
+    """bench.py's own options, and the rest of the command line for `load`. Raises UserError."""
+    own, rest = {}, []
+    for word in argv:
+        key, _, value = word.partition("=")
+        if key == "--decode" and value in ("", "True", "False"):
+            own["decode"] = value != "False"
+        elif key in ("--steps", "--vocab_size"):
+            if not value.isdecimal() or int(value) < 1:
+                raise UserError(f"{key} is {value!r}, expected an integer, 1 or more, as in {key}=100")
+            own[key[2:]] = int(value)
+        elif key == "--vs":
+            if value != "torch":
+                raise UserError(f"--vs is {value!r}, expected torch, as in --vs=torch")
+            own["vs"] = value
+        else:
+            rest.append(word)
+    if "vs" in own and importlib.util.find_spec("torch") is None:
+        raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
+    return BenchOptions(**own), rest
+
+
+def dataset_vocab_size(dataset: str) -> int:
+    if (dataset_dir(dataset) / "train.bin").exists():
+        return load_meta(dataset).vocab_size
+    print(f"note: data set {dataset} is not prepared: taking vocab_size 50304 (--vocab_size=N for another)")
+    return 50304
+
+
+def tokens_per_step(options: Options) -> int:
+    return options.gradient_accumulation_steps * options.batch_size * options.block_size
+
+
+# What is measured
+
+
+class JaxStep:
+    """The training step of train.py. `run(n)` gives seconds per step over n steps."""
+
+    def __init__(self, config: GPTConfig, options: Options):
+        self.config, self.options = config, options
+        self.name, self.dtype = f"JAX {config.dtype}", config.dtype
+        self.state = create_state(config, options)
+        start = time.perf_counter()
+        self.compiled = compile_step(self.state, options)
+        self.compile_seconds = time.perf_counter() - start
+        shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
+        self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
+
+    def run(self, n: int) -> float:
+        start = time.perf_counter()
+        for i in range(n):
+            self.state, _ = self.compiled(self.state, *self.batches[i % 4])
+        jax.block_until_ready(self.state)
+        return (time.perf_counter() - start) / n
+
+
+class TorchStep:
+    """A variant of bench_torch.py, in a process of its own that waits while it is not its turn."""
+
+    def __init__(self, config: GPTConfig, options: Options, dtype: str, compiled: bool):
+        self.name, self.dtype = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}", dtype
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("bench_torch.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # torch.compile writes pages there when it fails
+            text=True,
+        )
+        device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        request = dict(dtype=dtype, compiled=compiled, device=device)
+        self._send(json.dumps(request | dict(config=asdict(config), options=options.to_json())))
+
+    def run(self, n: int) -> float:
+        """Seconds per step over n steps. Raises Unavailable."""
+        self._send(str(n))
+        answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
+        if "error" in answer:
+            raise Unavailable(f"{self.name} is unavailable: {answer['error']}")
+        return answer["seconds"]
+
+    def stop(self) -> None:
+        """End the process, and wait for that: a process that is ending still takes time from the others."""
+        try:
+            self.process.communicate(timeout=20)  # closes its stdin, at which it ends
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+
+    def _send(self, line: str) -> None:
+        try:
+            print(line, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            raise Unavailable(f"{self.name} is unavailable: its process ended") from None
+
+
+class Unavailable(UserError):
+    """A variant cannot be measured on this machine, and why, in a few words."""
+
+
+def rivals(step: JaxStep, stack: ExitStack) -> list:
+    """The JAX step in the other dtype, and the four PyTorch variants that run here, each warmed up."""
+    if jax.default_backend() == "tpu":
+        raise UserError("--vs=torch compares on a CPU or an NVIDIA GPU, and this is a TPU; give --device=cpu")
+    other = "bfloat16" if step.dtype == "float32" else "float32"
+    options = replace(step.options, dtype=other)
+    variants = [JaxStep(model_config(options, step.config.vocab_size), options)]
+    variants[0].run(1)
+    for dtype in ("float32", "bfloat16"):
+        for compiled in (False, True):
+            variant = TorchStep(step.config, step.options, dtype, compiled)
+            stack.callback(variant.stop)
+            try:
+                variant.run(1)
+                variants.append(variant)
+            except Unavailable as error:
+                print(error)
+                variant.stop()
+    return variants
+
+
+def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
+    """Seconds per step of every block of steps, by variant. All must have been run once before."""
+    pilot = {variant.name: variant.run(1) for variant in variants}
+    rounds = max(MIN_ROUNDS, int(BUDGET / max(BLOCK, *pilot.values())))
+    if steps is None:
+        block = {name: max(1, int(BLOCK / seconds)) for name, seconds in pilot.items()}
+    else:
+        rounds = min(rounds, steps)
+        block = dict.fromkeys(pilot, -(-steps // rounds))
+    times = {name: [] for name in pilot}
+    for _ in range(rounds):
+        for variant in variants:
+            times[variant.name].append(variant.run(block[variant.name]))
+    return times
+
+
+# What is printed
+
+
+def describe(config: GPTConfig, options: Options) -> str:
+    device = jax.devices()[0]
+    model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+    parameters = sum(x.size for x in jax.tree.leaves(model))
+    A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
+    return (
+        f"{device.device_kind}, {os.cpu_count()} CPU cores, JAX {jax.__version__}\n"
+        f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
+        f"{A} x {B} x {T} = {A * B * T:,} tokens per step"
+    )
+
+
+def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:
+    """Milliseconds per step, and tokens/s at the median. The spread leaves out a tenth at either end."""
+    rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}"]
+    for name in (variant.name for variant in variants):
+        low, median, high = np.quantile(times[name], (0.1, 0.5, 0.9))
+        least, spread = 1e3 * min(times[name]), (high - low) / median
+        rows.append(f"{name:28}{1e3 * median:10.2f}{least:10.2f}{spread:9.0%}{tokens / median:12,.0f}")
+    return "\n".join(rows)
+
+
+def ratios(variants: list, times: dict[str, list[float]]) -> str:
+    """The JAX steps' tokens/s over those of PyTorch's best float32 variant, by medians."""
+    medians = {variant: statistics.median(times[variant.name]) for variant in variants}
+    torch = [v for v in variants if isinstance(v, TorchStep) and v.dtype == "float32"]
+    if not torch:
+        return "\nno ratio: no float32 variant of PyTorch runs here"
+    best = min(torch, key=medians.get)
+    ours = [v for v in variants if isinstance(v, JaxStep)]
+    lines = [f"{v.name:28}{medians[best] / medians[v]:10.2f}x" for v in ours]
+    return "\n".join([f"\nratio vs best float32 PyTorch ({best.name}), in tokens/s", *lines])
+
+
+def details(step: JaxStep, seconds: float, memory: str) -> str:
+    """What else there is to know of the step that takes `seconds`."""
+    tokens = tokens_per_step(step.options)
+    flops = step.config.flops_per_token(step.options.block_size) * tokens  # of a step
+    counted = (step.compiled.cost_analysis() or {}).get("flops", 0)
+    utilization = mfu(flops / seconds, step.dtype, jax.devices()[0].device_kind)
+    lines = {
+        "model FLOP/s": f"{flops / seconds / 1e12:.3g} TFLOP/s, {flops / tokens / 1e6:.4g} MFLOP per token",
+        "MFU": utilization,
+        "FLOPs that XLA counts": f"{counted / flops:.0%} of the model's (the body of a loop counts once)",
+        "compile time": f"{step.compile_seconds:.1f} s",
+        "peak memory": memory,
+        "data loading": data_loading(step.options, seconds),
+    }
+    return "\n".join([f"\n{step.name}", *(f"{name:28}{text}" for name, text in lines.items())])
+
+
+def mfu(flops_per_second: float, dtype: str, device_kind: str) -> str:
+    """Model FLOP/s as a share of the device's peak, or why there is none."""
+    if dtype != "bfloat16":
+        return f"none for {dtype}: the known peaks are bfloat16's"
+    if (peak := peak_flops(device_kind)) is None:
+        return f"none: the peak of {device_kind} is not in training/hardware.py"
+    return f"{flops_per_second / peak:.1%} of {peak / 1e12:.0f} TFLOP/s"
+
+
+def peak_memory(compiled: jax.stages.Compiled) -> str:
+    """What the device has held at most so far; on a CPU, which does not tell, what XLA plans for a step."""
+    if stats := jax.devices()[0].memory_stats():
+        return f"{stats['peak_bytes_in_use'] / 1e6:,.0f} MB (the device's count)"
+    plan = compiled.memory_analysis()
+    planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
+    return f"{planned / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)"
+
+
+def data_loading(options: Options, seconds: float) -> str:
+    """The time that a step's batch takes to make; it is made while the device works on the step before."""
+    if not (dataset_dir(options.dataset) / "train.bin").exists():
+        return f"not measured: data set {options.dataset} is not prepared"
+    sequences = options.gradient_accumulation_steps * options.batch_size
+    names = (options.dataset, "train", sequences, options.block_size, options.seed, options.sampling)
+    batches = Batches(*names)
+    times = []
+    for i in range(100):
+        start = time.perf_counter()
+        batches(i)
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    return f"{1e3 * median:.3f} ms per step, {median / seconds:.2%} of it"
+
+
+# Sampling
+
+
+def report_decoding(config: GPTConfig, options: Options) -> None:
+    """Prints tokens/s of `generate`, and of reading the whole context anew for every token."""
+    model = create_state(config, options).model
+    cached, recomputed = (seconds_to_decode(how, model) for how in (with_cache, without_cache))
+    print(f"\n{DECODED} tokens, one row, greedy{'tokens/s':>26}{'ms/token':>12}")
+    for name, seconds in (("with the key/value cache", cached), ("whole context every token", recomputed)):
+        print(f"{name:40}{DECODED / seconds:16,.0f}{1e3 * seconds / DECODED:12.3f}")
+    print(f"{'ratio':40}{recomputed / cached:15.1f}x")
+
+
+def seconds_to_decode(how, model: GPT) -> float:
+    """The median of 5 runs, compiled before."""
+    times = []
+    for _ in range(6):
+        start = time.perf_counter()
+        how(model)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def with_cache(model: GPT) -> list[int]:
+    prompt, key = np.zeros((1, 1), np.int32), jax.random.key(0)
+    made = generate(model, prompt, key=key, max_new_tokens=DECODED, temperature=0)
+    return [int(token) for tokens in made for token in tokens[0]]
+
+
+def without_cache(model: GPT) -> list[int]:
+    """nanoGPT's rule: the last block_size tokens are the context. Padded, to be compiled once."""
+    S, tokens = model.config.block_size, [0]
+    for _ in range(DECODED):
+        context = tokens[-S:]
+        padded = np.array([context + [0] * (S - len(context))], np.int32)
+        tokens.append(int(likeliest_next(model, padded, len(context))))
+    return tokens[1:]
+
+
+@jax.jit
+def likeliest_next(model: GPT, context, length):
+    """The likeliest token after the first `length` of `context` (1, S)."""
+    x = lax.dynamic_slice_in_dim(model.features(context), length - 1, 1, axis=1)
+    return jnp.argmax(model.logits(x))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,141 @@
+"""Write text with a trained model.
+
+    python sample.py --out_dir=out-quickstart                       every option: python sample.py --help
+    python sample.py --out_dir=out-shakespeare-char --start="ROMEO:" --num_samples=3 --temperature=0
+    python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt
+
+A checkpoint holds all this needs: neither the config file nor the data set has to be there. The samples are
+drawn together, as one batch; the first appears as it is made, the others when it is done. Only text goes to
+stdout.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Annotated, ClassVar, Literal
+
+import jax
+import numpy as np
+
+from config.options import Count, Limit, Name, NonNegative, Seed, UserError, command, given
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
+from generation.decode import generate
+from model import GPT
+from train import choose_device
+from training.checkpoint import load_model
+
+SEPARATOR = "---------------"  # nanoGPT's, after each sample
+
+Text = Annotated[str, Limit("a text that is not empty", bool)]
+Probability = Annotated[float, Limit("a number above 0, up to 1", lambda x: 0 < x <= 1)]
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Every option of sample.py. The comment behind a field is its text in `--help`."""
+
+    program: ClassVar[str] = "sample.py"
+    purpose: ClassVar[str] = "Write text with a trained model."
+
+    init_from: Literal["resume"] = "resume"  # where the model is from: a run's latest checkpoint
+    out_dir: Name = "out"  # folder of the run
+    start: Text = "\n"  # prompt, or FILE:prompt.txt
+    num_samples: Count = 10  # samples to draw
+    max_new_tokens: Count = 500  # tokens in each, after the prompt
+    temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
+    top_k: Count | None = None  # draw from the top_k likeliest tokens; None: 200, or all if they are fewer
+    top_p: Probability | None = None  # draw from the fewest that together reach top_p; None or 1: from all
+    seed: Seed = 1337  # the same seed draws the same text
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+    compile: bool = True  # for PyTorch only and ignored: JAX always compiles
+
+
+def main(argv: list[str]) -> None:
+    options = SampleOptions(**given(argv, SampleOptions))
+    choose_device(options.device)
+    text = prompt_text(options.start)
+    model, tokenizer = load(options)
+    prompt = tokenizer.encode(text)
+    block_size = model.config.block_size
+    if len(prompt) > block_size:
+        print(
+            f"note: the prompt has {len(prompt)} tokens, of which the model reads the last {block_size}",
+            file=sys.stderr,
+        )
+    chunks = generate(
+        model,
+        np.tile(prompt, (options.num_samples, 1)),
+        key=jax.random.key(options.seed),
+        max_new_tokens=options.max_new_tokens,
+        temperature=options.temperature,
+        top_k=candidates(options.top_k, tokenizer.vocab_size),
+        top_p=options.top_p,
+        vocab_size=tokenizer.vocab_size,
+    )
+    write_samples(text, chunks, tokenizer)
+
+
+def load(options: SampleOptions) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
+    """The model of a run, computing in `options.dtype`, and its tokenizer."""
+    model, description, _ = load_model(options.out_dir)
+    if description is None:
+        raise UserError(
+            f"out_dir={options.out_dir}: the tokens of this run are not text, none can be written"
+        )
+    return model if options.dtype == "auto" else with_dtype(model, options.dtype), from_json(description)
+
+
+def with_dtype(model: GPT, dtype: str) -> GPT:
+    """The same weights in a model whose matrix products take their operands in `dtype`."""
+    config = replace(model.config, dtype=dtype)
+    shapes = jax.eval_shape(lambda key: GPT(config, key=key), jax.random.key(0))
+    return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(model))
+
+
+def prompt_text(start: str) -> str:
+    """The prompt that `--start` gives: itself, or the text of the file in `FILE:<path>`."""
+    if not start.startswith("FILE:"):
+        return start
+    path = start.removeprefix("FILE:")
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read()
+    except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
+        raise UserError(f"--start={start}: cannot be read as text: {error}") from None
+    if not text:
+        raise UserError(f"--start={start}: the file is empty, a prompt needs at least one character")
+    return text
+
+
+def top_k(given: int | None, vocab_size: int) -> int:
+    if given is None:
+        return min(200, vocab_size)  # as nanoGPT does
+    if given > vocab_size:
+        raise UserError(
+            f"--top_k is {given}, expected 1 to {vocab_size}, the tokens of the vocabulary, or None"
+        )
+    return given
+
+
+def write_samples(
+    text: str, chunks: Iterator[np.ndarray], tokenizer: CharTokenizer | TiktokenTokenizer
+) -> None:
+    """Write the prompt and what follows it, once for each row of the chunks of tokens, (B, n) each."""
+    write(text)
+    decode = tokenizer.stream()
+    rest = []  # the tokens of all samples but the first
+    for tokens in chunks:
+        write(decode(tokens[0]))
+        rest.append(tokens[1:])
+    write(f"{decode([], final=True)}\n{SEPARATOR}\n")
+    for row in np.concatenate(rest, axis=1):
+        write(f"{text}{tokenizer.decode(row)}\n{SEPARATOR}\n")
+
+
+def write(text: str) -> None:
+    print(text, end="", flush=True)
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,46 @@
+"""What the tests of whole runs share: a tiny data set, and the command line of a run that takes a second."""
+
+import pytest
+
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
+
+TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory):
+    """The folder of a data set: 28 characters, 1,500 of them for training and 300 for validation."""
+    folder = tmp_path_factory.mktemp("data") / "tiny"
+    tokenizer = CharTokenizer("".join(sorted(set(TEXT))))
+    ids = tokenizer.encode(TEXT)
+    write_dataset(folder, ids[:1500], ids[1500:], tokenizer, "a test")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny(tiny_data):
+    """`tiny(out_dir, max_iters=5)` is the command line of a run; what is not given is as below."""
+
+    def command_line(out_dir, **changes) -> list[str]:
+        options = {
+            "out_dir": out_dir,
+            "dataset": tiny_data,
+            "device": "cpu",
+            "n_layer": 2,
+            "n_head": 2,
+            "n_embd": 16,
+            "block_size": 8,
+            "batch_size": 4,
+            "gradient_accumulation_steps": 1,
+            "learning_rate": 1e-2,
+            "min_lr": 1e-3,
+            "warmup_iters": 2,
+            "lr_decay_iters": 40,
+            "max_iters": 10,
+            "eval_interval": 5,
+            "eval_iters": 2,
+        }
+        return [f"--{name}={value}" for name, value in (options | changes).items()]
+
+    return command_line

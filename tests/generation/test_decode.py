@@ -1,0 +1,186 @@
+"""Decoding with the cache gives the tokens that the model gives without one, whatever the lengths."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from generation import decode
+from generation.decode import CHUNK, generate
+from model import GPT, Cache, GPTConfig
+
+SHAPE = dict(block_size=40, vocab_size=65, n_layer=3, n_head=4, n_embd=32)
+CONFIGS = {
+    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
+    "llama": GPTConfig(**SHAPE, position="rope", norm="rmsnorm", n_kv_head=2, qk_norm=True),
+}
+S = SHAPE["block_size"]
+KEY = jax.random.key(7)
+
+
+def make(config):
+    """A model with weights large enough for its tokens to depend on the whole context."""
+    model = GPT(config, key=jax.random.key(0))
+    return jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, model)
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def model(request):
+    return make(CONFIGS[request.param])
+
+
+@pytest.fixture(scope="module")
+def gpt2():
+    return make(CONFIGS["gpt2"])
+
+
+def prompt(B, P, seed=0):
+    return np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], (B, P), dtype=np.int32)
+
+
+def generated(model, prompt, n, *, key=KEY, **settings):
+    """The new tokens, (B, n)."""
+    return np.concatenate(list(generate(model, prompt, key=key, max_new_tokens=n, **settings)), axis=1)
+
+
+def contexts(prompt, new, S):
+    """What each new token reads: the window rule in its simplest form, from the text alone."""
+    context = prompt[:, -S:]
+    for i in range(new.shape[1]):
+        yield context
+        context = np.concatenate([context, new[:, i : i + 1]], axis=1)
+        if context.shape[1] > S:
+            context = context[:, -max(1, S // 2) :]
+
+
+@jax.jit
+def logits(model, tokens):
+    return model(tokens)
+
+
+def assert_greedy(model, prompt, new):
+    """Each new token is the likeliest one after its context, which the model reads anew, without a cache."""
+    S = model.config.block_size
+    for i, context in enumerate(contexts(prompt, new, S)):
+        length = context.shape[1]  # padded behind, which a causal model does not read, to compile once
+        padded = np.pad(context, ((0, 0), (0, S - length)))
+        np.testing.assert_array_equal(
+            new[:, i], logits(model, padded)[:, length - 1].argmax(-1), f"token {i}"
+        )
+
+
+# --- the same tokens as without a cache -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("P, n", [(1, S), (5, 1), (5, 2), (5, S - 4), (S - 1, 2), (S, 1)])
+def test_greedy_decoding_within_block_size_equals_recomputing(model, P, n):
+    new = generated(model, prompt(2, P), n, temperature=0)
+    assert new.shape == (2, n) and new.dtype == np.int32
+    assert_greedy(model, prompt(2, P), new)
+
+
+@pytest.mark.parametrize("P", [1, 17, S - 1, S, S + 1, 3 * S])
+def test_greedy_decoding_past_block_size_equals_recomputing_within_the_window(model, P):
+    new = generated(model, prompt(2, P), 2 * S + 3, temperature=0)
+    assert_greedy(model, prompt(2, P), new)
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 3, CHUNK, CHUNK + 1])
+def test_small_and_odd_windows(block_size):
+    model = make(replace(CONFIGS["gpt2"], block_size=block_size, n_layer=1))
+    new = generated(model, prompt(1, 2), 3 * CHUNK, temperature=0)
+    assert_greedy(model, prompt(1, 2), new)
+
+
+def test_the_tokens_depend_on_the_whole_context(gpt2):
+    """Or else the comparisons above would not see a cache that forgets."""
+    first, second = prompt(1, 20), prompt(1, 20)
+    second[0, 0] = (second[0, 0] + 1) % SHAPE["vocab_size"]
+    assert (generated(gpt2, first, 15, temperature=0) != generated(gpt2, second, 15, temperature=0)).any()
+
+
+def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it():
+    lengths = [context.shape[1] for context in contexts(prompt(1, 3 * S), np.zeros((1, 3 * S), int), S)]
+    assert lengths[0] == S and min(lengths) == S // 2 and max(lengths) == S
+
+
+def test_only_the_last_block_size_tokens_of_a_long_prompt_are_read(gpt2):
+    long = prompt(1, 2 * S)
+    np.testing.assert_array_equal(generated(gpt2, long, 20), generated(gpt2, long[:, -S:], 20))
+
+
+# --- randomness -------------------------------------------------------------------------------------------
+
+
+def test_the_same_key_gives_the_same_tokens_and_another_key_others(gpt2):
+    first, again = (generated(gpt2, prompt(2, 5), 60) for _ in range(2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != generated(gpt2, prompt(2, 5), 60, key=jax.random.key(8))).any()
+
+
+def test_a_row_does_not_depend_on_the_rows_drawn_with_it(gpt2):
+    four = generated(gpt2, prompt(4, 5), 60, temperature=0.8, top_k=20, top_p=0.9)
+    two = generated(gpt2, prompt(4, 5)[:2], 60, temperature=0.8, top_k=20, top_p=0.9)
+    other = np.concatenate([prompt(4, 5)[:3], prompt(1, 5, seed=1)])
+    np.testing.assert_array_equal(four[:2], two)
+    np.testing.assert_array_equal(
+        four[:3], generated(gpt2, other, 60, temperature=0.8, top_k=20, top_p=0.9)[:3]
+    )
+
+
+def test_rows_with_the_same_prompt_differ(gpt2):
+    new = generated(gpt2, np.zeros((3, 1), np.int32), 20)
+    assert len({tuple(row) for row in new}) == 3
+
+
+def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
+    long = generated(gpt2, prompt(1, 5), 2 * S)
+    for n in (1, CHUNK, CHUNK + 5, S):
+        np.testing.assert_array_equal(generated(gpt2, prompt(1, 5), n), long[:, :n])
+
+
+def test_the_first_tokens_are_drawn_from_the_models_distribution(gpt2):
+    """Pearson's chi-squared statistic of the second token after a fixed first, below its 99.9% quantile."""
+    n, kept = 1500, 4
+    rows = generated(gpt2, np.tile(prompt(1, 5), (n, 1)), 2, temperature=2, top_k=kept)
+    first = np.bincount(rows[:, 0]).argmax()
+    drawn = rows[rows[:, 0] == first, 1]
+    values, tokens = jax.lax.top_k(gpt2(np.append(prompt(1, 5), [[first]], axis=1))[0, -1] / 2, kept)
+    expected = len(drawn) * np.asarray(jax.nn.softmax(values))
+    counts = np.array([(drawn == token).sum() for token in tokens])
+    assert counts.sum() == len(drawn)
+    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom
+
+
+def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
+    favoured = eqx.tree_at(lambda model: model.wte, gpt2, replace_fn=lambda wte: wte.at[50:].multiply(10))
+    start = prompt(2, 5) % 50
+    assert (generated(favoured, start, 30) >= 50).any()
+    for settings in ({"temperature": 0}, {"top_k": 50, "top_p": 0.9}):
+        assert (generated(favoured, start, 30, vocab_size=50, **settings) < 50).all()
+
+
+# --- how it is run ----------------------------------------------------------------------------------------
+
+
+def test_it_is_compiled_once_for_all_lengths(gpt2):
+    generated(gpt2, prompt(3, 2), 2 * CHUNK, temperature=0.71)
+    before = decode._prefill._cache_size(), decode._decode._cache_size()
+    for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
+        generated(gpt2, prompt(3, P), n, temperature=0.71, key=jax.random.key(P))
+    assert (decode._prefill._cache_size(), decode._decode._cache_size()) == before
+
+
+def test_tokens_come_as_they_are_made(gpt2):
+    chunks = [chunk.shape[1] for chunk in generate(gpt2, prompt(1, 1), key=KEY, max_new_tokens=3 * S)]
+    assert chunks[0] == 1 and max(chunks) <= CHUNK and sum(chunks) == 3 * S
+
+
+def test_bfloat16_keeps_a_bfloat16_cache_and_decodes():
+    model = make(replace(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
+    assert Cache.empty(model.config, 2).kv[0].dtype == jnp.bfloat16
+    new = generated(model, prompt(2, 5), 2 * S)
+    assert new.shape == (2, 2 * S) and (0 <= new).all() and (new < SHAPE["vocab_size"]).all()

@@ -1,0 +1,117 @@
+"""Reference models from `transformers`, with random weights, and a GPT of ours with the same weights.
+
+Nothing is downloaded: a reference is made from a configuration. Its tensors, be they weights or gradients,
+are renamed and stacked over the layers to match ours, so that the two can be compared leaf by leaf.
+"""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+
+from model import GPT, GPTConfig
+
+SHAPE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48)
+CONFIGS = {
+    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
+    "llama": GPTConfig(**SHAPE, n_kv_head=2, position="rope", norm="rmsnorm", tie_embeddings=False),
+    "llama, tied": GPTConfig(**SHAPE, n_kv_head=1, position="rope", norm="rmsnorm", rope_theta=500.0),
+}
+
+# A layer's tensors, ours and Llama's. Llama stores matrices (out, in) and keeps apart what we put side by side.
+LLAMA_LAYER = {
+    "ln_1.weight": ["input_layernorm"],
+    "attn.c_attn.weight": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
+    "attn.c_proj.weight": ["self_attn.o_proj"],
+    "ln_2.weight": ["post_attention_layernorm"],
+    "mlp.c_fc.weight": ["mlp.gate_proj", "mlp.up_proj"],
+    "mlp.c_proj.weight": ["mlp.down_proj"],
+}
+
+
+def random_reference(name: str) -> torch.nn.Module:
+    """The `transformers` model of CONFIGS[name]. Weights are large enough for its logits to spread."""
+    config = CONFIGS[name]
+    torch.manual_seed(0)
+    model = (gpt2 if name == "gpt2" else llama)(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # gains and biases too, which start out as ones and zeros
+            parameter.add_(0.2 * torch.randn(parameter.shape))
+    return model
+
+
+def gpt2(config: GPTConfig) -> GPT2LMHeadModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=config.vocab_size,
+            n_positions=config.block_size,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            n_embd=config.n_embd,
+        )
+    )
+
+
+def llama(config: GPTConfig) -> LlamaForCausalLM:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            max_position_embeddings=config.block_size,
+            num_hidden_layers=config.n_layer,
+            num_attention_heads=config.n_head,
+            num_key_value_heads=config.kv_heads,
+            hidden_size=config.n_embd,
+            intermediate_size=config.n_hidden,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
+            rms_norm_eps=1e-5,
+            tie_word_embeddings=config.tie_embeddings,
+        )
+    )
+
+
+def as_gpt(name: str, tensors: dict[str, torch.Tensor]) -> GPT:
+    """A GPT of CONFIGS[name] whose leaves are the reference's `tensors`, every one of them used."""
+    config = CONFIGS[name]
+    tensors = {name: tensor.detach().numpy() for name, tensor in tensors.items()}
+    arrays = (from_gpt2 if name == "gpt2" else from_llama)(tensors, config)
+    assert not tensors, f"not used: {list(tensors)}"
+    skeleton = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
+
+    def fill(path, leaf):
+        array = arrays.pop(jax.tree_util.keystr(path, simple=True, separator="."))
+        assert array.shape == leaf.shape
+        return jnp.asarray(array)
+
+    model = jax.tree_util.tree_map_with_path(fill, skeleton)
+    assert not arrays, f"not used: {list(arrays)}"
+    return model
+
+
+def from_gpt2(tensors, config):
+    """GPT-2's tensors under our names, which are GPT-2's; `tensors` is emptied."""
+    arrays = {table: tensors.pop(f"transformer.{table}.weight") for table in ("wte", "wpe")}
+    arrays |= {f"ln_f.{part}": tensors.pop(f"transformer.ln_f.{part}") for part in ("weight", "bias")}
+    names = [name.removeprefix("transformer.h.0.") for name in tensors if name.startswith("transformer.h.0.")]
+    for name in names:
+        layers = [tensors.pop(f"transformer.h.{i}.{name}") for i in range(config.n_layer)]
+        arrays[f"blocks.{name}"] = np.stack(layers)
+    return arrays
+
+
+def from_llama(tensors, config):
+    """Llama's tensors under our names; `tensors` is emptied."""
+    arrays = {
+        "wte": tensors.pop("model.embed_tokens.weight"),
+        "ln_f.weight": tensors.pop("model.norm.weight"),
+    }
+    if not config.tie_embeddings:
+        arrays["lm_head"] = tensors.pop("lm_head.weight")
+    for ours, theirs in LLAMA_LAYER.items():
+        layers = [
+            np.concatenate([tensors.pop(f"model.layers.{i}.{name}.weight").T for name in theirs], axis=-1)
+            for i in range(config.n_layer)
+        ]
+        arrays[f"blocks.{ours}"] = np.stack(layers)
+    return arrays

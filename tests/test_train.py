@@ -1,0 +1,631 @@
+"""train.py as its user meets it: runs that end, runs that are stopped and go on, and runs that cannot start.
+
+Nearly all call `train.main` in this process. What is about signals and exit statuses runs `python train.py`.
+"""
+
+import contextlib
+import io
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import train
+from config.options import UserError, read
+from data import loader
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
+from training.checkpoint import Checkpoints, by_name, load_model
+from training.step import create_state, model_config
+
+ROOT = Path(train.__file__).parent
+STEP = {"iter", "loss", "lr", "grad_norm", "ms", "tokens_per_second"}
+EVALUATION = {"iter", "train/loss", "val/loss"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def quick_compilation():
+    """A tiny run spends its time in XLA's optimisations: without most of them it takes a third of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for `python train.py`
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+@contextlib.contextmanager
+def compiled_as_for_a_user():
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(scope="module")
+def first_run(tiny, tmp_path_factory):
+    """A run of 20 steps that nothing interrupted: its folder, and what it printed. Not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "first"
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        train.main(tiny(out, max_iters=20, eval_iters=-1, keep_checkpoints=9))
+    return out, printed.getvalue()
+
+
+@pytest.fixture
+def copied_run(first_run, tmp_path):
+    """The first run, to go on with."""
+    return shutil.copytree(first_run[0], tmp_path / "copied")
+
+
+@pytest.fixture
+def broken_data(tiny_data, tmp_path):
+    return shutil.copytree(tiny_data, tmp_path / "broken")
+
+
+def records(out: Path) -> list[dict]:
+    """What metrics.jsonl holds. It is strict JSON, which has no NaN."""
+    return [
+        json.loads(line, parse_constant=pytest.fail)
+        for line in (out / "metrics.jsonl").read_text().splitlines()
+    ]
+
+
+def without_times(records: list[dict]) -> list[dict]:
+    return [{name: r[name] for name in r.keys() - {"ms", "tokens_per_second"}} for r in records]
+
+
+def iterations(out: Path, kind: set[str]) -> list[int]:
+    """Those of the steps or of the evaluations in metrics.jsonl."""
+    return [r["iter"] for r in records(out) if r.keys() == kind]
+
+
+def checkpoints(out: Path) -> list[int]:
+    return sorted(int(path.name) for path in (out / "checkpoints").glob("*"))
+
+
+def saved_state(out: Path, iteration: int | None = None) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, by default the last: the model's and the optimizer's, by their paths."""
+    run = Checkpoints(str(out))
+    iteration = run.latest() if iteration is None else iteration
+    saved = run.manifest(iteration)
+    config = model_config(saved.options, saved.vocab_size)
+    shapes = eqx.filter_eval_shape(create_state, config, saved.options)
+    return {path: np.asarray(x) for path, x in by_name(run.restore(iteration, shapes)).items()}
+
+
+def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys()
+    different = [path for path in ours if ours[path].tobytes() != theirs[path].tobytes()]
+    assert not different
+    assert any(path.startswith("opt_state") for path in ours) and "step" in ours  # not the model alone
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refusal(argv: list[str]) -> str:
+    """The one line with which a run refuses to start or go on."""
+    with pytest.raises(UserError) as raised:
+        train.main(argv)
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def start(argv: list[str]) -> subprocess.Popen:
+    """`python train.py` with these arguments."""
+    return subprocess.Popen(
+        [sys.executable, "train.py", *argv],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def wait_until(condition, process: subprocess.Popen) -> None:
+    """Returns as soon as the running process has made `condition()` true; fails when it ends before that."""
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.005)
+
+
+# A run to its end
+
+
+def test_loss_falls_from_that_of_a_guess(first_run):
+    losses = [r["val/loss"] for r in records(first_run[0]) if r.keys() == EVALUATION]
+    assert losses[0] == pytest.approx(math.log(28), rel=0.02)
+    assert losses == sorted(losses, reverse=True)
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_metrics_have_every_step_and_every_evaluation(first_run):
+    out, _ = first_run
+    assert iterations(out, STEP) == list(range(20))
+    assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20]
+    assert len(records(out)) == 25
+    for r in records(out):
+        assert all(value > 0 for name, value in r.items() if name != "iter")
+        assert all(value == np.float32(value) for name, value in r.items() if name in ("loss", "lr"))
+
+
+def test_learning_rate_warms_up_and_decays(first_run):
+    rates = [r["lr"] for r in records(first_run[0]) if r.keys() == STEP]
+    assert rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2])
+    assert rates[2:] == sorted(rates[2:], reverse=True) and rates[-1] > 1e-3
+
+
+def test_tells_of_each_evaluation_and_what_to_do_next(first_run):
+    out, printed = first_run
+    for r in records(out):
+        if r.keys() == EVALUATION:
+            line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
+            assert line in printed
+    assert f"{out / 'checkpoints'}, the last at iter 20" in printed
+    assert f"python sample.py --out_dir={out}" in printed
+
+
+def test_leaves_its_options_curves_and_checkpoints_and_nothing_else(first_run, tiny_data):
+    out, _ = first_run
+    assert {path.name for path in out.iterdir()} == {
+        "checkpoints",
+        "loss.png",
+        "metrics.jsonl",
+        "options.json",
+    }
+    assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
+    options = read(str(out / "options.json"))
+    assert (options.dataset, options.n_embd, options.max_iters) == (str(tiny_data), 16, 20)
+    assert checkpoints(out) == [5, 10, 15, 20]
+
+
+def test_whole_split_evaluation_is_the_mean_over_every_token(first_run, tiny_data):
+    out, _ = first_run
+    model, _, iteration = load_model(str(out))
+    predict = jax.jit(lambda x: model(x[None])[0])
+    ids = np.fromfile(tiny_data / "val.bin", "<u2").astype(int)
+    total = 0.0
+    for first in range(0, len(ids) - 1, 8):  # windows of block_size; the last is shorter
+        y = ids[first + 1 : first + 9]
+        logits = np.asarray(predict(ids[first : first + len(y)]), np.float64)
+        total -= (logits[np.arange(len(y)), y] - np.log(np.exp(logits).sum(-1))).sum()
+    reported = records(out)[-1]
+    assert reported["iter"] == iteration == 20
+    assert reported["val/loss"] == pytest.approx(total / (len(ids) - 1), rel=1e-5)
+
+
+def test_log_interval_thins_the_steps_not_the_evaluations(tiny, tmp_path):
+    train.main(tiny(tmp_path, log_interval=3, sampling="epoch"))
+    assert iterations(tmp_path, STEP) == [0, 3, 6, 9]
+    assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
+
+
+def test_nanogpts_own_config_file_trains(tiny_data, tmp_path, capsys):
+    config = tmp_path / "train_shakespeare_char.py"
+    config.write_text(
+        f"""# train a miniature character-level shakespeare model
+import time
+
+out_dir = {str(tmp_path / "out")!r}
+eval_interval = 250 # keep frequent because we'll overfit
+eval_iters = 1
+log_interval = 10 # don't print too too often
+
+# we expect to overfit on this small dataset, so only save when val improves
+always_save_checkpoint = False
+
+wandb_log = False # override via command line if you like
+wandb_project = 'shakespeare-char'
+wandb_run_name = 'mini-gpt-' + str(time.time())
+
+dataset = {str(tiny_data)!r}
+gradient_accumulation_steps = 5 * 8
+batch_size = 2
+block_size = 8
+
+n_layer = 2
+n_head = 2
+n_embd = 16
+dropout = 0.2
+
+learning_rate = 1e-3
+max_iters = 1
+lr_decay_iters = 5000 # make equal to max_iters usually
+min_lr = 1e-4 # learning_rate / 10 usually
+beta2 = 0.99 # make a bit bigger because number of tokens per iter is small
+warmup_iters = 100
+
+device = 'cpu'
+compile = False
+backend = 'nccl'
+dtype = 'float16'
+"""
+    )
+    train.main([str(config)])
+    assert iterations(tmp_path / "out", STEP) == [0]
+    notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16"]
+    assert read(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
+
+
+def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(loader, "DATA", tmp_path / "data")
+    monkeypatch.setattr(sys, "path", list(sys.path))  # a prepare.py puts its repository there
+    folder = tmp_path / "data" / "python_char"
+    folder.mkdir(parents=True)
+    shutil.copy(ROOT / "data" / "python_char" / "prepare.py", folder)
+    train.main(tiny(tmp_path / "out", dataset="python_char", max_iters=1, eval_iters=1))
+    assert f"{folder / 'train.bin'} is missing: running" in capsys.readouterr().out
+    assert {"train.bin", "val.bin", "meta.json"} <= {path.name for path in folder.iterdir()}
+    assert load_model(str(tmp_path / "out"))[0].config.vocab_size == 96
+
+
+# Stopping and going on
+
+
+@pytest.mark.parametrize(
+    "sampling, dtype, optimised", [("random", "float32", True), ("epoch", "bfloat16", False)]
+)
+def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimised):
+    """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""
+    options = {"dropout": 0.2, "gradient_accumulation_steps": 2, "sampling": sampling, "dtype": dtype}
+    with compiled_as_for_a_user() if optimised else contextlib.nullcontext():
+        stop_and_go_on(tiny, tmp_path, options)
+
+
+def stop_and_go_on(tiny, tmp_path: Path, options: dict) -> None:
+    through, stopped = tmp_path / "through", tmp_path / "stopped"
+    train.main(tiny(through, max_iters=30, **options))
+    train.main(tiny(stopped, max_iters=15, **options))
+    assert checkpoints(stopped) == [10, 15]
+    train.main(tiny(stopped, max_iters=30, **options, init_from="resume"))
+    assert_same_bits(saved_state(stopped), saved_state(through))
+    assert without_times(records(stopped)) == without_times(records(through))
+    assert iterations(stopped, STEP) == list(range(30))
+
+
+def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(tiny, tmp_path):
+    through, stopped = tmp_path / "through", tmp_path / "stopped"
+
+    def command_line(out, **changes):
+        varied = {"dropout": 0.2, "gradient_accumulation_steps": 2, "eval_interval": 20, "max_iters": 100_000}
+        return tiny(out, **(varied | changes))
+
+    at = 0
+    for number, init_from in ((signal.SIGTERM, "scratch"), (signal.SIGINT, "resume")):
+        process = start(command_line(stopped, init_from=init_from))
+        wait_until(lambda first=at + 10: f'"iter": {first},' in log(stopped), process)
+        process.send_signal(number)
+        printed, errors = process.communicate()
+        assert process.returncode == 0 and "Traceback" not in errors
+        before, at = at, checkpoints(stopped)[-1]
+        assert at > before + 10
+        assert iterations(stopped, STEP) == list(range(at))
+        assert f"stopped at iter {at}; go on with --out_dir={stopped} --init_from=resume" in printed
+        assert f"the last at iter {at}" in printed
+
+    process = start(command_line(stopped, init_from="resume"))
+    wait_until(lambda: newest(stopped) > at, process)
+    process.kill()
+    assert process.communicate() and process.returncode == -signal.SIGKILL
+    at = newest(stopped)
+    with open(stopped / "metrics.jsonl", "a") as file:  # what a kill at the worst moments leaves
+        file.write('{"iter": 12')
+    whole, half = (stopped / "checkpoints" / name for name in (f"{at}", f"{at + 20}.orbax-checkpoint-tmp"))
+    shutil.copytree(whole / "model", half / "model", dirs_exist_ok=True)
+
+    train.main(command_line(stopped, init_from="resume", max_iters=at + 20))
+    train.main(command_line(through, max_iters=at + 20))
+    assert_same_bits(saved_state(stopped), saved_state(through))
+    assert without_times(records(stopped)) == without_times(records(through))
+    assert checkpoints(stopped)[-1] == at + 20
+
+
+def log(out: Path) -> str:
+    path = out / "metrics.jsonl"
+    return path.read_text() if path.exists() else ""
+
+
+def newest(out: Path) -> int:
+    """The newest checkpoint that is whole, while a run may be writing others."""
+    return max(int(path.name) for path in (out / "checkpoints").iterdir() if path.name.isdecimal())
+
+
+def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(first_run, tiny, tmp_path, monkeypatch, capsys):
+    def interrupted(*args):
+        signal.raise_signal(signal.SIGINT)
+        return compile_step(*args)
+
+    compile_step = train.compile_step
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "compile_step", interrupted)
+        train.main(tiny(tmp_path, eval_iters=-1))
+    assert "stopped at iter 0; go on with" in capsys.readouterr().out
+    assert checkpoints(tmp_path) == [0]
+    train.main(tiny(tmp_path, eval_iters=-1, init_from="resume"))
+    assert_same_bits(saved_state(tmp_path), saved_state(first_run[0], 10))
+    assert iterations(tmp_path, STEP) == list(range(10))
+    assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
+
+
+def test_sigterm_during_an_evaluation_ends_it_and_saves_once(first_run, tiny, tmp_path, monkeypatch, capsys):
+    def make_interrupted(*args):
+        def interrupted(model):
+            calls.append(model)
+            if len(calls) == 2:
+                signal.raise_signal(signal.SIGTERM)
+            return evaluate(model)
+
+        calls, evaluate = [], make_evaluate(*args)
+        return interrupted
+
+    make_evaluate = train.make_evaluate
+    monkeypatch.setattr(train, "make_evaluate", make_interrupted)
+    train.main(tiny(tmp_path, eval_iters=-1))
+    assert "stopped at iter 5; go on with" in capsys.readouterr().out
+    assert_same_bits(saved_state(tmp_path), saved_state(first_run[0], 5))
+    assert iterations(tmp_path, EVALUATION) == [0, 5]
+
+
+def test_second_ctrl_c_ends_the_run_at_once(tiny, tmp_path, monkeypatch):
+    def interrupted_twice(*args):
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    monkeypatch.setattr(train, "compile_step", interrupted_twice)
+    with pytest.raises(KeyboardInterrupt):
+        train.main(tiny(tmp_path))
+    assert not (tmp_path / "checkpoints").exists()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_resumes_with_the_runs_own_options(copied_run):
+    ran_with = read(str(copied_run / "options.json"))
+    train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=22"])
+    goes_on_with = read(str(copied_run / "options.json"))
+    changed = {k for k, v in goes_on_with.to_json().items() if v != ran_with.to_json()[k]}
+    assert changed == {"out_dir", "init_from", "max_iters"}
+    assert iterations(copied_run, STEP) == list(range(22))
+
+
+def test_resumed_run_may_change_how_it_learns(copied_run):
+    changes = ["--learning_rate=0.001", "--grad_clip=0", "--weight_decay=0", "--decay_lr=False"]
+    train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=21", *changes])
+    assert records(copied_run)[-2]["lr"] == pytest.approx(0.001)
+
+
+def test_resuming_a_finished_run_changes_no_checkpoint_and_no_record(copied_run):
+    before = contents(copied_run / "checkpoints"), records(copied_run)
+    train.main([f"--out_dir={copied_run}", "--init_from=resume"])
+    assert (contents(copied_run / "checkpoints"), records(copied_run)) == before
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        ({"n_embd": 32}, ["n_embd=32", "n_embd=16"]),
+        ({"mlp": "gelu"}, ["mlp=gelu", "mlp=swiglu"]),
+        ({"block_size": 4}, ["block_size=4", "block_size=8"]),
+    ],
+)
+def test_resume_refuses_another_model(copied_run, changes, named):
+    before = contents(copied_run)
+    extra = [f"--{name}={value}" for name, value in changes.items()]
+    text = refusal([f"--out_dir={copied_run}", "--init_from=resume", *extra])
+    assert all(name in text for name in named) and str(copied_run) in text
+    assert contents(copied_run) == before
+
+
+@pytest.mark.parametrize("symbols", ["abc", "abcdefghijklmnopqrstuvwxyz.!"])
+def test_resume_refuses_another_vocabulary(copied_run, tmp_path, symbols):
+    other, ids = tmp_path / "other", np.zeros(50, int)
+    write_dataset(other, ids, ids, CharTokenizer(symbols), "a test")
+    text = refusal([f"--out_dir={copied_run}", "--init_from=resume", f"--dataset={other}"])
+    assert f"dataset={other}" in text and str(copied_run) in text
+
+
+def test_auto_starts_and_then_resumes(tiny, tmp_path, capsys):
+    train.main(tiny(tmp_path, init_from="auto", max_iters=5))
+    assert "resuming" not in capsys.readouterr().out
+    train.main(tiny(tmp_path, init_from="auto", max_iters=10))
+    assert "resuming at iter 5" in capsys.readouterr().out
+    assert iterations(tmp_path, STEP) == list(range(10))
+
+
+def test_scratch_leaves_another_run_alone(copied_run, tiny):
+    before = contents(copied_run)
+    text = refusal(tiny(copied_run))
+    assert str(copied_run) in text and "--init_from=resume" in text and "--overwrite=True" in text
+    assert contents(copied_run) == before
+
+
+def test_overwrite_starts_anew(copied_run, tiny):
+    train.main(tiny(copied_run, overwrite=True, seed=1, max_iters=2))
+    assert checkpoints(copied_run) == [2]
+    assert iterations(copied_run, STEP) == [0, 1]
+
+
+def test_overwrite_loses_nothing_when_the_new_run_cannot_start(copied_run, tiny, broken_data):
+    before = contents(copied_run)
+    (broken_data / "val.bin").unlink()
+    assert "val.bin" in refusal(tiny(copied_run, overwrite=True, dataset=broken_data))
+    assert contents(copied_run) == before
+
+
+# Evaluation and checkpoints
+
+
+def test_eval_only_from_scratch_prints_and_writes_nothing(tiny, tmp_path, capsys):
+    out = tmp_path / "out"
+    train.main(tiny(out, eval_only=True, eval_iters=-1))
+    train_loss, val_loss = losses_in(capsys.readouterr().out)
+    assert train_loss == pytest.approx(math.log(28), rel=0.02)
+    assert val_loss == pytest.approx(math.log(28), rel=0.02)
+    assert not out.exists()
+
+
+def test_eval_only_of_a_run_prints_its_losses_and_writes_nothing(first_run, capsys):
+    out, _ = first_run
+    before = contents(out)
+    train.main([f"--out_dir={out}", "--init_from=resume", "--eval_only=True"])
+    last = records(out)[-1]
+    assert losses_in(capsys.readouterr().out) == pytest.approx(
+        [last["train/loss"], last["val/loss"]], abs=0.6e-4
+    )
+    assert contents(out) == before
+
+
+def losses_in(printed: str) -> list[float]:
+    """Of the line `train loss 1.2345, val loss 1.2345`."""
+    (line,) = (line for line in printed.splitlines() if line.startswith("train loss "))
+    return [float(part.split()[-1]) for part in line.split(", ")]
+
+
+@pytest.fixture(scope="module")
+def unlike_data(tmp_path_factory):
+    """Trains on "aa…abb…b" and validates on "abab": what a model learns raises its validation loss."""
+    folder = tmp_path_factory.mktemp("data") / "unlike"
+    write_dataset(folder, np.arange(1000) // 500, np.arange(100) % 2, CharTokenizer("ab"), "a test")
+    return folder
+
+
+@pytest.mark.parametrize("keep, left", [(1, [2, 10]), (2, [2, 8, 10])])
+def test_the_last_checkpoints_are_kept_and_the_best(tiny, tmp_path, unlike_data, keep, left):
+    train.main(tiny(tmp_path, dataset=unlike_data, eval_interval=2, keep_checkpoints=keep))
+    losses = [r["val/loss"] for r in records(tmp_path) if r.keys() == EVALUATION]
+    assert losses == sorted(losses)
+    assert checkpoints(tmp_path) == left
+
+
+def test_without_always_save_checkpoint_only_improvements_are_saved(tiny, tmp_path, unlike_data, capsys):
+    better, worse = tmp_path / "better", tmp_path / "worse"
+    train.main(tiny(better, always_save_checkpoint=False))
+    assert checkpoints(better) == [5, 10]
+    capsys.readouterr()
+    train.main(tiny(worse, always_save_checkpoint=False, dataset=unlike_data))
+    assert checkpoints(worse) == []
+    printed = capsys.readouterr().out
+    assert "no checkpoint was saved" in printed and "sample.py" not in printed
+
+
+def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
+    """Gone on with at a learning rate that undoes what was learned, it saves nothing more."""
+    changes = {"always_save_checkpoint": False, "learning_rate": 10.0, "decay_lr": False}
+    train.main(tiny(copied_run, init_from="resume", max_iters=30, eval_iters=-1, **changes))
+    losses = {r["iter"]: r["val/loss"] for r in records(copied_run) if r.keys() == EVALUATION}
+    assert losses[25] > losses[20] and losses[30] > losses[20]
+    assert checkpoints(copied_run) == [5, 10, 15, 20]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"learning_rate": 1e30, "eval_interval": 100}, id="seen in a step"),
+        pytest.param({"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation"),
+    ],
+)
+def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny, changes):
+    text = refusal(tiny(copied_run, init_from="resume", max_iters=40, grad_clip=0, decay_lr=False, **changes))
+    assert "nan" in text and "iter 21" in text and "learning_rate" in text
+    assert checkpoints(copied_run) == [5, 10, 15, 20]
+    assert all(np.isfinite(x).all() for x in saved_state(copied_run).values())
+    assert iterations(copied_run, STEP) == list(range(21))
+    train.main(tiny(copied_run, init_from="resume", max_iters=21))  # as the line says
+    assert checkpoints(copied_run)[-1] == 21
+
+
+# Runs that cannot start
+
+
+def damage_empty(folder):
+    (folder / "train.bin").write_bytes(b"")
+
+
+def damage_odd(folder):
+    with open(folder / "train.bin", "ab") as file:
+        file.write(b"\0")
+
+
+def damage_cut_short(folder):
+    os.truncate(folder / "train.bin", 1000)
+
+
+def damage_large_id(folder):
+    with open(folder / "train.bin", "r+b") as file:
+        file.seek(600)
+        file.write((28).to_bytes(2, "little"))
+
+
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (lambda folder: (folder / "train.bin").unlink(), "neither train.bin nor prepare.py"),
+        (lambda folder: (folder / "val.bin").unlink(), "val.bin: no such file"),
+        (damage_empty, "train.bin: the file is empty"),
+        (damage_odd, "train.bin: 3001 bytes are not a whole number of uint16 tokens"),
+        (damage_cut_short, "train.bin: 500 tokens where meta.json says 1500"),
+        (damage_large_id, "train.bin: token id 28 does not fit vocab_size 28"),
+        (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used"),
+    ],
+    ids=["no train.bin", "no val.bin", "empty", "odd", "cut short", "large id", "meta.json"],
+)
+def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
+    damage(broken_data)
+    text = refusal(tiny(tmp_path / "out", dataset=broken_data))
+    assert str(broken_data) in text and says in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"block_size": 1500}, "train.bin: 1500 tokens are fewer than block_size + 1 = 1501"),
+        ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
+        ({"dataset": "python_chr"}, "dataset=python_chr: no such data set; did you mean python_char?"),
+        ({"n_head": 3}, "n_embd"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):
+    assert says in refusal(tiny(tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+def test_out_dir_that_cannot_be_written_is_refused(tiny, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    text = refusal(tiny(tmp_path / "file" / "out"))
+    assert str(tmp_path / "file" / "out") in text and "--out_dir" in text
+
+
+def test_command_line_answers_mistakes_in_one_line_with_status_2(tiny, tmp_path):
+    texts = {
+        "syntax.py": "n_layer = = 2\n",
+        "unknown.py": "n_layers = 2\n",
+        "wrong_type.py": "n_layer = 'two'\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    syntax, unknown, wrong_type = (str(tmp_path / name) for name in texts)
+    says = [
+        (start([syntax]), [f"{syntax}:1"]),
+        (start([unknown]), [unknown, "n_layers", "did you mean n_layer?"]),
+        (start([wrong_type]), [wrong_type, "n_layer", "'two'", "an integer"]),
+        (start(tiny(tmp_path / "none", init_from="resume")), [str(tmp_path / "none"), "no checkpoint"]),
+    ]
+    for process, parts in says:
+        printed, errors = process.communicate()
+        assert process.returncode == 2
+        last = errors.splitlines()[-1]
+        assert last.startswith("error: ") and all(part in last for part in parts)
+        assert "Traceback" not in errors and not printed
+        assert len([line for line in errors.splitlines() if not line.startswith("note: ")]) == 1

@@ -1,0 +1,393 @@
+"""Checkpoints: bit for bit, whole or not at all, and what is said when one is damaged or not writable."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from config.options import Options, UserError
+from training.checkpoint import Checkpoints, Manifest, load_model
+from training.optimizer import make_optimizer
+from training.step import TrainState, compile_step, create_state, model_config
+
+ROOT = Path(__file__).resolve().parents[2]
+V = 11
+TINY = replace(
+    Options(),
+    **dict(n_layer=2, n_head=2, n_embd=16, block_size=8, batch_size=2, gradient_accumulation_steps=1),
+    **dict(bias=True, warmup_iters=0, learning_rate=1e-2, unroll=1),
+)
+TOKENIZER = {"type": "char", "symbols": "abcdefghijk"}
+MANIFEST = Manifest(TINY, V, TOKENIZER, best_val_loss=2.5)
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """The first state of TINY, its compiled step, and a batch; none of them is consumed."""
+    state = create_state(model_config(TINY, V), TINY)
+    x, y = np.random.default_rng(0).integers(V, size=(2, 1, 2, 8)).astype(np.int32)
+    return state, compile_step(state, TINY), (x, y)
+
+
+def after_steps(tiny, n):
+    """The state after n steps, which the caller may consume."""
+    state, step, batch = tiny
+    state = copy(state)
+    for _ in range(n):
+        state, _ = step(state, *batch)
+    return state
+
+
+def copy(state):
+    return jax.tree.map(jnp.copy, state)
+
+
+def at(state, iteration):
+    """The state as if it were that of another iteration."""
+    return TrainState(state.model, state.opt_state, jnp.asarray(iteration, jnp.int32))
+
+
+def assert_equal(a, b):
+    """To the bit."""
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert x.dtype == y.dtype and x.shape == y.shape
+        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+
+
+def save(out_dir, state, *iterations):
+    """One checkpoint per iteration, of one manager that is done with them."""
+    checkpoints = Checkpoints(str(out_dir), keep=len(iterations))
+    for iteration in iterations:
+        checkpoints.save(at(state, iteration), MANIFEST, val_loss=2.5)
+    checkpoints.wait()
+    return checkpoints
+
+
+def error(function, *arguments):
+    """The text of the UserError that a call ends in, which is one line."""
+    with pytest.raises(UserError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def kept(checkpoints):
+    return sorted(int(path.name) for path in checkpoints.folder.iterdir())
+
+
+# --- saved and restored -------------------------------------------------------------------------------------
+
+
+def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_path, tiny):
+    first, step, batch = tiny
+    saved = after_steps(tiny, 3)
+    checkpoints = Checkpoints(str(tmp_path))
+    checkpoints.save(saved, MANIFEST)
+    checkpoints.wait()
+    restored = Checkpoints(str(tmp_path)).restore(3, first)  # another manager, as in a resumed run
+    assert_equal(restored, saved)
+    assert_equal(checkpoints.restore_model(3, first.model), saved.model)
+    for _ in range(2):
+        saved, metrics = step(saved, *batch)
+        restored, metrics_again = step(restored, *batch)
+        assert_equal(metrics_again, metrics)
+    assert_equal(restored, saved)
+
+
+def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
+    first, step, batch = tiny
+    state = copy(first)
+    copies, checkpoints = {}, Checkpoints(str(tmp_path), keep=3)
+    for i in range(3):
+        copies[i] = copy(state)
+        checkpoints.save(state, MANIFEST)
+        state, _ = step(state, *batch)  # consumes what is being saved
+    checkpoints.wait()
+    for i, expected in copies.items():
+        assert_equal(checkpoints.restore(i, state), expected)
+
+
+def test_shapes_are_enough_to_restore(tmp_path, tiny):
+    save(tmp_path, tiny[0], 0)
+    shapes = eqx.filter_eval_shape(create_state, model_config(TINY, V), TINY)
+    assert_equal(Checkpoints(str(tmp_path)).restore(0, shapes), tiny[0])
+
+
+def test_a_manifest_comes_back(tmp_path, tiny):
+    assert save(tmp_path, tiny[0], 4).manifest(4) == MANIFEST
+
+
+def test_a_run_may_go_on_with_another_clipping(tmp_path, tiny):
+    checkpoints = save(tmp_path, tiny[0], 4)
+    without = make_optimizer(replace(TINY, grad_clip=0.0)).init(tiny[0].model)
+    restored = checkpoints.restore(4, TrainState(tiny[0].model, without, tiny[0].step))
+    assert_equal(jax.tree.leaves(restored.opt_state), jax.tree.leaves(tiny[0].opt_state))
+
+
+def test_nothing_is_pickled(tmp_path, tiny):
+    save(tmp_path, tiny[0], 1)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 5
+    for path in files:
+        content = path.read_bytes()
+        assert path.suffix not in (".pkl", ".pickle")
+        assert not (content[:1] == b"\x80" and content[-1:] == b".")  # as every pickle since protocol 2
+        assert b"numpy.core" not in content and b"training.step" not in content
+
+
+# --- which are kept -----------------------------------------------------------------------------------------
+
+
+def test_the_last_and_the_best_are_kept(tmp_path, tiny):
+    checkpoints = Checkpoints(str(tmp_path), keep=2)
+    for i, val_loss in enumerate([3.0, 2.0, 2.5, None, 2.2, None], start=1):
+        checkpoints.save(at(tiny[0], i), MANIFEST, val_loss)
+    checkpoints.wait()
+    assert kept(checkpoints) == [2, 5, 6] and checkpoints.latest() == 6
+    checkpoints = Checkpoints(str(tmp_path), keep=1)  # a resumed run knows which is the best
+    checkpoints.save(at(tiny[0], 7), MANIFEST, 2.1)
+    checkpoints.wait()
+    assert kept(checkpoints) == [2, 7]
+    checkpoints.save(at(tiny[0], 8), MANIFEST, 1.9)
+    checkpoints.wait()
+    assert kept(checkpoints) == [8]
+
+
+def test_after_all_are_deleted_a_run_starts_anew(tmp_path, tiny):
+    checkpoints = save(tmp_path, tiny[0], 10, 20)
+    checkpoints.delete_all()
+    assert checkpoints.latest() is None
+    checkpoints.save(at(tiny[0], 5), MANIFEST)
+    checkpoints.wait()
+    assert kept(checkpoints) == [5] and Checkpoints(str(tmp_path)).latest() == 5
+
+
+def test_there_is_no_latest_without_a_run_and_looking_makes_no_folder(tmp_path):
+    assert Checkpoints(str(tmp_path / "none")).latest() is None
+    assert not (tmp_path / "none").exists()
+
+
+# --- damaged ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def two_checkpoints(tmp_path_factory, tiny):
+    out_dir = tmp_path_factory.mktemp("two")
+    save(out_dir, tiny[0], 1, 2)
+    return out_dir
+
+
+def cut_in_half(path):
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+
+
+def largest_file(folder):
+    return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+DAMAGES = {
+    "no model": lambda path: shutil.rmtree(path / "model"),
+    "half an array": lambda path: cut_in_half(largest_file(path / "model")),
+    "no index": lambda path: (path / "model" / "manifest.ocdbt").unlink(),
+    "no manifest": lambda path: shutil.rmtree(path / "manifest"),
+    "half a manifest": lambda path: cut_in_half(path / "manifest" / "metadata"),
+    "empty manifest": lambda path: (path / "manifest" / "metadata").write_text(""),
+    "manifest of nothing": lambda path: (path / "manifest" / "metadata").write_text("null"),
+    "nothing left": lambda path: (shutil.rmtree(path), path.mkdir()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, tiny, two_checkpoints, damage):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    DAMAGES[damage](tmp_path / "checkpoints" / "2")
+
+    def resume():
+        checkpoints = Checkpoints(str(tmp_path))
+        latest = checkpoints.latest()
+        return checkpoints.manifest(latest), checkpoints.restore(latest, tiny[0])
+
+    for load in (resume, lambda: load_model(str(tmp_path))):
+        said = error(load)
+        assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged")
+        assert "delete this folder" in said
+    shutil.rmtree(tmp_path / "checkpoints" / "2")  # as it says
+    manifest, state = resume()
+    assert manifest == MANIFEST
+    assert_equal(state, at(tiny[0], 1))
+    assert load_model(str(tmp_path))[2] == 1
+
+
+def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "2" / "optimizer")
+    assert str(tmp_path / "checkpoints" / "2") in error(Checkpoints(str(tmp_path)).restore, 2, tiny[0])
+    assert_equal(load_model(str(tmp_path))[0], tiny[0].model)
+
+
+def test_without_its_validation_loss_a_checkpoint_is_still_good(tmp_path, tiny, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints" / "1" / "metrics")
+    checkpoints = Checkpoints(str(tmp_path))
+    assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
+    checkpoints.save(at(tiny[0], 3), MANIFEST, 2.0)
+    checkpoints.wait()
+    assert kept(checkpoints) == [3]
+
+
+def test_half_a_validation_loss_is_one_line(tmp_path, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    cut_in_half(tmp_path / "checkpoints" / "1" / "metrics" / "metrics")
+    assert str(tmp_path / "checkpoints") in error(Checkpoints, str(tmp_path))
+
+
+def test_a_model_of_another_shape_is_refused(two_checkpoints):
+    wide = replace(TINY, n_embd=32)
+    state = eqx.filter_eval_shape(create_state, model_config(wide, V), wide)
+    assert str(two_checkpoints) in error(Checkpoints(str(two_checkpoints)).restore, 2, state)
+    deep = replace(TINY, n_layer=3)
+    state = eqx.filter_eval_shape(create_state, model_config(deep, V), deep)
+    assert str(two_checkpoints) in error(Checkpoints(str(two_checkpoints)).restore, 2, state)
+
+
+# --- a disk that is full, a process that is killed ----------------------------------------------------------
+
+
+def test_a_disk_too_small_is_said_before_anything_is_written(tmp_path, tiny, monkeypatch):
+    checkpoints = save(tmp_path, tiny[0], 1)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))
+    said = error(checkpoints.save, at(tiny[0], 2), MANIFEST)
+    assert str(checkpoints.folder) in said and "make room" in said
+    assert kept(checkpoints) == [1]
+    assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
+
+
+# A limit on the size of a file stops the writing in the middle, as a full disk does.
+FILL = """
+import resource, sys
+sys.path.insert(0, sys.argv[1])
+import jax.numpy as jnp
+from training.checkpoint import *
+from training.step import create_state, model_config
+
+checkpoints = Checkpoints(sys.argv[2], keep=1)
+manifest = checkpoints.manifest(1)
+state = create_state(model_config(manifest.options, manifest.vocab_size), manifest.options)
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+try:
+    checkpoints.save(TrainState(state.model, state.opt_state, jnp.asarray(2, jnp.int32)), manifest)
+    checkpoints.wait()
+except UserError as error:
+    print(error)
+"""
+
+
+def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
+    save(tmp_path, tiny[0], 1)
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, str(ROOT), str(tmp_path)], capture_output=True, text=True
+    )
+    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot save a checkpoint")
+    assert done.stdout.count("\n") == 1
+    unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
+    assert unfinished and "2" not in unfinished  # what a killed process leaves, too
+
+    checkpoints = Checkpoints(str(tmp_path))
+    assert checkpoints.latest() == 1
+    assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
+    assert load_model(str(tmp_path))[2] == 1
+    checkpoints.save(at(tiny[0], 2), MANIFEST)  # the resumed run comes to the same iteration
+    checkpoints.wait()
+    assert kept(checkpoints) == [1, 2]  # 1 is the best; nothing unfinished is left
+
+
+def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
+    (tmp_path / "file").write_text("")
+    checkpoints = Checkpoints(str(tmp_path / "file" / "run"))
+    assert checkpoints.latest() is None
+    assert "file/run" in error(checkpoints.save, tiny[0], MANIFEST)
+
+
+# --- load_model ---------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, tiny):
+    model, tokenizer, iteration = load_model(str(two_checkpoints))
+    assert_equal(model, tiny[0].model)
+    assert (tokenizer, iteration) == (TOKENIZER, 2)
+    assert load_model(str(two_checkpoints), 1)[2] == 1
+
+
+def test_a_model_that_is_not_there_is_one_line(tmp_path, two_checkpoints):
+    assert "no checkpoint" in error(load_model, str(tmp_path / "none"))
+    said = error(load_model, str(two_checkpoints), 7)
+    assert "no checkpoint 7" in said and "[1, 2]" in said
+
+
+# A run trained on a second device stands for one trained on a GPU, which a machine without one samples from.
+SAVE_ELSEWHERE = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax
+from training.checkpoint import *
+from training.step import create_state, model_config
+
+options = Options.from_json(json.loads(sys.argv[3]), "the test")
+state = jax.device_put(create_state(model_config(options, 11), options), jax.devices()[1])
+checkpoints = Checkpoints(sys.argv[2])
+checkpoints.save(state, Manifest(options, 11, None, None))
+checkpoints.wait()
+"""
+
+
+def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp_path, tiny, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    arguments = [str(ROOT), str(tmp_path), json.dumps(TINY.to_json())]
+    subprocess.run([sys.executable, "-c", SAVE_ELSEWHERE, *arguments], check=True)
+    assert len(jax.devices()) == 1
+    assert_equal(load_model(str(tmp_path))[0], tiny[0].model)
+    assert_equal(Checkpoints(str(tmp_path)).restore(0, tiny[0]), tiny[0])
+
+
+# --- manifests ----------------------------------------------------------------------------------------------
+
+
+def test_the_lowest_validation_loss_so_far_is_remembered():
+    fresh = replace(MANIFEST, best_val_loss=None)
+    first, improved = fresh.scored(3.0)
+    assert improved and first.best_val_loss == 3.0
+    same, improved = first.scored(3.0)
+    assert not improved and same == first
+    second, improved = first.scored(2.0)
+    assert improved and second == replace(MANIFEST, best_val_loss=2.0)
+
+
+def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
+    ours = replace(MANIFEST, options=replace(TINY, learning_rate=1.0, dropout=0.5), best_val_loss=None)
+    assert ours.after(MANIFEST, Path("there")) == replace(ours, best_val_loss=2.5)
+
+
+@pytest.mark.parametrize("name, value", [("n_embd", 32), ("n_head", 4), ("mlp", "gelu"), ("bias", False)])
+def test_options_that_contradict_the_checkpoint_are_one_line(name, value):
+    ours = replace(MANIFEST, options=replace(TINY, **{name: value}))
+    said = error(ours.after, MANIFEST, Path("there/4"))
+    assert f"{name}={value}" in said and f"{name}={getattr(TINY, name)}" in said and "there/4" in said
+
+
+@pytest.mark.parametrize("changes", [dict(vocab_size=12), dict(tokenizer=None)])
+def test_another_vocabulary_contradicts_the_checkpoint(changes):
+    said = error(replace(MANIFEST, **changes).after, MANIFEST, Path("there/4"))
+    assert "vocabulary" in said and "there/4" in said

@@ -1,0 +1,185 @@
+"""Metrics: what is written of a run, that nothing is lost or written twice, and how it fails."""
+
+import json
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from config.options import Options, UserError
+from training.metrics import Metrics, read_records
+
+LOSSES = np.float32([4.1, 1 / 3, np.pi, 1e-7, 2 / 7, 3.3, 0.1, 0.7])
+
+
+@pytest.fixture
+def options(tmp_path):
+    return replace(
+        Options(), out_dir=str(tmp_path / "run"), gradient_accumulation_steps=2, batch_size=3, block_size=5
+    )
+
+
+def report(i, **changes):
+    values = {"loss": LOSSES[i], "grad_norm": LOSSES[i] / 3, "lr": np.float32(6e-4)} | changes
+    return {name: jnp.asarray(value, jnp.float32) for name, value in values.items()}
+
+
+def records(metrics):
+    """Those in the file, which has one JSON object per line."""
+    return [json.loads(line) for line in metrics.path.read_text().splitlines()]
+
+
+def iterations(metrics):
+    return [(record["iter"], "val/loss" in record) for record in records(metrics)]
+
+
+def run(options, start, end, evaluate_at=()):
+    """Steps from `start` on, before `end`, as train.py does them."""
+    metrics = Metrics(options, start)
+    for i in range(start, end):
+        if i in evaluate_at and not metrics.evaluated(i):
+            metrics.catch_up()
+            metrics.evaluation(i, {"train": 2.0 + i, "val": 3.0 + i})
+        metrics.step(i, report(i), None)
+    metrics.catch_up()
+    return metrics
+
+
+def test_a_record_of_a_step_has_its_fields_in_full_precision(options):
+    metrics = run(options, 0, 4)
+    for i, record in enumerate(records(metrics)):
+        assert set(record) == {"iter", "loss", "lr", "grad_norm", "ms", "tokens_per_second"}
+        assert record["iter"] == i
+        for name in ("loss", "grad_norm", "lr"):
+            assert np.float32(record[name]) == np.float32(report(i)[name])
+        assert record["ms"] > 0
+        assert record["tokens_per_second"] * record["ms"] / 1000 == pytest.approx(2 * 3 * 5)
+    metrics.close()
+
+
+def test_a_record_of_an_evaluation_has_the_loss_of_each_split(options):
+    metrics = Metrics(options, 0)
+    metrics.evaluation(0, {"train": 1 / 3, "val": 2 / 3})
+    assert records(metrics) == [{"iter": 0, "train/loss": 1 / 3, "val/loss": 2 / 3}]
+    assert metrics.evaluated(0) and not metrics.evaluated(1)
+    metrics.close()
+
+
+def test_a_step_is_read_when_the_next_has_started_and_the_last_is_not_lost(options):
+    metrics = Metrics(options, 0)
+    for i in range(3):
+        metrics.step(i, report(i), None)
+        assert [iteration for iteration, _ in iterations(metrics)] == list(range(i))
+    for _ in range(2):
+        metrics.catch_up()
+        assert [iteration for iteration, _ in iterations(metrics)] == [0, 1, 2]
+    metrics.close()
+
+
+def test_every_log_interval_th_step_is_written(options):
+    metrics = run(replace(options, log_interval=3), 0, 8)
+    assert [record["iter"] for record in records(metrics)] == [0, 3, 6]
+    metrics.close()
+
+
+def test_a_resumed_run_repeats_no_record_and_keeps_the_others(options):
+    """Killed after step 5 and the evaluation at 4, and resumed from the checkpoint of 4, then of 3."""
+    evaluate_at = (0, 2, 4, 6)
+    run(options, 0, 6, evaluate_at).close()
+    metrics = run(options, 4, 6, evaluate_at)
+    everything = [(0, True), (0, False), (1, False), (2, True), (2, False), (3, False), (4, True)]
+    assert iterations(metrics) == [*everything, (4, False), (5, False)]
+    metrics.close()
+    metrics = Metrics(options, 3)
+    assert iterations(metrics) == everything[:-2]
+    metrics.close()
+
+
+def test_a_run_from_scratch_keeps_nothing(options):
+    run(options, 0, 3, evaluate_at=(0,)).close()
+    metrics = Metrics(options, 0)
+    assert records(metrics) == [] and not metrics.evaluated(0)
+    metrics.close()
+
+
+@pytest.mark.parametrize("half", [b'{"iter": 3, "lo', b'{"iter"', b"\0\0\0", b"\xff\xfe"])
+def test_half_a_last_line_is_dropped(options, half):
+    metrics = run(options, 0, 3)
+    metrics.close()
+    with open(metrics.path, "ab") as file:
+        file.write(half)
+    metrics = run(options, 3, 5)
+    assert [record["iter"] for record in records(metrics)] == [0, 1, 2, 3, 4]
+    metrics.close()
+
+
+def test_there_are_no_records_without_a_file(tmp_path):
+    assert read_records(tmp_path / "metrics.jsonl") == []
+
+
+@pytest.mark.parametrize("name", ["loss", "grad_norm"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_step_that_diverged_ends_the_run_and_is_not_written(options, name, value):
+    metrics = Metrics(options, 0)
+    metrics.step(0, report(0), None)
+    metrics.step(1, report(1, **{name: value}), None)
+    with pytest.raises(UserError, match=r"iter 1: .*learning_rate") as error:
+        metrics.step(2, report(2), None)
+    assert "\n" not in str(error.value)
+    assert [iteration for iteration, _ in iterations(metrics)] == [0]
+    metrics.close()
+
+
+def test_a_step_between_two_records_that_diverged_ends_the_run_too(options):
+    metrics = Metrics(replace(options, log_interval=10), 0)
+    metrics.step(1, report(1, loss=np.nan), None)
+    with pytest.raises(UserError, match="iter 1"):
+        metrics.catch_up()
+    metrics.close()
+
+
+def test_an_evaluation_that_diverged_ends_the_run_too(options):
+    """The last update may have been the one that did it, and its checkpoint must not be saved."""
+    metrics = Metrics(options, 0)
+    with pytest.raises(UserError, match="iter 5"):
+        metrics.evaluation(5, {"train": 3.0, "val": float("nan")})
+    assert records(metrics) == []
+    metrics.close()
+
+
+def test_the_curves_are_drawn(options):
+    metrics = run(options, 0, 5, evaluate_at=(0, 2))
+    metrics.close()
+    folder = metrics.path.parent
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    assert sorted(path.name for path in folder.iterdir()) == ["loss.png", "metrics.jsonl"]
+
+
+def test_an_out_dir_that_cannot_be_written_is_one_line(options, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file/run") as error:
+        Metrics(replace(options, out_dir=str(tmp_path / "file" / "run")), 0)
+    assert "\n" not in str(error.value) and "--out_dir" in str(error.value)
+
+
+def test_a_disk_that_fills_up_is_one_line(options):
+    metrics = Metrics(options, 0)
+    with open("/dev/full", "w") as metrics.file:
+        with pytest.raises(UserError, match=r"metrics\.jsonl: cannot be written") as error:
+            metrics.evaluation(0, {"train": 1.0, "val": 1.0})
+        assert "\n" not in str(error.value)
+        metrics.close()  # must not hide that error behind one of its own
+
+
+def test_weights_and_biases_gets_the_same(options, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    metrics = run(replace(options, wandb_log=True), 0, 2, evaluate_at=(0,))
+    metrics.close()
+    (folder,) = (metrics.path.parent / "wandb").glob("offline-run-*")
+    (log,) = folder.glob("*.wandb")
+    content = log.read_bytes()
+    for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
+        assert name in content

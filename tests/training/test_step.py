@@ -1,0 +1,195 @@
+"""The training step: accumulation, dropout, donation, and that it learns."""
+
+from dataclasses import replace
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from config.options import Options, UserError
+from training.optimizer import learning_rate
+from training.step import compile_loss, compile_step, create_state, mean_gradients, model_config, train_step
+
+V = 65
+TINY = replace(
+    Options(),
+    **dict(n_layer=2, n_head=2, n_embd=32, block_size=8, batch_size=2, gradient_accumulation_steps=4),
+    unroll=1,  # compiles fastest
+    **dict(learning_rate=1e-2, min_lr=1e-3, warmup_iters=5, lr_decay_iters=100, grad_clip=0.1),
+)
+# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk: a forward and a
+# backward pass of two layers are about 100 operations in a row, the products among them sums of up to about
+# 200 terms: sqrt(100 * 200) u.
+FLOAT32_ROUNDING = 1e-5
+
+
+@cache
+def created(options):
+    return create_state(model_config(options, V), options)
+
+
+def create(options):
+    """The first state, which may be consumed."""
+    return jax.tree.map(jnp.copy, created(options))
+
+
+def random_batch(A=4, B=2, seed=0):
+    rng = np.random.default_rng(seed)
+    x, y = rng.integers(V, size=(2, A, B, 8)).astype(np.int32)
+    return x, y
+
+
+def leaves(tree):
+    return [np.asarray(x) for x in jax.tree.leaves(tree)]
+
+
+@pytest.fixture(scope="module")
+def tiny_step():
+    """The compiled step of TINY, which tests share."""
+    return compile_step(create(TINY), TINY)
+
+
+# --- one step -----------------------------------------------------------------------------------------------
+
+
+def test_microbatches_make_the_loss_and_gradients_of_one_batch():
+    model = create(TINY).model
+    x, y = random_batch(A=4, B=2)
+    gradients = jax.jit(lambda model, x, y: mean_gradients(model, x, y, None))
+    loss, parts = gradients(model, x, y)
+    whole_loss, whole = gradients(model, x.reshape(1, 8, 8), y.reshape(1, 8, 8))
+    np.testing.assert_allclose(loss, whole_loss, rtol=FLOAT32_ROUNDING)
+    assert jax.tree.structure(parts) == jax.tree.structure(whole)
+    for part, one in zip(leaves(parts), leaves(whole), strict=True):
+        assert part.dtype == np.float32
+        assert np.linalg.norm(part - one) <= FLOAT32_ROUNDING * np.linalg.norm(one)
+
+
+def test_metrics_are_the_loss_the_unclipped_norm_and_the_rate_of_this_step(tiny_step):
+    model, (x, y) = create(TINY).model, random_batch()
+    loss, gradients = jax.jit(lambda model: mean_gradients(model, x, y, None))(model)
+    norm = np.sqrt(sum((g**2).sum() for g in leaves(gradients)))
+    state, metrics = tiny_step(create(TINY), x, y)
+    assert set(metrics) == {"loss", "grad_norm", "lr"}
+    assert all(m.dtype == jnp.float32 and m.shape == () and jnp.isfinite(m) for m in metrics.values())
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=FLOAT32_ROUNDING)
+    np.testing.assert_allclose(metrics["grad_norm"], norm, rtol=FLOAT32_ROUNDING)
+    assert norm > TINY.grad_clip  # so it is the norm before clipping
+    assert metrics["lr"] == learning_rate(TINY, 0)
+    assert state.step == 1 and state.step.dtype == jnp.int32
+    _, metrics = tiny_step(state, x, y)
+    assert metrics["lr"] == learning_rate(TINY, 1)
+
+
+def test_the_state_given_is_consumed_and_the_batch_is_not(tiny_step):
+    state = create(TINY)
+    x, y = map(jnp.asarray, random_batch())
+    after, _ = tiny_step(state, x, y)
+    assert all(array.is_deleted() for array in jax.tree.leaves(state))
+    assert not any(array.is_deleted() for array in jax.tree.leaves((after, x, y)))
+
+
+def test_the_seed_decides_the_state(tiny_step):
+    def after_two_steps(options):
+        state = create(options)
+        for i in range(2):
+            state, _ = tiny_step(state, *random_batch(seed=i))
+        return leaves(state)
+
+    once, again = after_two_steps(TINY), after_two_steps(TINY)
+    for a, b in zip(once, again, strict=True):
+        np.testing.assert_array_equal(a, b)
+    other = leaves(create(replace(TINY, seed=7)).model)
+    assert any((a != b).any() for a, b in zip(leaves(create(TINY).model), other, strict=True))
+
+
+def test_the_loss_for_evaluation_has_no_dropout_and_leaves_the_model_whole():
+    options = replace(TINY, dropout=0.5)
+    model, (x, y) = create(options).model, random_batch(A=1)
+    evaluate = compile_loss(model, options)
+    loss, _ = jax.jit(lambda model: mean_gradients(model, x, y, None))(create(TINY).model)
+    np.testing.assert_allclose(evaluate(model, x[0], y[0]), loss, rtol=FLOAT32_ROUNDING)
+    assert evaluate(model, x[0], y[0]) == evaluate(model, x[0], y[0])
+
+
+# --- dropout ------------------------------------------------------------------------------------------------
+
+
+def test_each_microbatch_has_dropout_of_its_own():
+    model = create(replace(TINY, dropout=0.2)).model
+    x, y = random_batch(A=1)
+    x, y, ignored = np.repeat(x, 2, 0), y[0], np.full_like(y[0], -1)  # the same tokens twice
+    loss = jax.jit(lambda y, key: mean_gradients(model, x, y, key)[0])
+    first, second = np.stack([y, ignored]), np.stack([ignored, y])  # the loss counts one of the two
+    key = jax.random.key(0)
+    assert loss(first, key) != loss(second, key)
+    assert loss(first, key) == loss(first, key)
+    assert loss(first, key) != loss(first, jax.random.key(1))
+
+
+def test_each_step_has_dropout_of_its_own_which_the_seed_decides():
+    options = replace(TINY, dropout=0.2, gradient_accumulation_steps=1)
+    state, (x, y) = create(options), random_batch(A=1)
+
+    @partial(jax.jit, static_argnums=1)
+    def loss(i, options):
+        """Of step i on the same weights and the same batch."""
+        return train_step(replace(state, step=i), x, y, options)[1]["loss"]
+
+    at_steps = [float(loss(i, options)) for i in (0, 1, 2, 0)]
+    assert len(set(at_steps[:3])) == 3
+    assert at_steps[0] == at_steps[3]
+    assert abs(loss(0, replace(options, seed=7)) - at_steps[0]) > FLOAT32_ROUNDING * at_steps[0]
+
+
+# --- learning -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_thirty_steps_learn_a_batch_by_heart(mlp, dtype):
+    options = replace(TINY, mlp=mlp, dtype=dtype, gradient_accumulation_steps=1, grad_clip=1.0)
+    state, (x, y) = create(options), random_batch(A=1)
+    step = compile_step(state, options)
+    losses = []
+    for _ in range(30):
+        state, metrics = step(state, x, y)
+        losses.append(float(metrics["loss"]))
+    assert losses[0] == pytest.approx(np.log(V), rel=0.05)  # 16 random targets
+    assert losses[-1] < np.log(2)  # on the whole, right rather than wrong about each token
+    assert all(array.dtype in (jnp.float32, jnp.int32) for array in jax.tree.leaves(state))
+
+
+# --- the model that options describe ------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="says what a CPU gets")
+def test_a_cpu_gets_float32_and_einsum():
+    config = model_config(TINY, V)
+    assert (config.dtype, config.attention, config.vocab_size) == ("float32", "einsum", V)
+    assert model_config(replace(TINY, dtype="bfloat16"), V).dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    "changes, named",
+    [
+        (dict(n_embd=33), "n_embd=33"),
+        (dict(n_kv_head=3), "n_kv_head=3"),
+        (dict(position="rope", n_embd=6), "rope"),
+        (dict(attention="cudnn", dtype="float32"), "attention=cudnn"),
+    ],
+)
+def test_a_model_that_cannot_be_is_one_line(changes, named):
+    with pytest.raises(UserError, match=named) as error:
+        model_config(replace(TINY, **changes), V)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["n_layer", "n_head", "n_embd", "mlp", "norm", "bias", "dropout", "unroll"])
+def test_the_options_reach_the_model(name):
+    values = dict(
+        n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, unroll=2
+    )
+    assert getattr(model_config(replace(TINY, **values), V), name) == values[name]
