@@ -35,8 +35,8 @@ from config.options import Options, UserError, command, load
 from data.loader import Batches, dataset_dir, load_meta
 from generation.decode import generate
 from model import GPT, GPTConfig
-from training.hardware import peak_flops
-from training.step import compile_step, create_state, model_config, reuse_freed_memory
+from training.hardware import choose_device, peak_flops, reuse_freed_memory
+from training.step import compile_step, create_state, model_config
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
 DECODED = 256  # tokens
@@ -47,10 +47,9 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     bench, argv = split_options(argv)
     options = load(argv)
-    if options.device != "auto":
-        jax.config.update("jax_platforms", options.device)
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    choose_device(options.device)
     reuse_freed_memory()
     vocab_size = bench.vocab_size or dataset_vocab_size(options.dataset)
     config = model_config(options, vocab_size)

@@ -21,8 +21,8 @@ from config.options import Count, Limit, Name, NonNegative, Seed, UserError, com
 from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from generation.decode import generate
 from model import GPT
-from train import choose_device
 from training.checkpoint import load_model
+from training.hardware import choose_device
 
 SEPARATOR = "---------------"  # nanoGPT's, after each sample
 

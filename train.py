@@ -21,6 +21,7 @@ from config.options import Options, UserError, command, load
 from data.loader import Batches, load_meta, prepare_if_missing
 from model import GPT
 from training.checkpoint import Checkpoints, Manifest
+from training.hardware import choose_device, reuse_freed_memory
 from training.metrics import Metrics, write_whole
 from training.step import (
     TrainState,
@@ -28,7 +29,6 @@ from training.step import (
     compile_step,
     create_state,
     model_config,
-    reuse_freed_memory,
 )
 
 
@@ -159,18 +159,6 @@ def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
             "choose another --out_dir, or lose it with --overwrite=True"
         )
     return None
-
-
-def choose_device(device: str) -> None:
-    if device == "auto":
-        return
-    jax.config.update("jax_platforms", device)
-    try:
-        jax.devices()
-    except RuntimeError:
-        raise UserError(
-            f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
-        ) from None
 
 
 @contextmanager

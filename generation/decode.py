@@ -13,8 +13,9 @@ Past block_size a token thus reads between block_size / 2 and block_size tokens,
 block_size / 2 costs a prefill. Moving the window by one token each time would cost every token one, because
 all positions change.
 
-Two functions are compiled, once each, for any length of prompt and output: `_prefill` reads a context padded
-to block_size and draws one token, `_decode` draws up to CHUNK more.
+Two functions are compiled for all lengths of prompt and output: `_prefill` reads a context and draws one token,
+compiled at most twice, for contexts padded to block_size / 2 and to block_size; `_decode` draws up to CHUNK
+more, compiled once.
 """
 
 from collections.abc import Iterator

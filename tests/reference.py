@@ -20,7 +20,7 @@ CONFIGS = {
     "llama, tied": GPTConfig(**SHAPE, n_kv_head=1, position="rope", norm="rmsnorm", rope_theta=500.0),
 }
 
-# A layer's tensors, ours and Llama's. Llama stores matrices (out, in) and keeps apart what we put side by side.
+# A layer's tensors: ours, and Llama's, which are (out, in) and apart where ours are side by side.
 LLAMA_LAYER = {
     "ln_1.weight": ["input_layernorm"],
     "attn.c_attn.weight": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],

@@ -265,7 +265,8 @@ def test_flops_are_those_of_nanogpt():
 def test_the_cache_gives_what_the_whole_sequence_gives(position):
     model = large(replace(TINY, position=position, n_kv_head=2))
     tokens = random_tokens(model.config)
-    extend = jax.jit(lambda tokens, cache: model.extend(tokens, cache))
+    layers = model.layers()
+    extend = jax.jit(lambda tokens, cache: model.extend(tokens, cache, layers))
     cache, chunks = Cache.empty(model.config, 2), []
     for chunk in jnp.split(tokens, [5, 6, 7, 11], axis=1):
         features, cache = extend(chunk, cache)
@@ -276,43 +277,46 @@ def test_the_cache_gives_what_the_whole_sequence_gives(position):
 
 
 def test_unrolling_the_layers_changes_nothing():
-    model = large(replace(TINY, n_layer=4, unroll=0))
+    config = replace(TINY, n_layer=3)
     tokens, targets = random_tokens(TINY), random_tokens(TINY, seed=1)
-    loss, gradients = loss_and_gradients(model, tokens, targets)
+    loss, gradients = loss_and_gradients(large(config), tokens, targets)
     gradients = named_leaves(gradients)
-    for unroll in (1, 2, 3):
-        other = large(replace(model.config, unroll=unroll))
-        other_loss, other_gradients = loss_and_gradients(other, tokens, targets)
-        assert distance(forward(other, tokens), forward(model, tokens)) < FLOAT32_ROUNDING
+    for unroll in (1, 2):
+        other_loss, other_gradients = loss_and_gradients(
+            large(replace(config, unroll=unroll)), tokens, targets
+        )
         assert distance(other_loss, loss) < FLOAT32_ROUNDING
         for name, gradient in named_leaves(other_gradients).items():
             assert distance(gradient, gradients[name]) < FLOAT32_ROUNDING, name
 
 
 def test_bfloat16_is_as_close_to_float32_as_8_bits_allow():
-    model = large(TINY)
     tokens = random_tokens(TINY)
     logits = forward(large(replace(TINY, dtype="bfloat16")), tokens)
     assert logits.dtype == jnp.float32
-    # A layer is six products in a row, the head one more. Each rounds two operands by up to 2^-9, and the
-    # roundings add up like a random walk.
-    expected_distance = 2**-9 * math.sqrt(2 * (6 * TINY.n_layer + 1))
-    assert 0.1 * expected_distance < distance(logits, forward(model, tokens)) < expected_distance
+    # A layer is six products in a row, the head one more. Each rounds two operands by up to 2^-9, half the
+    # spacing of numbers with 8 bits: with all roundings in the same direction, that adds up to this.
+    most = 2 * (6 * TINY.n_layer + 1) * 2**-9
+    least = 2**-10  # the head's two roundings alone, at random, are this
+    assert least < distance(logits, forward(large(TINY), tokens)) < most
 
 
-# Not every bfloat16 product of XLA's CPU backend is implemented, and which is depends on the shape.
-@pytest.mark.parametrize("unroll", [0, 1])
-@pytest.mark.parametrize("tie_embeddings", [True, False])
+# Not every bfloat16 product is implemented in XLA's CPU backend. Which are depends on the shape and on how
+# the loop over layers is compiled.
 @pytest.mark.parametrize(
-    "mlp, B, T, V, H, C",
+    "mlp, tie_embeddings, unroll, B, T, V, H, C",
     [
-        ("gelu", 2, 7, 65, 3, 8),
-        ("gelu", 1, 1, 1000, 3, 24),
-        ("swiglu", 1, 1, 65, 3, 24),
-        ("swiglu", 3, 7, 1000, 3, 8),
+        ("gelu", True, 0, 2, 7, 65, 3, 8),
+        ("gelu", True, 1, 1, 1, 1000, 3, 24),
+        ("gelu", False, 0, 1, 1, 65, 1, 8),
+        ("gelu", False, 1, 3, 7, 1000, 3, 24),
+        ("swiglu", True, 0, 1, 1, 1000, 3, 8),
+        ("swiglu", True, 1, 2, 7, 65, 3, 24),
+        ("swiglu", False, 0, 3, 7, 1000, 3, 8),
+        ("swiglu", False, 1, 1, 1, 65, 3, 8),
     ],
 )
-def test_bfloat16_trains_at_odd_shapes(mlp, B, T, V, H, C, tie_embeddings, unroll):
+def test_bfloat16_trains_at_odd_shapes(mlp, tie_embeddings, unroll, B, T, V, H, C):
     config = GPTConfig(
         block_size=T,
         vocab_size=V,
@@ -320,11 +324,11 @@ def test_bfloat16_trains_at_odd_shapes(mlp, B, T, V, H, C, tie_embeddings, unrol
         n_head=H,
         n_kv_head=1,
         n_embd=H * C,
-        mlp=mlp,
         position="rope" if tie_embeddings else "learned",
+        mlp=mlp,
         tie_embeddings=tie_embeddings,
-        unroll=unroll,
         dtype="bfloat16",
+        unroll=unroll,
     )
     model = large(config)
     tokens, targets = random_tokens(config, B, T), random_tokens(config, B, T, seed=1)
@@ -333,7 +337,6 @@ def test_bfloat16_trains_at_odd_shapes(mlp, B, T, V, H, C, tie_embeddings, unrol
     for name, gradient in named_leaves(gradients).items():
         assert gradient.dtype == jnp.float32, name
         assert jnp.isfinite(gradient).all(), name
-        # One token reads only itself: nothing reaches the scores, so only there may a gradient be all zero.
         assert (gradient != 0).any(), name
 
 
@@ -432,7 +435,7 @@ llama = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False,
 def use(config, key):
     model, tokens = GPT(config, key=key), jnp.zeros((2, 7), jnp.int32)
     jax.grad(lambda model: model(tokens, key=key).sum())(model)
-    model.extend(tokens, Cache.empty(config, 2))
+    model.extend(tokens, Cache.empty(config, 2), model.layers())
 
 for variant in (dict(mlp="gelu", bias=True), llama):
     for dtype in ("float32", "bfloat16"):

@@ -67,15 +67,19 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
-        self.manager = ocp.CheckpointManager(
-            self.folder,
-            item_names=("model", "optimizer", "manifest"),
-            options=ocp.CheckpointManagerOptions(
-                preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
-                best_fn=val_loss,  # has the metrics stored, so that a resumed run knows the best as well
-                create=False,
-            ),
+        options = ocp.CheckpointManagerOptions(
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
+            best_fn=val_loss,  # has the metrics stored, so that a resumed run knows the best as well
+            create=False,
         )
+        try:
+            items = ("model", "optimizer", "manifest")
+            self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
+        except ValueError as error:  # it reads the validation losses of all checkpoints
+            raise UserError(
+                f"{self.folder}: a checkpoint's metrics/metrics is damaged ({first_line(error)}): "
+                "delete that checkpoint's folder"
+            ) from None
 
     def latest(self) -> int | None:
         """The iteration of the newest checkpoint."""
@@ -160,10 +164,7 @@ def by_name(tree) -> dict[str, jax.Array]:
 
 
 def named(arrays: dict[str, jax.Array], tree):
-    """`by_name` undone, in the structure of `tree`. Raises ValueError where a shape or dtype is another."""
-    for name, x in by_name(tree).items():
-        if arrays[name].dtype != x.dtype or arrays[name].shape != x.shape:
-            raise ValueError(f"{name} is {arrays[name].dtype}{arrays[name].shape}, not {x.dtype}{x.shape}")
+    """`by_name` undone, in the structure of `tree`."""
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in by_name(tree)])
 
 

@@ -1,6 +1,12 @@
-"""What the hardware could do at best: the peak that MFU divides model FLOP/s by (arXiv:2204.02311)."""
+"""The machine: the device that JAX computes on, the memory of its host, and what it could do at best."""
 
+import ctypes
 import re
+import sys
+
+import jax
+
+from config.options import UserError
 
 # Dense bfloat16 TFLOP/s per device: without the factor of 2 that data sheets add for sparsity.
 # Sources: NVIDIA's data sheets, AWS's for the A10G (which has little more than half the A10's tensor peak),
@@ -32,3 +38,29 @@ def peak_flops(device_kind: str) -> float | None:
         if re.search(rf"\b({name})(?!\w)", device_kind):
             return teraflops * 1e12
     return None
+
+
+def choose_device(device: str) -> None:
+    """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError."""
+    if device == "auto":
+        return
+    jax.config.update("jax_platforms", device)
+    try:
+        jax.devices()
+    except RuntimeError:
+        raise UserError(
+            f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
+        ) from None
+
+
+def reuse_freed_memory() -> None:
+    """Have the C library keep memory that was freed, so that the next step need not ask for it anew.
+
+    On a CPU, XLA allocates a step's temporaries anew each time, and the kernel clears every page of them.
+    Without that, the CPU Shakespeare step takes 25 ms instead of 34, and the baby GPT's 6.2 s instead of 9.6.
+    """
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
+        M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
+        libc.mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap, too
+        libc.mallopt(M_TRIM_THRESHOLD, -1)  # which never shrinks
+        libc.mallopt(M_ARENA_MAX, 1)  # and of which there is one: others cannot hold large blocks

@@ -90,8 +90,13 @@ class Metrics:
 
     def write(self, record: dict) -> None:
         self.records.append(record)
-        self.file.write(json.dumps(record) + "\n")
-        self.file.flush()  # what a killed run has done stays visible
+        try:
+            self.file.write(json.dumps(record) + "\n")
+            self.file.flush()  # what a killed run has done stays visible
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: cannot be written ({error.strerror}): make room there, then --init_from=resume"
+            ) from None
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 
@@ -102,10 +107,11 @@ class Metrics:
     def close(self) -> None:
         """End the bar and draw the curves."""
         self.bar.close()
-        self.file.close()
         if self.wandb is not None:
             self.wandb.finish()
-        draw(self.records, Path(self.options.out_dir) / "loss.png")
+        with suppress(OSError):  # of a full disk; the error that ended the run says so
+            self.file.close()
+            draw(self.records, Path(self.options.out_dir) / "loss.png")
 
 
 def diverged(iteration: int, found: str) -> UserError:
@@ -117,7 +123,7 @@ def diverged(iteration: int, found: str) -> UserError:
 
 def read_records(path: Path) -> list[dict]:
     """The records of a metrics.jsonl; none without one. A killed run may have left half a last line."""
-    if not path.exists():
+    if not path.is_file():
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():

@@ -8,8 +8,6 @@ Every leaf of the state is an array, so `jax.jit` takes it as it is and starts a
 `eqx.filter_jit` would wait for the step's end.
 """
 
-import ctypes
-import sys
 from collections.abc import Callable
 
 import equinox as eqx
@@ -89,7 +87,7 @@ def train_step(
     model = optax.apply_updates(state.model, updates)
     metrics = {
         "loss": loss,
-        "grad_norm": optax.global_norm(gradients),
+        "grad_norm": optax.tree.norm(gradients),
         "lr": learning_rate(options, state.step),
     }
     return TrainState(model, opt_state, state.step + 1), metrics
@@ -120,16 +118,3 @@ def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]
     """`mean_loss` without dropout, for evaluation, as `loss(model, x, y)` with x, y (B, T)."""
     batch = jax.ShapeDtypeStruct((options.batch_size, options.block_size), jnp.int32)
     return jax.jit(mean_loss).lower(model, batch, batch).compile()
-
-
-def reuse_freed_memory() -> None:
-    """Have the C library keep memory that was freed, so that the next step need not ask for it anew.
-
-    On a CPU, XLA allocates a step's temporaries anew each time, and the kernel clears every page of them.
-    Without that, the CPU Shakespeare step takes 25 ms instead of 34, and the baby GPT's 6.2 s instead of 9.6.
-    """
-    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):  # glibc
-        M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8  # malloc.h
-        libc.mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap, too
-        libc.mallopt(M_TRIM_THRESHOLD, -1)  # which never shrinks
-        libc.mallopt(M_ARENA_MAX, 1)  # and of which there is one: others cannot hold large blocks

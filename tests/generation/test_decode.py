@@ -12,7 +12,7 @@ from generation import decode
 from generation.decode import CHUNK, generate
 from model import GPT, Cache, GPTConfig
 
-SHAPE = dict(block_size=40, vocab_size=65, n_layer=3, n_head=4, n_embd=32)
+SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
     "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
     "llama": GPTConfig(**SHAPE, position="rope", norm="rmsnorm", n_kv_head=2, qk_norm=True),
@@ -23,8 +23,12 @@ KEY = jax.random.key(7)
 
 def make(config):
     """A model with weights large enough for its tokens to depend on the whole context."""
-    model = GPT(config, key=jax.random.key(0))
-    return jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, model)
+
+    @jax.jit
+    def init(key):
+        return jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, GPT(config, key=key))
+
+    return init(jax.random.key(0))
 
 
 @pytest.fixture(scope="module", params=CONFIGS)
@@ -88,7 +92,7 @@ def test_greedy_decoding_past_block_size_equals_recomputing_within_the_window(mo
     assert_greedy(model, prompt(2, P), new)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, CHUNK, CHUNK + 1])
+@pytest.mark.parametrize("block_size", [1, 2, 3, CHUNK + 1])
 def test_small_and_odd_windows(block_size):
     model = make(replace(CONFIGS["gpt2"], block_size=block_size, n_layer=1))
     new = generated(model, prompt(1, 2), 3 * CHUNK, temperature=0)
@@ -97,8 +101,8 @@ def test_small_and_odd_windows(block_size):
 
 def test_the_tokens_depend_on_the_whole_context(gpt2):
     """Or else the comparisons above would not see a cache that forgets."""
-    first, second = prompt(1, 20), prompt(1, 20)
-    second[0, 0] = (second[0, 0] + 1) % SHAPE["vocab_size"]
+    first, second = prompt(2, 20), prompt(2, 20)
+    second[:, 0] = (second[:, 0] + 1) % SHAPE["vocab_size"]
     assert (generated(gpt2, first, 15, temperature=0) != generated(gpt2, second, 15, temperature=0)).any()
 
 
@@ -108,7 +112,7 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it():
 
 
 def test_only_the_last_block_size_tokens_of_a_long_prompt_are_read(gpt2):
-    long = prompt(1, 2 * S)
+    long = prompt(2, 2 * S)
     np.testing.assert_array_equal(generated(gpt2, long, 20), generated(gpt2, long[:, -S:], 20))
 
 
@@ -122,24 +126,22 @@ def test_the_same_key_gives_the_same_tokens_and_another_key_others(gpt2):
 
 
 def test_a_row_does_not_depend_on_the_rows_drawn_with_it(gpt2):
-    four = generated(gpt2, prompt(4, 5), 60, temperature=0.8, top_k=20, top_p=0.9)
-    two = generated(gpt2, prompt(4, 5)[:2], 60, temperature=0.8, top_k=20, top_p=0.9)
-    other = np.concatenate([prompt(4, 5)[:3], prompt(1, 5, seed=1)])
-    np.testing.assert_array_equal(four[:2], two)
-    np.testing.assert_array_equal(
-        four[:3], generated(gpt2, other, 60, temperature=0.8, top_k=20, top_p=0.9)[:3]
-    )
+    start, settings = prompt(4, 5), {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    four = generated(gpt2, start, 30, **settings)
+    np.testing.assert_array_equal(four[:2], generated(gpt2, start[:2], 30, **settings))
+    start[3] = prompt(1, 5, seed=1)
+    np.testing.assert_array_equal(four[:3], generated(gpt2, start, 30, **settings)[:3])
 
 
 def test_rows_with_the_same_prompt_differ(gpt2):
-    new = generated(gpt2, np.zeros((3, 1), np.int32), 20)
-    assert len({tuple(row) for row in new}) == 3
+    new = generated(gpt2, np.zeros((2, 1), np.int32), 20)
+    assert (new[0] != new[1]).any()
 
 
 def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
-    long = generated(gpt2, prompt(1, 5), 2 * S)
+    long = generated(gpt2, prompt(2, 5), 2 * S)
     for n in (1, CHUNK, CHUNK + 5, S):
-        np.testing.assert_array_equal(generated(gpt2, prompt(1, 5), n), long[:, :n])
+        np.testing.assert_array_equal(generated(gpt2, prompt(2, 5), n), long[:, :n])
 
 
 def test_the_first_tokens_are_drawn_from_the_models_distribution(gpt2):
@@ -167,20 +169,24 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
 
 
 def test_it_is_compiled_once_for_all_lengths(gpt2):
-    generated(gpt2, prompt(3, 2), 2 * CHUNK, temperature=0.71)
-    before = decode._prefill._cache_size(), decode._decode._cache_size()
+    """The prefill for its two lengths, half a block and a whole one, and the loop once."""
+
+    def compiled():
+        return decode._prefill._cache_size(), decode._decode._cache_size()
+
+    before = compiled()
     for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
-        generated(gpt2, prompt(3, P), n, temperature=0.71, key=jax.random.key(P))
-    assert (decode._prefill._cache_size(), decode._decode._cache_size()) == before
+        generated(gpt2, prompt(2, P), n, temperature=0.71, key=jax.random.key(P))
+    assert compiled() == (before[0] + 2, before[1] + 1)
 
 
 def test_tokens_come_as_they_are_made(gpt2):
-    chunks = [chunk.shape[1] for chunk in generate(gpt2, prompt(1, 1), key=KEY, max_new_tokens=3 * S)]
+    chunks = [chunk.shape[1] for chunk in generate(gpt2, prompt(2, 1), key=KEY, max_new_tokens=3 * S)]
     assert chunks[0] == 1 and max(chunks) <= CHUNK and sum(chunks) == 3 * S
 
 
 def test_bfloat16_keeps_a_bfloat16_cache_and_decodes():
     model = make(replace(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
-    assert Cache.empty(model.config, 2).kv[0].dtype == jnp.bfloat16
+    assert Cache.empty(model.config, 2).kv[0][0].dtype == jnp.bfloat16
     new = generated(model, prompt(2, 5), 2 * S)
     assert new.shape == (2, 2 * S) and (0 <= new).all() and (new < SHAPE["vocab_size"]).all()

@@ -91,9 +91,11 @@ def test_a_resumed_run_repeats_no_record_and_keeps_the_others(options):
     everything = [(0, True), (0, False), (1, False), (2, True), (2, False), (3, False), (4, True)]
     assert iterations(metrics) == [*everything, (4, False), (5, False)]
     metrics.close()
-    metrics = Metrics(options, 3)
-    assert iterations(metrics) == everything[:-2]
-    metrics.close()
+    for start, left in ((4, everything), (3, everything[:-2])):
+        metrics = Metrics(options, start)
+        assert iterations(metrics) == left
+        assert metrics.evaluated(start) == (start == 4)
+        metrics.close()
 
 
 def test_a_run_from_scratch_keeps_nothing(options):
