@@ -108,14 +108,13 @@ def prompt_text(start: str) -> str:
     return text
 
 
-def top_k(given: int | None, vocab_size: int) -> int:
-    if given is None:
-        return min(200, vocab_size)  # as nanoGPT does
-    if given > vocab_size:
+def candidates(top_k: int | None, vocab_size: int) -> int:
+    """How many of the likeliest tokens to draw from: nanoGPT's 200, or all, unless `--top_k` says."""
+    if top_k is not None and top_k > vocab_size:
         raise UserError(
-            f"--top_k is {given}, expected 1 to {vocab_size}, the tokens of the vocabulary, or None"
+            f"--top_k is {top_k}, but the vocabulary has {vocab_size} tokens: give 1 to {vocab_size}"
         )
-    return given
+    return top_k or min(200, vocab_size)
 
 
 def write_samples(

@@ -9,12 +9,13 @@ those of a run that never stopped: batches and dropout follow from the seed and 
 """
 
 import json
+import os
 import signal
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import equinox as eqx
 import jax
 
 from config.options import Options, UserError, command, load
@@ -46,27 +47,28 @@ def main(argv: list[str]) -> None:
     resume_at = where_to_resume(options, checkpoints)
     if resume_at is not None:
         manifest = manifest.after(checkpoints.manifest(resume_at), checkpoints.folder / str(resume_at))
-    state = create_state(config, options)
-    print(
-        f"{sum(x.size for x in jax.tree.leaves(state.model)):,} parameters on {jax.devices()[0].device_kind}"
-    )
-    if resume_at is not None:
-        state = checkpoints.restore(resume_at, state)
-        print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
-    evaluate = make_evaluate(options, state.model)
-    if options.eval_only:
-        print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
-        return
+    shapes = eqx.filter_eval_shape(create_state, config, options)
+    parameters = sum(x.size for x in jax.tree.leaves(shapes.model))
+    print(f"{parameters:,} parameters on {jax.devices()[0].device_kind}")
 
-    if options.overwrite:
-        checkpoints.delete_all()
-    write_whole(Path(options.out_dir) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
-    metrics = Metrics(options, start=resume_at or 0)
-    try:
-        with stop_signals() as stop_asked:
+    with stop_signals() as stop_asked:
+        evaluate = make_evaluate(options, shapes.model)
+        if not options.eval_only:
+            claim_folder(options, checkpoints)
+        if resume_at is None:
+            state = create_state(config, options)
+        else:
+            state = checkpoints.restore(resume_at, shapes)
+            print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
+        if options.eval_only:
+            print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
+            return
+        metrics = Metrics(options, start=resume_at or 0)
+        try:
             train(options, state, batches, evaluate, checkpoints, manifest, metrics, stop_asked)
-    finally:
-        metrics.close()
+        finally:
+            metrics.close()
+
     if checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss never improved")
         return
@@ -86,7 +88,8 @@ def train(
 ) -> None:
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
     step = compile_step(state, options)
-    for i in range(int(state.step), options.max_iters + 1):
+    i = int(state.step)
+    for i in range(i, options.max_iters + 1):
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
             metrics.catch_up()
             losses = evaluate(state.model)
@@ -122,6 +125,13 @@ class StepBatches:
     def epoch(self, i: int) -> float | None:
         """How many times the steps before i went through the data; None for random windows."""
         return self.rows.epoch(i) if self.epochs else None
+
+
+def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
+    """Make `out_dir` this run's: with its options, and without the run that it overwrites, if it does."""
+    write_whole(Path(options.out_dir) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
+    if options.overwrite:
+        checkpoints.delete_all()
 
 
 def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, float]]:
@@ -170,7 +180,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        print("\nstopping after this step: a checkpoint is saved", file=sys.stderr)
+        os.write(2, b"\nstopping after this step: a checkpoint is saved\n")  # print may be at work right now
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -86,8 +86,13 @@ class Checkpoints:
         return self.manager.latest_step()
 
     def delete_all(self) -> None:
-        for iteration in self.manager.all_steps():
-            self.manager.delete(iteration)
+        try:
+            for iteration in self.manager.all_steps():
+                self.manager.delete(iteration)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be deleted ({error.strerror}): delete it by hand"
+            ) from None
 
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
         """Start to save `state`, which may be donated at once, as the checkpoint of its iteration."""
@@ -128,6 +133,9 @@ class Checkpoints:
         return self._items(iteration, model=model)["model"]
 
     def _items(self, iteration: int, **trees):
+        # A target says where its array is to be: here, whatever devices the run was trained on.
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        trees = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), trees)
         targets = {name: ocp.args.StandardRestore(by_name(tree)) for name, tree in trees.items()}
         try:
             arrays = self.manager.restore(iteration, args=ocp.args.Composite(**targets))
@@ -151,10 +159,8 @@ def load_model(out_dir: str, iteration: int | None = None) -> tuple[GPT, dict | 
     manifest = checkpoints.manifest(iteration)
     options = replace(manifest.options, dtype="auto", attention="auto")  # as this machine likes it
     config = model_config(options, manifest.vocab_size)
-    shapes = eqx.filter_eval_shape(create_state, config, options).model
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # whatever devices the run was trained on
-    model = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), shapes)
-    return checkpoints.restore_model(iteration, model), manifest.tokenizer, iteration
+    shapes = eqx.filter_eval_shape(create_state, config, options)
+    return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
 
 
 def by_name(tree) -> dict[str, jax.Array]:

@@ -117,7 +117,7 @@ class Metrics:
 def diverged(iteration: int, found: str) -> UserError:
     return UserError(
         f"iter {iteration}: {found}; "
-        "the last good checkpoint is kept: resume from it, with a lower learning_rate"
+        "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
     )
 
 

@@ -92,7 +92,7 @@ def test_greedy_decoding_past_block_size_equals_recomputing_within_the_window(mo
     assert_greedy(model, prompt(2, P), new)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 3, CHUNK + 1])
+@pytest.mark.parametrize("block_size", [1, 3, CHUNK + 1])
 def test_small_and_odd_windows(block_size):
     model = make(replace(CONFIGS["gpt2"], block_size=block_size, n_layer=1))
     new = generated(model, prompt(1, 2), 3 * CHUNK, temperature=0)
@@ -138,6 +138,13 @@ def test_rows_with_the_same_prompt_differ(gpt2):
     assert (new[0] != new[1]).any()
 
 
+def test_each_token_is_a_draw_of_its_own(gpt2):
+    """Of 80 even draws among 65 tokens, 46 are different on average; of 3 draws repeated, 3 would be."""
+    indifferent = jax.tree.map(jnp.zeros_like, gpt2)
+    for row in generated(indifferent, prompt(2, 5), 80):
+        assert 35 < len(set(row.tolist())) < 57
+
+
 def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
     long = generated(gpt2, prompt(2, 5), 2 * S)
     for n in (1, CHUNK, CHUNK + 5, S):
@@ -161,8 +168,7 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
     favoured = eqx.tree_at(lambda model: model.wte, gpt2, replace_fn=lambda wte: wte.at[50:].multiply(10))
     start = prompt(2, 5) % 50
     assert (generated(favoured, start, 30) >= 50).any()
-    for settings in ({"temperature": 0}, {"top_k": 50, "top_p": 0.9}):
-        assert (generated(favoured, start, 30, vocab_size=50, **settings) < 50).all()
+    assert (generated(favoured, start, 30, vocab_size=50) < 50).all()
 
 
 # --- how it is run ----------------------------------------------------------------------------------------

@@ -1,0 +1,229 @@
+"""sample.py as its user meets it: what it writes, that it repeats, and what it says to a bad request.
+
+The run it samples from is made here: a tiny model with random weights, saved as train.py saves one.
+"""
+
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import sample
+from config.options import Options, UserError
+from data.tokenizer import CharTokenizer
+from training.checkpoint import Checkpoints, Manifest
+from training.step import create_state, model_config
+
+ROOT = Path(sample.__file__).parent
+SYMBOLS = "\n :ROMEabcdefghij"
+TINY = replace(Options(), n_layer=1, n_head=2, n_embd=16, block_size=16, mlp="gelu", device="cpu", unroll=1)
+NEW = 40  # tokens: past block_size
+
+
+TOKENIZER = CharTokenizer(SYMBOLS).to_json()
+
+
+def save_run(folder, *, vocab_size=17, tokenizer=TOKENIZER):
+    """A run's folder with a checkpoint; the weights are large, so that the text depends on the prompt."""
+    options = replace(TINY, out_dir=str(folder))
+    state = create_state(model_config(options, vocab_size), options)
+    state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
+    checkpoints = Checkpoints(str(folder))
+    checkpoints.save(state, Manifest(options, vocab_size, tokenizer, best_val_loss=None))
+    checkpoints.wait()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return save_run(tmp_path_factory.mktemp("runs") / "tiny")
+
+
+@pytest.fixture
+def write(run, capsys):
+    """`write(start=..., ...)` runs sample.py's main with these options: the samples, and what stderr says."""
+
+    def samples(out_dir=run, **options):
+        options = {"out_dir": out_dir, "max_new_tokens": NEW, "num_samples": 2, "device": "cpu"} | options
+        sample.main([f"--{name}={value}" for name, value in options.items()])
+        printed = capsys.readouterr()
+        *texts, end = printed.out.split("\n---------------\n")
+        assert end == ""
+        return texts, printed.err
+
+    return samples
+
+
+def error(*argv):
+    """The one line that a command line ends in."""
+    with pytest.raises(UserError) as caught:
+        sample.main(list(argv))
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+# --- what it writes ---------------------------------------------------------------------------------------
+
+
+def test_each_sample_is_the_prompt_and_so_many_tokens_of_the_vocabulary(write):
+    texts, notices = write(start="ROMEO:", num_samples=3)
+    assert len(texts) == 3 and len(set(texts)) == 3
+    for text in texts:
+        assert text.startswith("ROMEO:") and len(text) == len("ROMEO:") + NEW and set(text) <= set(SYMBOLS)
+    assert notices == ""
+
+
+def test_the_same_seed_writes_the_same_text_and_another_seed_another(write):
+    first, again, other = (write(start="ab", seed=seed)[0] for seed in (5, 5, 6))
+    assert first == again and first != other
+
+
+def test_a_sample_does_not_depend_on_how_many_are_drawn(write):
+    assert write(num_samples=1)[0] == write(num_samples=2)[0][:1]
+
+
+def test_the_defaults_are_nanogpts():
+    options = sample.SampleOptions()
+    assert (options.out_dir, options.start, options.num_samples) == ("out", "\n", 10)
+    assert (options.max_new_tokens, options.temperature, options.seed) == (500, 0.8, 1337)
+    assert sample.candidates(options.top_k, 65) == 65 and sample.candidates(options.top_k, 50257) == 200
+
+
+def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
+    texts = write(start="ab", temperature=0)[0] + write(start="ab", temperature=0, seed=9)[0]
+    assert len(set(texts)) == 1
+    assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=1e-6)[0]
+
+
+def test_top_p_1_and_the_whole_vocabulary_as_top_k_are_the_default(write):
+    assert write()[0] == write(top_p=1.0, top_k=len(SYMBOLS))[0] == write(top_p=None, top_k=None)[0]
+
+
+def test_the_prompt_may_be_a_file(write, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_text("ROMEO:\n", encoding="utf-8")
+    assert write(start=f"FILE:{path}") == write(start="ROMEO:\n")
+
+
+def test_a_config_file_sets_options(write, tmp_path, run, capsys):
+    path = tmp_path / "config.py"
+    path.write_text(f"out_dir = {str(run)!r}\nstart = 'ROMEO:'\nnum_samples = 1\nmax_new_tokens = {NEW}\n")
+    expected = write(start="ROMEO:", num_samples=1)[0][0]
+    sample.main([str(path), "--device=cpu"])
+    assert capsys.readouterr().out == f"{expected}\n{sample.SEPARATOR}\n"
+
+
+def test_a_run_that_was_moved_needs_neither_its_data_nor_its_options_file(write, run, tmp_path):
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved)
+    assert [path.name for path in moved.iterdir()] == ["checkpoints"]
+    assert write(out_dir=moved) == write()
+
+
+def test_a_prompt_longer_than_block_size_is_cut_with_a_notice(write):
+    long = "abcdefghij" * 3
+    texts, notice = write(start=long)
+    assert notice == "note: the prompt has 30 tokens, of which the model reads the last 16\n"
+    short = write(start=long[-16:])[0]
+    assert texts == [long[:-16] + text for text in short]
+
+
+def test_padding_of_the_vocabulary_is_not_drawn(write, tmp_path):
+    padded = save_run(tmp_path / "padded", vocab_size=64)
+    for text in write(out_dir=padded, temperature=100.0)[0]:  # nearly uniform
+        assert len(text) == 1 + NEW and set(text) <= set(SYMBOLS)
+
+
+def test_the_matmuls_may_be_in_another_dtype(run):
+    for dtype in ("float32", "bfloat16"):
+        model, _ = sample.load(sample.SampleOptions(out_dir=str(run), dtype=dtype))
+        assert model(jnp.zeros((1, 2), jnp.int32)).dtype == jnp.float32
+        assert model.config.dtype == model.blocks.attn.c_attn.dtype == dtype
+
+
+def test_the_first_sample_appears_as_it_is_made(capsys):
+    seen = []
+
+    def chunks():
+        for tokens in ([[0, 1], [2, 3]], [[4], [5]]):
+            yield jnp.array(tokens)
+            seen.append(capsys.readouterr().out)
+
+    sample.write_samples(">", chunks(), CharTokenizer("abcdef"))
+    assert seen == [">ab", "e"]
+    assert capsys.readouterr().out == f"\n{sample.SEPARATOR}\n>cdf\n{sample.SEPARATOR}\n"
+
+
+# --- bad requests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument, says",
+    [
+        ("--top_k=0", "--top_k is 0, expected an integer, 1 or more"),
+        ("--top_k=18", "--top_k is 18, but the vocabulary has 17 tokens"),
+        ("--top_p=0", "--top_p is 0, expected a number above 0, up to 1"),
+        ("--top_p=1.01", "--top_p is 1.01, expected a number above 0, up to 1"),
+        ("--temperature=-0.1", "--temperature is -0.1, expected a number, 0 or more"),
+        ("--num_samples=0", "--num_samples is 0, expected an integer, 1 or more"),
+        ("--max_new_tokens=0", "--max_new_tokens is 0, expected an integer, 1 or more"),
+        ("--start=", "--start is '', expected a text that is not empty"),
+        ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
+        ("--init_from=gpt2-xl", "--init_from is 'gpt2-xl', expected one of resume"),
+        ("--num_sample=1", "--num_sample is not an option; did you mean num_samples?"),
+        ("--batch_size=1", "--batch_size is not an option; python sample.py --help lists them all"),
+    ],
+)
+def test_a_bad_option_is_one_line(run, argument, says):
+    assert says in error(f"--out_dir={run}", "--device=cpu", argument)
+
+
+@pytest.mark.parametrize(
+    "content, says", [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe", "cannot be read as text")]
+)
+def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
+    path = tmp_path / "prompt.txt"
+    if content is not None:
+        path.write_bytes(content)
+    text = error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
+    assert str(path) in text and says in text
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path):
+    assert "no checkpoint" in error(f"--out_dir={tmp_path}", "--device=cpu")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_whose_tokens_are_not_text_is_one_line(tmp_path):
+    numbers = save_run(tmp_path / "numbers", tokenizer=None)
+    assert "are not text" in error(f"--out_dir={numbers}", "--device=cpu")
+
+
+# --- as a command -----------------------------------------------------------------------------------------
+
+
+def test_the_command_writes_text_to_stdout_and_notices_to_stderr(write, run):
+    arguments = [f"--out_dir={run}", "--num_samples=2", f"--max_new_tokens={NEW}", "--device=cpu"]
+    done = subprocess.run(
+        [sys.executable, "sample.py", *arguments, "--compile=False"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"{text}\n{sample.SEPARATOR}\n" for text in write()[0])
+    assert done.stderr == "note: compile is for PyTorch only and is ignored\n"
+
+
+def test_a_reader_that_leaves_early_causes_no_traceback(run):
+    arguments = [f"--out_dir={run}", "--max_new_tokens=100000", "--device=cpu"]
+    process = subprocess.Popen(
+        [sys.executable, "sample.py", *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    process.stdout.read(10)
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait() != 0
