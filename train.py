@@ -89,7 +89,7 @@ def train(
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
     step = compile_step(state, options)
     i = int(state.step)
-    for i in range(i, options.max_iters + 1):
+    while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
             metrics.catch_up()
             losses = evaluate(state.model)
@@ -97,10 +97,11 @@ def train(
             manifest, improved = manifest.scored(losses["val"])
             if i > 0 and (improved or options.always_save_checkpoint):
                 checkpoints.save(state, manifest, losses["val"])
-        if i == options.max_iters or stop_asked():
+        if i >= options.max_iters or stop_asked():
             break
         state, report = step(state, *batches(i))
         metrics.step(i, report, batches.epoch(i))  # reads the report of step i - 1, while step i runs
+        i += 1
 
     metrics.catch_up()
     if stop_asked():

@@ -56,7 +56,8 @@ class Manifest:
                 )
         if (self.vocab_size, self.tokenizer) != (saved.vocab_size, saved.tokenizer):
             raise UserError(
-                f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}"
+                f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
+                "give the data set that it was trained on, or train anew in another --out_dir"
             )
         return replace(self, best_val_loss=saved.best_val_loss)
 
