@@ -11,7 +11,7 @@ stdout.
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 import jax
@@ -78,19 +78,12 @@ def main(argv: list[str]) -> None:
 
 def load(options: SampleOptions) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
     """The model of a run, computing in `options.dtype`, and its tokenizer."""
-    model, description, _ = load_model(options.out_dir)
+    model, description, _ = load_model(options.out_dir, dtype=options.dtype)
     if description is None:
         raise UserError(
             f"out_dir={options.out_dir}: the tokens of this run are not text, none can be written"
         )
-    return model if options.dtype == "auto" else with_dtype(model, options.dtype), from_json(description)
-
-
-def with_dtype(model: GPT, dtype: str) -> GPT:
-    """The same weights in a model whose matrix products take their operands in `dtype`."""
-    config = replace(model.config, dtype=dtype)
-    shapes = jax.eval_shape(lambda key: GPT(config, key=key), jax.random.key(0))
-    return jax.tree.unflatten(jax.tree.structure(shapes), jax.tree.leaves(model))
+    return model, from_json(description)
 
 
 def prompt_text(start: str) -> str:

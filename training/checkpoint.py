@@ -145,10 +145,13 @@ class Checkpoints:
             raise damaged(self.folder / str(iteration), error) from None
 
 
-def load_model(out_dir: str, iteration: int | None = None) -> tuple[GPT, dict | None, int]:
+def load_model(
+    out_dir: str, iteration: int | None = None, dtype: str = "auto"
+) -> tuple[GPT, dict | None, int]:
     """A run's model, its tokenizer (for data.tokenizer.from_json) and the iteration.
 
-    Without an `iteration`, the latest. Raises UserError when there is no such checkpoint, or it is damaged.
+    Without an `iteration`, the latest. `dtype` is that of the matrix products, as in `Options`. Raises
+    UserError when there is no such checkpoint, or it is damaged.
     """
     checkpoints = Checkpoints(out_dir)
     saved = sorted(checkpoints.manager.all_steps())
@@ -158,7 +161,7 @@ def load_model(out_dir: str, iteration: int | None = None) -> tuple[GPT, dict | 
     if iteration not in saved:
         raise UserError(f"{checkpoints.folder}: no checkpoint {iteration}; there are {saved}")
     manifest = checkpoints.manifest(iteration)
-    options = replace(manifest.options, dtype="auto", attention="auto")  # as this machine likes it
+    options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size)
     shapes = eqx.filter_eval_shape(create_state, config, options)
     return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration

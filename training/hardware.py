@@ -47,7 +47,7 @@ def choose_device(device: str) -> None:
     jax.config.update("jax_platforms", device)
     try:
         jax.devices()
-    except RuntimeError:
+    except (RuntimeError, AssertionError):  # the second, where JAX was installed without that platform
         raise UserError(
             f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
         ) from None
