@@ -55,8 +55,7 @@ def generate(
     """
     B, S = prompt.shape[0], model.config.block_size
     settings = dict(temperature=temperature, top_k=top_k, top_p=top_p, vocab_size=vocab_size)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(B))
-    cache, layers = Cache.empty(model.config, B), _layers(model)
+    layers, cache, keys = _start(model, key, B)
     context, made = np.asarray(prompt, np.int32)[:, -S:], 0
     while made < max_new_tokens:
         length = context.shape[1]
@@ -80,7 +79,15 @@ def _padded(context: Int[np.ndarray, "B P"], S: int) -> tuple[Int[np.ndarray, "B
     return np.pad(context, ((0, 0), (0, padded - P))), P
 
 
-_layers = jax.jit(GPT.layers)
+@partial(jax.jit, static_argnames="B")
+def _start(model, key, B):
+    """The blocks one by one, an empty cache, and a key for each row."""
+    return (
+        model.layers(),
+        Cache.empty(model.config, B),
+        jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(B)),
+    )
+
 
 _compiled = partial(
     jax.jit,

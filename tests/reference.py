@@ -50,6 +50,8 @@ def gpt2(config: GPTConfig) -> GPT2LMHeadModel:
             n_layer=config.n_layer,
             n_head=config.n_head,
             n_embd=config.n_embd,
+            bos_token_id=None,  # GPT-2's own are beyond this vocabulary
+            eos_token_id=None,
         )
     )
 
