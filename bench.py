@@ -35,7 +35,7 @@ from config.options import Options, UserError, command, load
 from data.loader import Batches, dataset_dir, load_meta
 from generation.decode import generate
 from model import GPT, GPTConfig
-from training.hardware import choose_device, peak_flops, reuse_freed_memory
+from training.hardware import choose_device, peak_flops, return_freed_memory, reuse_freed_memory
 from training.step import compile_step, create_state, model_config
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
@@ -217,7 +217,9 @@ def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
     times = {name: [] for name in pilot}
     for _ in range(rounds):
         for variant in variants:
+            variant.run(1)  # untimed, because what the variants before it left in caches and memory is theirs
             times[variant.name].append(variant.run(block[variant.name]))
+            return_freed_memory()  # or the baby GPT's variants together need more than 24 GB
     return times
 
 
