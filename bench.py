@@ -159,6 +159,7 @@ class TorchStep:
 
     def run(self, n: int) -> float:
         """Seconds per step over n steps. Raises Unavailable."""
+        return_freed_memory()  # this process keeps what JAX's steps freed: 7 GB of it for the baby GPT
         self._send(str(n))
         answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
@@ -219,7 +220,6 @@ def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
         for variant in variants:
             variant.run(1)  # untimed, because what the variants before it left in caches and memory is theirs
             times[variant.name].append(variant.run(block[variant.name]))
-            return_freed_memory()  # or the baby GPT's variants together need more than 24 GB
     return times
 
 

@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from model import GPT, GPTConfig
 
-SHAPE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48, unroll=1)
+SHAPE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48)
 CONFIGS = {
     "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
     "llama": GPTConfig(**SHAPE, n_kv_head=2, position="rope", norm="rmsnorm", tie_embeddings=False),
