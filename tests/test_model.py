@@ -181,7 +181,7 @@ def test_no_position_depends_on_later_tokens(position, n_kv_head, dtype):
 @pytest.mark.parametrize("variant", [{}, LLAMA])
 def test_a_new_model_knows_nothing(variant, V, D, B):
     # Logits are small at first, and the loss ln(V), as long as D is: they are products of D-vectors. A tied
-    # head also favours the token it has just read; nanoGPT's loss starts 3% above ln(V) for V 65, D 384.
+    # head also favours the token it has just read; at V 65, D 384 the loss starts 3% above ln(V).
     config = GPTConfig(block_size=64, vocab_size=V, n_layer=2, n_head=4, n_embd=D, **variant)
     model = jax.jit(lambda key: GPT(config, key=key))(jax.random.key(0))
     logits = forward(model, random_tokens(config, B))
