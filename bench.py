@@ -140,6 +140,11 @@ class JaxStep:
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
+    def rest(self) -> None:
+        """Give back the memory that the steps freed, which for the baby GPT is 6 GB: the others need it."""
+        time.sleep(0.1)  # the last step's temporaries are freed a moment after its results are there
+        return_freed_memory()
+
 
 class TorchStep:
     """A variant of bench_torch.py, in a process of its own that waits while it is not its turn."""
@@ -159,8 +164,14 @@ class TorchStep:
 
     def run(self, n: int) -> float:
         """Seconds per step over n steps. Raises Unavailable."""
-        return_freed_memory()  # this process keeps what JAX's steps freed: 7 GB of it for the baby GPT
-        self._send(str(n))
+        return self._ask(str(n))
+
+    def rest(self) -> None:
+        """Give back the memory that the steps freed."""
+        self._ask("0")
+
+    def _ask(self, line: str) -> float:
+        self._send(line)
         answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
             raise Unavailable(f"{self.name} is unavailable: {answer['error']}")
@@ -192,13 +203,16 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
     other = "bfloat16" if step.dtype == "float32" else "float32"
     options = replace(step.options, dtype=other)
     variants = [JaxStep(model_config(options, step.config.vocab_size), options)]
+    step.rest()
     variants[0].run(1)
+    variants[0].rest()
     for dtype in ("float32", "bfloat16"):
         for compiled in (False, True):
             variant = TorchStep(step.config, step.options, dtype, compiled)
             stack.callback(variant.stop)
             try:
                 variant.run(1)
+                variant.rest()
                 variants.append(variant)
             except Unavailable as error:
                 print(error)
@@ -208,7 +222,10 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
 
 def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
     """Seconds per step of every block of steps, by variant. All must have been run once before."""
-    pilot = {variant.name: variant.run(1) for variant in variants}
+    pilot = {}
+    for variant in variants:
+        pilot[variant.name] = variant.run(1)
+        variant.rest()
     rounds = max(MIN_ROUNDS, int(BUDGET / max(BLOCK, *pilot.values())))
     if steps is None:
         block = {name: max(1, int(BLOCK / seconds)) for name, seconds in pilot.items()}
@@ -220,6 +237,7 @@ def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
         for variant in variants:
             variant.run(1)  # untimed, because what the variants before it left in caches and memory is theirs
             times[variant.name].append(variant.run(block[variant.name]))
+            variant.rest()
     return times
 
 

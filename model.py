@@ -49,6 +49,11 @@ class GPTConfig:
     unroll: int = 0  # layers unrolled in the scan over layers; 0: all
 
     def __post_init__(self):
+        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"{name}={value} must be 1 or more")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout={self.dropout} must be from 0 up to, but not including, 1")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
         if self.n_head % self.kv_heads:
@@ -152,9 +157,11 @@ class GPT(eqx.Module):
 
     def embed(self, tokens: Int[Array, "B T"], start) -> Float[Array, "B T D"]:
         """The residual stream of tokens at positions `start` and on, before the first block."""
-        x = self.wte[tokens]
+        x, T = self.wte[tokens], tokens.shape[1]
         if self.wpe is not None:
-            x = x + lax.dynamic_slice_in_dim(self.wpe, start, tokens.shape[1])
+            if T > self.config.block_size:
+                raise ValueError(f"{T} tokens are more than block_size={self.config.block_size} positions")
+            x = x + lax.dynamic_slice_in_dim(self.wpe, start, T)
         return x
 
     @property
@@ -378,7 +385,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
         return x
     bits = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 2)), jnp.uint32)
     bits = lax.bitcast_convert_type(bits, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
-    dropped = round(rate * 2**16)
+    dropped = min(round(rate * 2**16), 2**16 - 1)
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
 
 

@@ -363,6 +363,11 @@ def test_dropout_zeroes_the_fraction_and_keeps_the_mean(rate, width):
     assert both == pytest.approx((1 - rate) ** 2, abs=5 / math.sqrt(y.size / 2))
 
 
+def test_the_largest_rate_drops_nearly_everything():
+    y = np.asarray(dropout(jnp.ones((256, 1024)), np.nextafter(1, 0), jax.random.key(0)))
+    assert set(np.unique(y)) <= {0.0, 2.0**16} and (y > 0).sum() < 30  # 4 of 2^18 are expected to stay
+
+
 def test_a_key_turns_dropout_on_and_decides_it():
     on, off = (large(replace(TINY, dropout=rate)) for rate in (0.2, 0.0))
     tokens = random_tokens(TINY)
@@ -422,12 +427,23 @@ def test_attention_weights_are_dropped_out():
         (dict(n_embd=100, n_head=3), "n_embd=100 .*n_head=3"),
         (dict(n_embd=96, n_head=6, n_kv_head=4), "n_head=6 .*n_kv_head=4"),
         (dict(n_embd=36, n_head=4, position="rope"), "rope .*n_embd / n_head is 9"),
+        *((dict({name: 0}), f"{name}=0 ") for name in ("block_size", "vocab_size", "n_layer", "n_embd")),
+        (dict(n_head=0), "n_head=0 "),
+        (dict(n_kv_head=0), "n_kv_head=0 "),
+        (dict(n_kv_head=-2), "n_kv_head=-2 "),
+        (dict(dropout=1.0), "dropout=1.0 "),
+        (dict(dropout=-0.5), "dropout=-0.5 "),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):
     with pytest.raises(ValueError, match=names) as error:
         GPTConfig(**wrong)
     assert "\n" not in str(error.value)
+
+
+def test_more_tokens_than_learned_positions_are_refused_in_one_line():
+    with pytest.raises(ValueError, match="17 tokens .*block_size=16"):
+        forward(GPT(TINY, key=jax.random.key(0)), random_tokens(TINY, T=17))
 
 
 def test_arrays_have_the_shapes_and_dtypes_that_signatures_state():

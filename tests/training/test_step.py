@@ -165,8 +165,8 @@ def test_thirty_steps_learn_a_batch_by_heart(mlp, dtype):
 # --- the model that options describe ------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(jax.default_backend() != "cpu", reason="says what a CPU gets")
-def test_a_cpu_gets_float32_and_einsum():
+def test_a_cpu_gets_float32_and_einsum(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     config = model_config(TINY, V)
     assert (config.dtype, config.attention, config.vocab_size) == ("float32", "einsum", V)
     assert model_config(replace(TINY, dtype="bfloat16"), V).dtype == "bfloat16"
