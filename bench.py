@@ -50,7 +50,6 @@ def main(argv: list[str]) -> None:
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
-    reuse_freed_memory()
     vocab_size = bench.vocab_size or dataset_vocab_size(options.dataset)
     config = model_config(options, vocab_size)
     print(describe(config, options))
@@ -130,6 +129,7 @@ class JaxStep:
         start = time.perf_counter()
         self.compiled = compile_step(self.state, options)
         self.compile_seconds = time.perf_counter() - start
+        reuse_freed_memory(self.compiled)
         shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
 

@@ -22,6 +22,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 
@@ -128,7 +129,7 @@ class GPT(eqx.Module):
 
         def layer(x, per_layer):
             block, key = per_layer
-            return block(x, key=key)
+            return block(over_batch(x), key=key)
 
         x, _ = lax.scan(layer, x, (self.blocks, layer_keys), unroll=self.config.unroll or L)
         return self.ln_f(x)
@@ -209,7 +210,7 @@ class Block(eqx.Module):
 class CausalSelfAttention(eqx.Module):
     """Each token reads from itself and the tokens before it."""
 
-    c_attn: "Linear"  # D -> queries, keys and values side by side
+    c_attn: "Linear"  # D -> (K, G + 2, C): of each key/value head its G = H / K queries, its key, its value
     c_proj: "Linear"
     q_norm: "Norm | None"
     k_norm: "Norm | None"
@@ -217,8 +218,8 @@ class CausalSelfAttention(eqx.Module):
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         attn_key, proj_key = jax.random.split(key)
-        D, C = config.n_embd, config.head_size
-        self.c_attn = Linear(config, D, D + 2 * config.kv_heads * C, key=attn_key)
+        D, K, C = config.n_embd, config.kv_heads, config.head_size
+        self.c_attn = Linear(config, D, K, config.n_head // K + 2, C, key=attn_key)
         self.c_proj = Linear(config, D, D, std=residual_std(config), key=proj_key)
         self.q_norm = Norm(config, C) if config.qk_norm else None
         self.k_norm = Norm(config, C) if config.qk_norm else None
@@ -227,7 +228,8 @@ class CausalSelfAttention(eqx.Module):
     def __call__(self, x: Float[Array, "B T D"], *, kv=None, start=0, key: PRNGKeyArray | None = None):
         B, T, D = x.shape
         attn_key, residual_key = split(key)
-        q, k, v = self.split_heads(self.c_attn(x))  # (B, H, T, C), (B, K, T, C) twice
+        heads = self.c_attn(x).transpose(0, 2, 3, 1, 4)  # (B, K, G + 2, T, C)
+        q, k, v = heads[:, :, :-2], heads[:, :, -2], heads[:, :, -1]  # (B, K, G, T, C), (B, K, T, C) twice
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.config.position == "rope":
@@ -237,38 +239,31 @@ class CausalSelfAttention(eqx.Module):
                 lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=2)
                 for old, new in zip(kv, (k, v), strict=True)
             )  # (B, K, S, C) twice
-        y = attention(q, k, v, start, self.config, attn_key)  # (B, H, T, C)
-        y = self.c_proj(y.swapaxes(1, 2).reshape(B, T, D))
+        y = attention(q, k, v, start, self.config, attn_key)  # (B, K, G, T, C)
+        y = self.c_proj(y.transpose(0, 3, 1, 2, 4).reshape(B, T, D))
         return dropout(y, self.config.dropout, residual_key), kv
-
-    def split_heads(self, qkv: Float[Array, "B T _"]):
-        B, T, _ = qkv.shape
-        H, K, C = self.config.n_head, self.config.kv_heads, self.config.head_size
-        heads = qkv.reshape(B, T, H + 2 * K, C).swapaxes(1, 2)  # (B, H + 2 K, T, C)
-        return heads[:, :H], heads[:, H : H + K], heads[:, H + K :]
 
 
 class MLP(eqx.Module):
-    """GELU (tanh form, as in GPT-2), or SwiGLU with its two input matrices side by side in `c_fc`."""
+    """GELU (tanh form, as in GPT-2), or SwiGLU."""
 
-    c_fc: "Linear"
+    c_fc: "Linear"  # D -> F, or D -> (2, F): the gate and what it gates
     c_proj: "Linear"
     config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         fc_key, proj_key = jax.random.split(key)
         D, F = config.n_embd, config.n_hidden
-        self.c_fc = Linear(config, D, F if config.mlp == "gelu" else 2 * F, key=fc_key)
+        self.c_fc = Linear(config, D, *([F] if config.mlp == "gelu" else [2, F]), key=fc_key)
         self.c_proj = Linear(config, F, D, std=residual_std(config), key=proj_key)
         self.config = config
 
     def __call__(self, x: Float[Array, "B T D"], *, key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
-        h = self.c_fc(x)  # (B, T, F), or (B, T, 2 F)
+        h = self.c_fc(x)  # (B, T, F), or (B, T, 2, F)
         if self.config.mlp == "gelu":
             h = jax.nn.gelu(h, approximate=True)
         else:
-            gate, h = jnp.split(h, 2, axis=-1)
-            h = jax.nn.silu(gate) * h
+            h = jax.nn.silu(h[:, :, 0]) * h[:, :, 1]
         return dropout(self.c_proj(h), self.config.dropout, key)
 
 
@@ -295,31 +290,36 @@ class Norm(eqx.Module):
 
 
 class Linear(eqx.Module):
-    """x @ weight + bias. Weights are stored (in, out), as in GPT-2."""
+    """x @ weight + bias. Weights are stored (in, out), as in GPT-2, but `out` may be several axes.
 
-    weight: Float[Array, "i o"]
-    bias: Float[Array, " o"] | None
+    Queries, keys and values, or the gate and what it gates, thus come of one product, and a device that has
+    its share of the heads, or of F, has what belongs together.
+    """
+
+    weight: Float[Array, "i *o"]
+    bias: Float[Array, "*o"] | None
     dtype: str = eqx.field(static=True)
 
-    def __init__(self, config: GPTConfig, fan_in: int, fan_out: int, *, std=0.02, key: PRNGKeyArray):
-        self.weight = normal(key, (fan_in, fan_out), std)
+    def __init__(self, config: GPTConfig, fan_in: int, *fan_out: int, std=0.02, key: PRNGKeyArray):
+        self.weight = normal(key, (fan_in, *fan_out), std)
         self.bias = jnp.zeros(fan_out) if config.bias else None
         self.dtype = config.dtype
 
-    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T o"]:
+    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
         y = matmul(x, self.weight, self.dtype)
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def matmul(x: Float[Array, "B T i"], w: Float[Array, "i o"], dtype: str) -> Float[Array, "B T o"]:
-    """x @ w with operands in `dtype`, summed in float32; float32 out on a CPU, `dtype` out elsewhere.
+def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Float[Array, "B T *o"]:
+    """x @ w, whose `out` may be several axes, with operands in `dtype`, summed in float32; float32 out on a CPU, `dtype` out elsewhere.
 
     The gradients are written out because JAX's own are slow on CPUs: XLA makes a transposed copy of x for the
     weight gradient and fuses all that led to x into it. Contracting B and T as two axes avoids that, and is
     the form that XLA's CPU library takes for bfloat16. The weight gradient is summed in float32.
     """
-    return contract("btd,df->btf", x, w, dtype)
+    out = "fgh"[: w.ndim - 1]
+    return contract(f"btd,d{out}->bt{out}", x, w, dtype)
 
 
 def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array:
@@ -335,8 +335,9 @@ def _matmul_forward(x, w, dtype):
 
 def _matmul_backward(dtype, saved, dy):
     x, w = saved
-    dx = contract("btf,df->btd", dy, w, dtype).astype(x.dtype)
-    dw = contract("btd,btf->df", x, dy, dtype, out=jnp.float32)
+    out = "fgh"[: w.ndim - 1]
+    dx = contract(f"bt{out},d{out}->btd", dy, w, dtype).astype(x.dtype)
+    dw = contract(f"btd,bt{out}->d{out}", x, dy, dtype, out=jnp.float32)
     return dx, dw
 
 
@@ -346,26 +347,26 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None):
     """softmax(q k^T / sqrt(C)) v, where query i may read keys 0 to start + i.
 
-    q is (B, H, T, C), k and v are (B, K, S, C); returns (B, H, T, C). With a `key`, the weights are dropped
-    out. Without dropout or a cache, cuDNN's fused kernel may run, which never holds the T x T weights.
+    q is (B, K, G, T, C), with G queries to a key, k and v are (B, K, S, C); returns (B, K, G, T, C). With a
+    `key`, the weights are dropped out. Without dropout or a cache, cuDNN's fused kernel may run, which never
+    holds the T x T weights.
     """
-    B, H, T, C = q.shape
-    K, S = k.shape[1:3]
+    B, K, G, T, C = q.shape
+    S = k.shape[2]
     plain = isinstance(start, int) and (key is None or config.dropout == 0)
-    if plain and config.attention == "cudnn":
-        q, k, v = (x.swapaxes(1, 2).astype(config.dtype) for x in (q, k, v))  # the kernel takes (B, T, H, C)
+    if plain and config.attention == "cudnn":  # whose kernel takes (B, T, H, C)
+        q = q.transpose(0, 3, 1, 2, 4).reshape(B, T, K * G, C)
+        q, k, v = (x.astype(config.dtype) for x in (q, k.swapaxes(1, 2), v.swapaxes(1, 2)))
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-        return y.swapaxes(1, 2)
-    q = q.reshape(B, K, H // K, T, C)  # the G = H / K queries that share a key
+        return y.reshape(B, T, K, G, C).transpose(0, 2, 3, 1, 4)
     scores = contract("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
     readable = jnp.arange(S) <= start + jnp.arange(T)[:, None]  # (T, S)
     weights = jax.nn.softmax(jnp.where(readable, scores, -jnp.inf))
     weights = dropout(weights, config.dropout, key)
-    y = contract("bkgts,bksc->bkgtc", weights, v, config.dtype)
-    return y.reshape(B, H, T, C)
+    return contract("bkgts,bksc->bkgtc", weights, v, config.dtype)
 
 
-def rotate(x: Float[Array, "B H T C"], start, theta: float) -> Float[Array, "B H T C"]:
+def rotate(x: Float[Array, "*heads T C"], start, theta: float) -> Float[Array, "*heads T C"]:
     """Rotary position embedding, in Llama's layout: component i turns with component i + C/2."""
     T, C = x.shape[-2:]
     frequencies = theta ** (-jnp.arange(0, C, 2) / C)  # (C/2,)
@@ -387,6 +388,17 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     bits = lax.bitcast_convert_type(bits, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     dropped = min(round(rate * 2**16), 2**16 - 1)
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
+
+
+def over_batch(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    """x with its batch axis cut along the axes `data` and `fsdp` of the device mesh, where there is one.
+
+    Said of the residual stream in each layer, this has the compiler gather the weights of a layer, and not
+    the activations, wherever the weights are cut along `fsdp`.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return lax.with_sharding_constraint(x, PartitionSpec(("data", "fsdp")))
 
 
 def split(key: PRNGKeyArray | None) -> Shaped[PRNGKeyArray, "2"] | tuple[None, None]:

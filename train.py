@@ -15,12 +15,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import equinox as eqx
 import jax
+import numpy as np
 
 from config.options import Options, UserError, command, load
 from data.loader import Batches, load_meta, prepare_if_missing
 from model import GPT
+from parallel.hosts import assemble, rows_here
+from parallel.mesh import check_fit, make_mesh
+from parallel.sharding import draw_sharding, sharding_table
 from training.checkpoint import Checkpoints, Manifest
 from training.hardware import choose_device, reuse_freed_memory
 from training.metrics import Metrics, write_whole
@@ -30,16 +33,28 @@ from training.step import (
     compile_step,
     create_state,
     model_config,
+    state_shapes,
 )
 
 
 def main(argv: list[str]) -> None:
     options = load(argv)
     choose_device(options.device)
-    reuse_freed_memory()
     prepare_if_missing(options.dataset)
+    with jax.set_mesh(make_mesh(options.mesh)):
+        run(options)
+
+
+def run(options: Options) -> None:
+    """The whole run, on the device mesh."""
     meta = load_meta(options.dataset)
     config = model_config(options, meta.vocab_size)
+    check_fit(jax.sharding.get_mesh(), config, options)
+    shapes = state_shapes(config, options)
+    if options.show_sharding:
+        print(sharding_table(shapes.model))
+        draw_sharding(shapes.model)
+        return
     batches = StepBatches(options)
     manifest = Manifest(options, meta.vocab_size, meta.tokenizer, best_val_loss=None)
 
@@ -47,7 +62,6 @@ def main(argv: list[str]) -> None:
     resume_at = where_to_resume(options, checkpoints)
     if resume_at is not None:
         manifest = manifest.after(checkpoints.manifest(resume_at), checkpoints.folder / str(resume_at))
-    shapes = eqx.filter_eval_shape(create_state, config, options)
     parameters = sum(x.size for x in jax.tree.leaves(shapes.model))
     print(f"{parameters:,} parameters on {jax.devices()[0].device_kind}")
 
@@ -88,6 +102,7 @@ def train(
 ) -> None:
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
     step = compile_step(state, options)
+    reuse_freed_memory(step)
     i = int(state.step)
     while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
@@ -118,10 +133,12 @@ class StepBatches:
         self.shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
         A, B, T = self.shape
         self.rows = Batches(options.dataset, "train", A * B, T, options.seed, options.sampling)
+        self.here = np.arange(A * B).reshape(A, B)[:, rows_here(B)].ravel()
         self.epochs = options.sampling == "epoch"
 
     def __call__(self, i: int):
-        return tuple(rows.reshape(self.shape) for rows in self.rows(i))
+        A, B, T = self.shape
+        return tuple(assemble(rows.reshape(A, -1, T), B) for rows in self.rows(i, self.here))
 
     def epoch(self, i: int) -> float | None:
         """How many times the steps before i went through the data; None for random windows."""
@@ -151,7 +168,10 @@ def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, flo
 
     def mean_over(model: GPT, batches: Batches) -> float:
         drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
-        losses = [(compiled(model, x, y), (y >= 0).sum()) for x, y in drawn]
+        here = rows_here(B)
+        losses = [
+            (compiled(model, assemble(x[here], B), assemble(y[here], B)), (y >= 0).sum()) for x, y in drawn
+        ]
         return float(sum(float(loss) * tokens for loss, tokens in losses) / sum(t for _, t in losses))
 
     return evaluate

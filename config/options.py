@@ -118,6 +118,9 @@ class Options:
     warmup_iters: Steps = 2000  # steps of linear warmup
     lr_decay_iters: Steps = 600000  # step at which the cosine reaches min_lr; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # the lowest; about learning_rate / 10, per Chinchilla
+    # devices
+    mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
+    show_sharding: bool = False  # print which device holds what of the parameters, then stop
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
@@ -139,7 +142,7 @@ class Options:
 
 
 # These say what one command does, or where; a resumed run does not take them over from its options.json.
-NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only")
+NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only", "show_sharding")
 
 
 def load(argv: list[str]) -> Options:

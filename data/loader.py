@@ -160,9 +160,9 @@ class Batches:
         self.n_windows = (len(self.tokens) - 1) // block_size
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def __call__(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Batch i: inputs and targets, int32 (B, T) each."""
-        return self._windows(self._starts(i))
+    def __call__(self, i: int, rows=slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """Batch i, or those rows of it: inputs and targets, int32 (B, T) each."""
+        return self._windows(self._starts(i)[rows])
 
     def epoch(self, i: int) -> float:
         """How many times the batches before batch i went through the split (on average, when random)."""

@@ -1,9 +1,13 @@
 """What the tests of whole runs share: a tiny data set, and the command line of a run that takes a second."""
 
+import jax
 import pytest
 
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+
+# Devices for the tests of meshes; the others take the first. The programs that tests start have one.
+jax.config.update("jax_num_cpu_devices", 8)
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
@@ -27,6 +31,7 @@ def tiny(tiny_data):
             "out_dir": out_dir,
             "dataset": tiny_data,
             "device": "cpu",
+            "mesh": "data:1",
             "n_layer": 2,
             "n_head": 2,
             "n_embd": 16,

@@ -20,7 +20,7 @@ CONFIGS = {
     "llama, tied": GPTConfig(**SHAPE, n_kv_head=1, position="rope", norm="rmsnorm", rope_theta=500.0),
 }
 
-# A layer's tensors: ours, and Llama's, which are (out, in) and apart where ours are side by side.
+# A layer's tensors: ours, and Llama's, which are (out, in), and apart where ours are one.
 LLAMA_LAYER = {
     "ln_1.weight": ["input_layernorm"],
     "attn.c_attn.weight": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -92,13 +92,18 @@ def as_gpt(name: str, tensors: dict[str, torch.Tensor]) -> GPT:
 
 
 def from_gpt2(tensors, config):
-    """GPT-2's tensors under our names, which are GPT-2's; `tensors` is emptied."""
+    """GPT-2's tensors under our names, which are GPT-2's; `tensors` is emptied.
+
+    All have our shapes, but that queries, keys and values come before the heads.
+    """
     arrays = {table: tensors.pop(f"transformer.{table}.weight") for table in ("wte", "wpe")}
     arrays |= {f"ln_f.{part}": tensors.pop(f"transformer.ln_f.{part}") for part in ("weight", "bias")}
     names = [name.removeprefix("transformer.h.0.") for name in tensors if name.startswith("transformer.h.0.")]
     for name in names:
-        layers = [tensors.pop(f"transformer.h.{i}.{name}") for i in range(config.n_layer)]
-        arrays[f"blocks.{name}"] = np.stack(layers)
+        layers = np.stack([tensors.pop(f"transformer.h.{i}.{name}") for i in range(config.n_layer)])
+        if "c_attn" in name:
+            layers = layers.reshape(*layers.shape[:-1], 3, config.n_head, config.head_size).swapaxes(-3, -2)
+        arrays[f"blocks.{name}"] = layers
     return arrays
 
 
@@ -110,10 +115,14 @@ def from_llama(tensors, config):
     }
     if not config.tie_embeddings:
         arrays["lm_head"] = tensors.pop("lm_head.weight")
+    D, K, C = config.n_embd, config.kv_heads, config.head_size
     for ours, theirs in LLAMA_LAYER.items():
-        layers = [
-            np.concatenate([tensors.pop(f"model.layers.{i}.{name}.weight").T for name in theirs], axis=-1)
-            for i in range(config.n_layer)
-        ]
+        layers = []
+        for i in range(config.n_layer):
+            parts = [tensors.pop(f"model.layers.{i}.{name}.weight").T for name in theirs]
+            if "c_attn" in ours:  # a key's queries, the key and the value
+                layers.append(np.concatenate([part.reshape(D, K, -1, C) for part in parts], axis=2))
+            else:
+                layers.append(np.stack(parts, axis=1) if len(parts) > 1 else parts[0])
         arrays[f"blocks.{ours}"] = np.stack(layers)
     return arrays

@@ -38,6 +38,11 @@ def as_in_torch(tree, name: str) -> np.ndarray:
         return np.asarray(attrgetter(".".join([room, *rest]))(tree))
     layer, *path = rest
     array = np.asarray(attrgetter(".".join(path))(tree.blocks)[int(layer)])
+    if "c_attn" in path:  # (..., K, G + 2, C): the twin has all queries first, then all keys, then all values
+        q, k, v = np.split(array, (array.shape[-2] - 2, array.shape[-2] - 1), axis=-2)
+        array = np.concatenate([x.reshape(*array.shape[:-3], -1) for x in (q, k, v)], axis=-1)
+    elif "c_fc" in path and "weight" in path:
+        array = array.reshape(len(array), -1)
     return array.T  # a vector is its own transpose
 
 

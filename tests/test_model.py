@@ -118,15 +118,14 @@ def test_attention_with_qk_norm_is_the_formula_head_by_head(position, norm):
         turned = (head[..., : C // 2] + 1j * head[..., C // 2 :]) * np.exp(1j * angles)
         return np.concatenate([turned.real, turned.imag], -1)
 
-    qkv = np.asarray(x, np.float64) @ np.asarray(layer.c_attn.weight)
-    heads = np.split(qkv, 8, axis=-1)  # 4 queries, 2 keys, 2 values; each (2, 7, 8)
+    heads = np.tensordot(np.asarray(x, np.float64), np.asarray(layer.c_attn.weight), 1)  # (2, 7, 2, 4, 8)
     out = []
-    for i in range(4):
-        q = turned(normalised(heads[i], np.asarray(gains[0])))
-        k = turned(normalised(heads[4 + i // 2], np.asarray(gains[1])))
+    for i in range(4):  # head i is the i % 2-th query of key i // 2
+        q = turned(normalised(heads[:, :, i // 2, i % 2], np.asarray(gains[0])))
+        k = turned(normalised(heads[:, :, i // 2, 2], np.asarray(gains[1])))
         scores = np.einsum("btc,bsc->bts", q, k) / np.sqrt(8)
         weights = np.exp(scores) * np.tri(7)
-        out.append(weights / weights.sum(-1, keepdims=True) @ heads[6 + i // 2])
+        out.append(weights / weights.sum(-1, keepdims=True) @ heads[:, :, i // 2, 3])
     expected = np.concatenate(out, -1) @ np.asarray(layer.c_proj.weight)
     assert distance(eqx.filter_jit(layer)(x)[0], expected) < FLOAT32_ROUNDING
 
@@ -407,7 +406,7 @@ def test_attention_weights_are_dropped_out():
     config = replace(TINY, dropout=rate)
     q = jnp.zeros((64, 4, S, S))  # equal scores: query t weighs each of its t + 1 keys by 1 / (t + 1)
     v = jnp.broadcast_to(jnp.eye(S), q.shape)  # so that what comes out are the weights
-    weights = np.asarray(attention(q, q, v, 0, config, jax.random.key(0)))
+    weights = np.asarray(attention(q[:, :, None], q, v, 0, config, jax.random.key(0)))[:, :, 0]
     weights = weights * np.arange(1, S + 1)[:, None]
     readable = np.broadcast_to(np.tri(S, dtype=bool), weights.shape)
     assert (weights[~readable] == 0).all()

@@ -125,7 +125,10 @@ class Checkpoints:
             raise damaged(path.parents[1], error) from None
 
     def restore(self, iteration: int, state: TrainState) -> TrainState:
-        """The state saved at `iteration`; of `state`, only the shapes and dtypes count."""
+        """The state saved at `iteration`, whatever the mesh it was saved from.
+
+        Of `state` the shapes, dtypes and shardings count: they say which device gets what.
+        """
         restored = self._items(iteration, model=state.model, optimizer=(state.opt_state, state.step))
         return TrainState(restored["model"], *restored["optimizer"])
 
@@ -134,9 +137,11 @@ class Checkpoints:
         return self._items(iteration, model=model)["model"]
 
     def _items(self, iteration: int, **trees):
-        # A target says where its array is to be: here, whatever devices the run was trained on.
+        # A target without a sharding would go to the devices that the run was trained on.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        trees = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), trees)
+        trees = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here), trees
+        )
         targets = {name: ocp.args.StandardRestore(by_name(tree)) for name, tree in trees.items()}
         try:
             arrays = self.manager.restore(iteration, args=ocp.args.Composite(**targets))

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from config.options import Options, UserError
 from model import GPT, GPTConfig
+from parallel.sharding import on_mesh, over_rows, shard
 from training.loss import cross_entropy
 from training.optimizer import learning_rate, make_optimizer
 
@@ -61,9 +62,14 @@ def create_state(config: GPTConfig, options: Options) -> TrainState:
     @jax.jit
     def create():
         model = GPT(config, key=jax.random.fold_in(jax.random.key(options.seed), 0))
-        return TrainState(model, make_optimizer(options).init(model), jnp.zeros((), jnp.int32))
+        return shard(TrainState(model, make_optimizer(options).init(model), jnp.zeros((), jnp.int32)))
 
     return create()
+
+
+def state_shapes(config: GPTConfig, options: Options) -> TrainState:
+    """Shapes, dtypes and shardings of the state, which is not made."""
+    return on_mesh(eqx.filter_eval_shape(create_state, config, options))
 
 
 def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
@@ -72,7 +78,7 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
     The compiled step tells its `cost_analysis()` and `memory_analysis()`.
     """
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
-    batch = jax.ShapeDtypeStruct(shape, jnp.int32)
+    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=over_rows(3))
     step = jax.jit(lambda state, x, y: train_step(state, x, y, options), donate_argnums=0)
     return step.lower(state, batch, batch).compile()
 
@@ -90,7 +96,7 @@ def train_step(
         "grad_norm": optax.tree.norm(gradients),
         "lr": learning_rate(options, state.step),
     }
-    return TrainState(model, opt_state, state.step + 1), metrics
+    return shard(TrainState(model, opt_state, state.step + 1)), metrics
 
 
 def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
@@ -102,9 +108,9 @@ def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], k
     def add(total, microbatch):
         x, y, i = microbatch
         one = jax.value_and_grad(mean_loss)(model, x, y, None if key is None else jax.random.fold_in(key, i))
-        return jax.tree.map(jnp.add, total, one), None
+        return shard(jax.tree.map(jnp.add, total, one)), None
 
-    zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model))
+    zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model)))
     total, _ = lax.scan(add, zero, (x, y, jnp.arange(A)))
     return jax.tree.map(lambda sum: sum / A, total)
 
@@ -116,5 +122,5 @@ def mean_loss(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key=None) 
 
 def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
     """`mean_loss` without dropout, for evaluation, as `loss(model, x, y)` with x, y (B, T)."""
-    batch = jax.ShapeDtypeStruct((options.batch_size, options.block_size), jnp.int32)
+    batch = jax.ShapeDtypeStruct((options.batch_size, options.block_size), jnp.int32, sharding=over_rows(2))
     return jax.jit(mean_loss).lower(model, batch, batch).compile()

@@ -1,0 +1,81 @@
+"""The device mesh: how the devices share the work. One option says it.
+
+    --mesh=data:2,fsdp:2,tensor:2       8 devices; one axis may be -1: as many as are left
+
+    data     each device has all the weights and its part of the batch; gradients are summed over them
+    fsdp     the same, but a device keeps only its part of the weights and of the optimizer's state, and a
+             layer's weights are gathered when they are used (ZeRO-3, arXiv:1910.02054)
+    tensor   the devices share every layer's heads and MLP, and have the same part of the batch; the residual
+             stream is summed over them twice per layer (Megatron, arXiv:1909.08053)
+
+No axis changes what is computed: on every mesh the loss curve is the same, to float32 rounding. `tensor` talks
+most, so it is the innermost axis: its devices are neighbours.
+"""
+
+import difflib
+import math
+import sys
+
+import jax
+from jax.sharding import AxisType, Mesh
+
+from config.options import Options, UserError
+from model import GPTConfig
+
+AXES = ("data", "fsdp", "tensor")
+
+
+def make_mesh(text: str) -> Mesh:
+    """The mesh that `--mesh=<text>` describes. Raises UserError.
+
+    It may take fewer devices than there are, for a comparison, unless they are many processes'.
+    """
+    sizes, devices = parse(text, jax.device_count()), jax.devices()
+    n = math.prod(sizes.values())
+    if n < len(devices):
+        if jax.process_count() > 1:
+            raise UserError(f"mesh={text} has {n} devices, but the processes have {len(devices)}: use all")
+        print(f"note: mesh={text} uses {n} of {len(devices)} devices", file=sys.stderr)
+    auto = (AxisType.Auto,) * len(AXES)  # XLA decides what no sharding was given for
+    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=devices[:n])
+
+
+def parse(text: str, n_devices: int) -> dict[str, int]:
+    """The size of every axis; 1 if `text` does not name it. Raises UserError."""
+    sizes = {}
+    for part in text.split(","):
+        name, _, size = (word.strip() for word in part.partition(":"))
+        if name not in AXES:
+            nearest = difflib.get_close_matches(name, AXES, n=1) or [", ".join(AXES)]
+            raise UserError(f"mesh={text}: {name!r} is not an axis; did you mean {nearest[0]}?")
+        if name in sizes:
+            raise UserError(f"mesh={text}: {name} is there twice; give each axis once")
+        if not (size == "-1" or size.isdecimal() and int(size)):
+            raise UserError(
+                f"mesh={text}: {name} is {size!r}, expected a number of devices, or -1 for the rest"
+            )
+        sizes[name] = int(size)
+    named = math.prod(size for size in sizes.values() if size != -1)
+    free = [name for name, size in sizes.items() if size == -1]
+    if len(free) > 1:
+        raise UserError(f"mesh={text}: only one axis can be -1, the rest of the devices")
+    if named > n_devices or free and n_devices % named:
+        needs = f"a multiple of {named}" if free else named
+        raise UserError(f"mesh={text} needs {needs} devices, and there are {n_devices}; change its axes")
+    return {name: n_devices // named if name in free else sizes.get(name, 1) for name in AXES}
+
+
+def check_fit(mesh: Mesh, config: GPTConfig, options: Options) -> None:
+    """Raises UserError for a batch or a model that cannot be cut evenly along the axes of the mesh."""
+    data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
+    for name, size, axes, parts in (
+        ("batch_size", options.batch_size, "data x fsdp", data * fsdp),
+        ("n_embd", config.n_embd, "fsdp", fsdp),
+        ("n_kv_head" if options.n_kv_head else "n_head", config.kv_heads, "tensor", tensor),
+        ("the MLP's hidden size", config.n_hidden, "tensor", tensor),
+    ):
+        if size % parts:
+            raise UserError(
+                f"{name}={size} must be a multiple of {axes} = {parts}, the parts that "
+                f"mesh=data:{data},fsdp:{fsdp},tensor:{tensor} cuts it in; change one of them"
+            )
