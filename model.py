@@ -312,7 +312,7 @@ class Linear(eqx.Module):
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Float[Array, "B T *o"]:
-    """x @ w, whose `out` may be several axes, with operands in `dtype`, summed in float32; float32 out on a CPU, `dtype` out elsewhere.
+    """x @ w with operands in `dtype`, summed in float32; float32 out on a CPU, `dtype` out elsewhere.
 
     The gradients are written out because JAX's own are slow on CPUs: XLA makes a transposed copy of x for the
     weight gradient and fuses all that led to x into it. Contracting B and T as two axes avoids that, and is

@@ -1,4 +1,4 @@
-"""Which device holds what: one table from a parameter's name to the mesh axes that its own axes are cut along.
+"""Which device holds what: one table from a parameter's name to the mesh axes that cut its own axes.
 
 Everything else follows. The model is written as if for one device; inside `jax.set_mesh(mesh)`, XLA reads the
 shardings of a compiled function's arguments and results, cuts its arrays accordingly, and inserts the
@@ -13,7 +13,7 @@ import math
 import re
 
 import jax
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 # The first rule whose pattern is the end of the name counts. `...` stands for axes that are not cut.
@@ -77,7 +77,7 @@ def dotted(path) -> str:
 
 
 def sharding_table(shapes) -> str:
-    """What `--show_sharding=True` prints of a tree from `on_mesh`: every array's shape, spec and bytes a device."""
+    """Shape, spec and size per device of every array of a tree from `on_mesh`, a line each."""
     rows = [("parameter", "shape", "spec", "MB per device")]
     total = 0
     for path, x in jax.tree_util.tree_leaves_with_path(shapes):

@@ -1,0 +1,69 @@
+"""What `--mesh` accepts, and what it refuses in one line."""
+
+from dataclasses import replace
+
+import jax
+import pytest
+
+from config.options import Options, UserError
+from model import GPTConfig
+from parallel.mesh import check_fit, make_mesh, parse
+
+
+@pytest.mark.parametrize(
+    "text, sizes",
+    [
+        ("data:-1", (8, 1, 1)),
+        ("data:2,fsdp:2,tensor:2", (2, 2, 2)),
+        ("tensor:4,fsdp:-1", (1, 2, 4)),
+        ("fsdp:8,data:-1", (1, 8, 1)),
+        (" fsdp : 8 ", (1, 8, 1)),
+        ("data:1", (1, 1, 1)),
+    ],
+)
+def test_a_mesh_has_the_sizes_that_its_text_names(text, sizes):
+    assert tuple(parse(text, 8).values()) == sizes
+    assert tuple(make_mesh(text).shape.items()) == tuple(zip(("data", "fsdp", "tensor"), sizes, strict=True))
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("data:16", "needs 16 devices, and there are 8"),
+        ("fsdp:3,data:-1", "needs a multiple of 3 devices, and there are 8"),
+        ("data:-1,fsdp:-1", "only one axis can be -1"),
+        ("fsdb:8", "'fsdb' is not an axis; did you mean fsdp"),
+        ("data:2,data:4", "data is there twice"),
+        ("data", "data is '', expected a number"),
+        ("data:0", "data is '0', expected a number"),
+        ("data:-2", "data is '-2', expected a number"),
+        ("", "'' is not an axis"),
+    ],
+)
+def test_a_mesh_that_cannot_be_is_one_line(text, says):
+    with pytest.raises(UserError, match=says) as error:
+        make_mesh(text)
+    assert str(error.value).startswith(f"mesh={text}") and "\n" not in str(error.value)
+
+
+def test_a_mesh_of_fewer_devices_says_so(capsys):
+    assert make_mesh("fsdp:2").devices.ravel().tolist() == jax.devices()[:2]
+    assert "mesh=fsdp:2 uses 2 of 8 devices" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "mesh, changes, says",
+    [
+        ("data:8", dict(batch_size=12), "batch_size=12 must be a multiple of data x fsdp = 8"),
+        ("data:2,fsdp:4", dict(batch_size=12), "batch_size=12 must be a multiple of data x fsdp = 8"),
+        ("fsdp:8", dict(n_embd=36), "n_embd=36 must be a multiple of fsdp = 8"),
+        ("tensor:8", dict(n_head=4), "n_head=4 must be a multiple of tensor = 8"),
+        ("tensor:4", dict(n_head=4, n_kv_head=2), "n_kv_head=2 must be a multiple of tensor = 4"),
+    ],
+)
+def test_what_the_mesh_cannot_cut_evenly_is_one_line(mesh, changes, says):
+    options = replace(Options(), **(dict(batch_size=8, n_embd=64, n_head=4) | changes))
+    config = GPTConfig(n_embd=options.n_embd, n_head=options.n_head, n_kv_head=options.n_kv_head)
+    with pytest.raises(UserError, match=says) as error:
+        check_fit(make_mesh(mesh), config, options)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,261 @@
+"""A mesh changes where things are, never what they are: everything is compared to one device."""
+
+import json
+import re
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import train
+from config.options import Options
+from parallel.mesh import make_mesh
+from parallel.sharding import on_mesh, over_rows
+from training.checkpoint import Checkpoints, Manifest, by_name
+from training.step import compile_step, create_state, mean_gradients, model_config, state_shapes
+
+V, T, L, A, B = 64, 12, 3, 2, 8
+SMALL = replace(
+    Options(),
+    **dict(n_layer=L, n_head=8, n_embd=64, block_size=T, batch_size=B, gradient_accumulation_steps=A),
+    **dict(unroll=1, learning_rate=1e-2, warmup_iters=5, lr_decay_iters=100),
+)
+GPT2 = replace(SMALL, mlp="gelu", bias=True)
+LLAMA = replace(SMALL, position="rope", norm="rmsnorm", n_head=16, n_kv_head=8, tie_embeddings=False)
+VARIANTS = {
+    "gpt2": GPT2,
+    "gpt2, dropout": replace(GPT2, dropout=0.2),
+    "llama": LLAMA,
+    "swiglu, tied, one microbatch": replace(SMALL, gradient_accumulation_steps=1, qk_norm=True),
+}
+PAIRS = [  # every strategy, and every variant on two meshes
+    ("gpt2", "data:8"),
+    ("gpt2, dropout", "fsdp:8"),
+    ("llama", "tensor:8"),
+    ("swiglu, tied, one microbatch", "data:4,tensor:2"),
+    ("llama", "fsdp:2,tensor:4"),
+    ("gpt2", "data:2,fsdp:2,tensor:2"),
+    ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
+    ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
+]
+QUICKLY = {"xla_backend_optimization_level": 0}  # compile so: the same arithmetic, less tuned
+
+# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. A forward and a
+# backward pass of three layers are about 100 operations in a row, the products among them sums of about 200
+# terms, which a mesh adds up in another order: sqrt(100 * 200) u.
+FLOAT32_ROUNDING = 1e-5
+
+
+def batch(options, vocab_size=V):
+    shape = (2, options.gradient_accumulation_steps, B, T)
+    return np.random.default_rng(0).integers(vocab_size, size=shape, dtype=np.int32)
+
+
+def gradients(options, mesh):
+    """Loss and gradients by name, of a new model on the mesh, with `dropout`'s masks if it has any."""
+
+    def compute(model, x, y):
+        return mean_gradients(model, x, y, jax.random.key(7) if options.dropout else None)
+
+    with jax.set_mesh(make_mesh(mesh)):
+        model = create_state(model_config(options, V), options).model
+        x, y = jax.device_put(batch(options), over_rows(4))
+        loss, gradients = jax.jit(compute, compiler_options=QUICKLY)(model, x, y)
+        return float(loss), {name: np.asarray(x) for name, x in by_name(gradients).items()}
+
+
+@cache
+def on_one_device(variant):
+    return gradients(VARIANTS[variant], "data:1")
+
+
+@pytest.mark.parametrize("variant, mesh", PAIRS)
+def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
+    expected_loss, expected = on_one_device(variant)
+    loss, found = gradients(VARIANTS[variant], mesh)
+    assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
+    for name, array in found.items():
+        error = np.linalg.norm(array - expected[name]) / np.linalg.norm(expected[name])
+        assert error < FLOAT32_ROUNDING, name
+
+
+def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
+        shapes = state_shapes(model_config(SMALL, 65), SMALL)
+        assert shapes.model.wte.sharding.is_fully_replicated
+        state = create_state(model_config(SMALL, 65), SMALL)
+        state, metrics = compile_step(state, SMALL)(state, *batch(SMALL, 65))
+    assert float(metrics["loss"]) == pytest.approx(np.log(65), rel=0.05)
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+def bytes_on(device, tree):
+    return sum(
+        shard.data.nbytes
+        for x in jax.tree.leaves(tree)
+        for shard in x.addressable_shards
+        if shard.device == device
+    )
+
+
+@pytest.mark.parametrize("n", [2, 4, 8])
+def test_a_device_holds_its_part_of_weights_and_moments_alone(n):
+    config = model_config(LLAMA, V)
+    with jax.set_mesh(make_mesh(f"fsdp:{n}")):
+        state = create_state(config, LLAMA)
+    whole = sum(x.nbytes for x in jax.tree.leaves(state))
+    small = sum(x.nbytes for name, x in by_name(state).items() if "ln_" in name or x.ndim == 0)
+    for device in jax.devices()[:n]:
+        assert bytes_on(device, state) == (whole - small) / n + small
+
+
+def test_the_state_is_never_whole_on_one_device_while_it_is_made():
+    def planned(n):
+        with jax.set_mesh(make_mesh(f"fsdp:{n}")):
+            create = jax.jit(lambda: create_state(model_config(LLAMA, V), LLAMA)).lower().compile(QUICKLY)
+        plan = create.memory_analysis()  # of one device
+        return plan.temp_size_in_bytes + plan.output_size_in_bytes
+
+    assert planned(8) < planned(1) / 8 * 1.1  # the norms are whole, and small
+
+
+def test_moments_lie_where_their_parameters_do():
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
+        state = create_state(model_config(LLAMA, V), LLAMA)
+    parameters = by_name(state.model)
+    moments = {name: x for name, x in by_name(state.opt_state).items() if "mu." in name or "nu." in name}
+    assert len(moments) == 2 * len(parameters)
+    for name, x in moments.items():
+        assert x.sharding == parameters[re.split(r"\b[mn]u\.", name)[1]].sharding
+
+
+def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
+        state = create_state(model_config(LLAMA, V), LLAMA)
+        before = jax.tree.map(lambda x: x.sharding, state)
+        after, _ = compile_step(state, LLAMA)(state, *batch(LLAMA))
+    assert jax.tree.leaves(before) == jax.tree.leaves(jax.tree.map(lambda x: x.sharding, after))
+    assert all(x.is_deleted() for x in jax.tree.leaves(state))
+
+
+# --- communication ------------------------------------------------------------------------------------------
+
+
+def collectives(mesh):
+    """(kind, where, shapes) of what the devices of a compiled step send each other."""
+    options = replace(SMALL, gradient_accumulation_steps=1)
+    with jax.set_mesh(make_mesh(mesh)):
+        text = compile_step(create_state(model_config(options, V), options), options).as_text()
+    found = []
+    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    for line in text.splitlines():
+        if match := re.search(pattern, line):
+            name = re.search(r'op_name="([^"]*)"', line)[1]
+            where = "outside"  # of the layers
+            if "transpose(jvp())/while/body" in name:
+                where = "backward"
+            elif re.search(r"while/body/.*dot_general$", name) and "btv" not in name:  # which is the loss's
+                where = "forward"
+            shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r"\w\[([\d,]+)\]", match[1])]
+            found.append((match[2], where, shapes))
+    return found
+
+
+def test_data_parallel_devices_only_sum():
+    assert {kind for kind, _, _ in collectives("data:8")} == {"all-reduce"}
+
+
+def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
+    found = collectives("fsdp:8")
+    D, F = 64, 192
+    weights = Counter([(D, 8, 3, 8), (D, D), (D, 2, F), (F, D)])
+    for where in ("forward", "backward"):
+        gathered = [s for kind, place, s in found if kind == "all-gather" and place == where]
+        assert Counter(shape for shapes in gathered for shape in shapes) == weights
+    sums = [s for kind, where, s in found if kind in ("all-reduce", "reduce-scatter") and where == "backward"]
+    assert set(weights) <= {shape for shapes in sums for shape in shapes}  # on a GPU, their parts
+    # What is gathered never has the axis of the layers, and no activation is.
+    gathered = [shape for kind, _, shapes in found if kind == "all-gather" for shape in shapes]
+    assert all(shape[0] != L and shape[:2] != (B, T) for shape in gathered)
+    assert not {"all-to-all", "collective-permute"} & {kind for kind, _, _ in found}
+
+
+def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
+    found = collectives("tensor:8")
+    for where in ("forward", "backward"):
+        assert [s for kind, place, s in found if place == where] == [[(B, T, 64)]] * 2
+    assert {kind for kind, _, _ in found} == {"all-reduce"}
+
+
+# --- whole runs and checkpoints -----------------------------------------------------------------------------
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def weights(folder, iteration):
+    """The arrays of a checkpoint, on one device."""
+    options = Checkpoints(str(folder)).manifest(iteration).options
+    with jax.set_mesh(make_mesh("data:1")):
+        shapes = state_shapes(model_config(options, 28), options)
+        return by_name(Checkpoints(str(folder)).restore(iteration, shapes))
+
+
+def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp_path, tiny):
+    mesh = "data:2,fsdp:2,tensor:2"
+    train.main(tiny(tmp_path / "one", dropout=0.2))
+    train.main(tiny(tmp_path / "mesh", dropout=0.2, mesh=mesh))
+    train.main(tiny(tmp_path / "stopped", dropout=0.2, mesh=mesh, max_iters=5))
+    train.main(tiny(tmp_path / "stopped", dropout=0.2, mesh=mesh, init_from="resume"))
+    for one, many in zip(records(tmp_path / "one"), records(tmp_path / "mesh"), strict=True):
+        # Adam divides by a gradient's size, so that rounding shows in the weights where a gradient is nearly
+        # zero, by up to lr per step; ten steps of it move the loss far less than 1e-3.
+        assert [one.get(k) for k in ("loss", "val/loss")] == [
+            value if value is None else pytest.approx(value, rel=1e-3)
+            for value in (many.get(k) for k in ("loss", "val/loss"))
+        ]
+    uninterrupted, resumed = weights(tmp_path / "mesh", 10), weights(tmp_path / "stopped", 10)
+    for name, array in uninterrupted.items():
+        assert (np.asarray(array) == np.asarray(resumed[name])).all(), name
+
+
+def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
+    config = model_config(LLAMA, V)
+    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
+        state = create_state(config, LLAMA)
+        state, _ = compile_step(state, LLAMA)(state, *batch(LLAMA))
+        checkpoints = Checkpoints(str(tmp_path))
+        checkpoints.save(state, Manifest(LLAMA, V, None, None))
+        checkpoints.wait()
+    for mesh in ("data:1", "fsdp:4", "tensor:8", "data:4,fsdp:2"):
+        with jax.set_mesh(make_mesh(mesh)):
+            shapes = state_shapes(config, LLAMA)
+            restored = Checkpoints(str(tmp_path)).restore(1, shapes)
+        assert jax.tree.structure(restored) == jax.tree.structure(state)
+        for (name, ours), theirs, shape in zip(
+            by_name(restored).items(), jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True
+        ):
+            assert (np.asarray(ours) == np.asarray(theirs)).all(), (mesh, name)
+            assert ours.sharding.is_equivalent_to(shape.sharding, ours.ndim), (mesh, name)
+
+
+def test_show_sharding_prints_every_parameter_and_starts_no_run(tmp_path, tiny, capsys):
+    train.main(tiny(tmp_path / "out", mesh="fsdp:4,tensor:2", show_sharding=True))
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in out.splitlines() if line and "(" in line}
+    assert "P(None, tensor, fsdp)" in lines["blocks.mlp.c_proj.weight"]
+    with jax.set_mesh(make_mesh("fsdp:4,tensor:2")):
+        options = Options.from_json(dict(n_layer=2, n_head=2, n_embd=16, block_size=8), "test")
+        shapes = on_mesh(jax.eval_shape(lambda: create_state(model_config(options, 28), options).model))
+    assert set(by_name(shapes)) <= set(lines)
+    c_proj = jnp.zeros((2, 64, 16)).nbytes / 8 / 1e6
+    assert lines["blocks.mlp.c_proj.weight"].endswith(f"{c_proj:.3f}")
+    assert "CPU 0" in out  # a picture
+    assert not (tmp_path / "out").exists()
