@@ -8,8 +8,8 @@
     tensor   the devices share every layer's heads and MLP, and have the same part of the batch; the residual
              stream is summed over them twice per layer (Megatron, arXiv:1909.08053)
 
-No axis changes what is computed: on every mesh the loss curve is the same, to float32 rounding. `tensor` talks
-most, so it is the innermost axis: its devices are neighbours.
+No axis changes what is computed: on every mesh the loss curve is the same, to float32 rounding. `tensor`
+talks most, so it is the innermost axis: its devices are neighbours.
 """
 
 import difflib

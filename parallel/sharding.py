@@ -32,7 +32,7 @@ RULES = (
 
 
 def spec(name: str, shape: tuple[int, ...], mesh) -> P:
-    """How the array of that name lies on the mesh. An axis of the array that does not divide is left whole."""
+    """How the array of that name lies on the mesh. An axis of it that does not divide is left whole."""
     axes = next(axes for pattern, axes in RULES if re.search(rf"(^|\.)({pattern})$", name))
     if ... in axes:
         i = axes.index(...)

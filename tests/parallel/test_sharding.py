@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import replace
 from functools import cache
 
@@ -148,49 +148,46 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
 
 
 def collectives(mesh):
-    """(kind, where, shapes) of what the devices of a compiled step send each other."""
+    """What the devices of a compiled step send each other: for each loop's body, and for what is outside of
+    loops, the kind and the shapes of every collective operation."""
     options = replace(SMALL, gradient_accumulation_steps=1)
     with jax.set_mesh(make_mesh(mesh)):
         text = compile_step(create_state(model_config(options, V), options), options).as_text()
-    found = []
-    pattern = r"= (.*?) (all-gather|all-reduce|reduce-scatter|all-to-all|collective-permute)(?:-start)?\("
+    found, body = defaultdict(list), None
     for line in text.splitlines():
-        if match := re.search(pattern, line):
-            name = re.search(r'op_name="([^"]*)"', line)[1]
-            where = "outside"  # of the layers
-            if "transpose(jvp())/while/body" in name:
-                where = "backward"
-            elif re.search(r"while/body/.*dot_general$", name) and "btv" not in name:  # which is the loss's
-                where = "forward"
+        if re.match(r"(ENTRY )?%[\w.-]+ \(", line):
+            body = line
+        if match := re.search(rf"= (.*?) ({'|'.join(COLLECTIVES)})(?:-start)?\(", line):
             shapes = [tuple(map(int, dims.split(","))) for dims in re.findall(r"\w\[([\d,]+)\]", match[1])]
-            found.append((match[2], where, shapes))
-    return found
+            found[body].append((match[2], shapes))
+    return list(found.values())
+
+
+COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
 def test_data_parallel_devices_only_sum():
-    assert {kind for kind, _, _ in collectives("data:8")} == {"all-reduce"}
+    assert {kind for body in collectives("data:8") for kind, _ in body} == {"all-reduce"}
 
 
 def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
     found = collectives("fsdp:8")
     D, F = 64, 192
     weights = Counter([(D, 8, 3, 8), (D, D), (D, 2, F), (F, D)])
-    for where in ("forward", "backward"):
-        gathered = [s for kind, place, s in found if kind == "all-gather" and place == where]
-        assert Counter(shape for shapes in gathered for shape in shapes) == weights
-    sums = [s for kind, where, s in found if kind in ("all-reduce", "reduce-scatter") and where == "backward"]
-    assert set(weights) <= {shape for shapes in sums for shape in shapes}  # on a GPU, their parts
+    gathered = [Counter(s for kind, shapes in body if kind == "all-gather" for s in shapes) for body in found]
+    forward, backward = (body for body, shapes in zip(found, gathered, strict=True) if shapes == weights)
+    assert {kind for kind, _ in forward} == {"all-gather"}
+    sums = {s for kind, shapes in backward if kind in ("all-reduce", "reduce-scatter") for s in shapes}
+    assert set(weights) <= sums  # a CPU sums, then takes its part; a GPU's reduce-scatter does both
     # What is gathered never has the axis of the layers, and no activation is.
-    gathered = [shape for kind, _, shapes in found if kind == "all-gather" for shape in shapes]
-    assert all(shape[0] != L and shape[:2] != (B, T) for shape in gathered)
-    assert not {"all-to-all", "collective-permute"} & {kind for kind, _, _ in found}
+    assert not any(s[0] == L or s[:2] == (B, T) for shapes in gathered for s in shapes)
+    assert {kind for body in found for kind, _ in body} <= {"all-gather", "all-reduce", "reduce-scatter"}
 
 
 def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
     found = collectives("tensor:8")
-    for where in ("forward", "backward"):
-        assert [s for kind, place, s in found if place == where] == [[(B, T, 64)]] * 2
-    assert {kind for kind, _, _ in found} == {"all-reduce"}
+    assert found.count([("all-reduce", [(B, T, 64)])] * 2) == 2
+    assert {kind for body in found for kind, _ in body} == {"all-reduce"}
 
 
 # --- whole runs and checkpoints -----------------------------------------------------------------------------
