@@ -27,6 +27,7 @@ from parallel.sharding import draw_sharding, sharding_table
 from training.checkpoint import Checkpoints, Manifest
 from training.hardware import choose_device, reuse_freed_memory
 from training.metrics import Metrics, write_whole
+from training.profile import Profile
 from training.step import (
     TrainState,
     compile_loss,
@@ -77,7 +78,7 @@ def run(options: Options) -> None:
         if options.eval_only:
             print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
             return
-        metrics = Metrics(options, start=resume_at or 0)
+        metrics = Metrics(options, resume_at or 0, config, jax.sharding.get_mesh().size)
         try:
             train(options, state, batches, evaluate, checkpoints, manifest, metrics, stop_asked)
         finally:
@@ -103,7 +104,8 @@ def train(
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
     step = compile_step(state, options)
     reuse_freed_memory(step)
-    i = int(state.step)
+    profile = Profile(options.profile, step, metrics)
+    i = first = int(state.step)
     while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
             metrics.catch_up()
@@ -114,11 +116,15 @@ def train(
                 checkpoints.save(state, manifest, losses["val"])
         if i >= options.max_iters or stop_asked():
             break
-        state, report = step(state, *batches(i))
-        metrics.step(i, report, batches.epoch(i))  # reads the report of step i - 1, while step i runs
+        with profile.step(i - first):
+            with metrics.making_batch():
+                batch = batches(i)
+            state, report = step(state, *batch)
+            metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
         i += 1
 
     metrics.catch_up()
+    profile.close(i - first)
     if stop_asked():
         if checkpoints.latest() != i:
             checkpoints.save(state, manifest)

@@ -83,6 +83,7 @@ class Options:
     init_from: Literal["scratch", "resume", "auto"] = "scratch"  # auto: resume if a checkpoint exists
     overwrite: bool = False  # start anew in an out_dir that already holds a run
     seed: Seed = 1337  # of the initial weights, the batches and the dropout
+    profile: str = ""  # folder for a trace of steps 10 to 13 and the step's HLO; empty: none
     # Weights & Biases
     wandb_log: bool = False  # log to Weights & Biases as well
     wandb_project: str = "owt"  # its project
@@ -142,7 +143,7 @@ class Options:
 
 
 # These say what one command does, or where; a resumed run does not take them over from its options.json.
-NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only", "show_sharding")
+NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding")
 
 
 def load(argv: list[str]) -> Options:

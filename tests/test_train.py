@@ -29,7 +29,8 @@ from training.checkpoint import Checkpoints, by_name, load_model
 from training.step import create_state, model_config
 
 ROOT = Path(train.__file__).parent
-STEP = {"iter", "loss", "lr", "grad_norm", "ms", "tokens_per_second"}
+SPEED = {"ms", "ms_spread", "data_ms", "tokens_per_second", "tokens_per_second_per_device", "memory_mb"}
+STEP = {"iter", "loss", "lr", "grad_norm"} | SPEED
 EVALUATION = {"iter", "train/loss", "val/loss"}
 
 
@@ -77,7 +78,7 @@ def records(out: Path) -> list[dict]:
 
 
 def without_times(records: list[dict]) -> list[dict]:
-    return [{name: r[name] for name in r.keys() - {"ms", "tokens_per_second"}} for r in records]
+    return [{name: r[name] for name in r.keys() - SPEED} for r in records]
 
 
 def iterations(out: Path, kind: set[str]) -> list[int]:
@@ -153,7 +154,7 @@ def test_metrics_have_every_step_and_every_evaluation(first_run):
     assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20]
     assert len(records(out)) == 25
     for r in records(out):
-        assert all(value > 0 for name, value in r.items() if name != "iter")
+        assert all(value > 0 for name, value in r.items() if name not in ("iter", "ms_spread"))
         assert all(value == np.float32(value) for name, value in r.items() if name in ("loss", "lr"))
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import re
+import resource
 import sys
 
 import jax
@@ -39,6 +40,14 @@ def peak_flops(device_kind: str) -> float | None:
         if re.search(rf"\b({name})(?!\w)", device_kind):
             return teraflops * 1e12
     return None
+
+
+def peak_memory() -> int:
+    """The most bytes that the first device has held so far; on a CPU, which does not tell, the process."""
+    if stats := jax.local_devices()[0].memory_stats():
+        return stats["peak_bytes_in_use"]
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def choose_device(device: str) -> None:

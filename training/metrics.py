@@ -4,91 +4,125 @@ import json
 import math
 import os
 import time
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
+import jax
+from jax.experimental.multihost_utils import broadcast_one_to_all
 from tqdm import tqdm
 
 from config.options import Options, UserError
+from model import GPTConfig
+from training.speed import Speed
+
+
+class Started(NamedTuple):
+    """A step that runs, or has run, and whose metrics are not read yet."""
+
+    iteration: int
+    metrics: dict[str, jax.Array]
+    epoch: float | None
+    ended: float | None  # when, by time.perf_counter; None: not yet when it was noted
 
 
 class Metrics:
     """The records of a run. `metrics.jsonl` holds one JSON object per logged step and per evaluation.
 
-    A record of a step has `iter`, `loss`, `lr`, `grad_norm`, `ms` (a step, averaged since the record before
-    it) and `tokens_per_second`; one of an evaluation `iter`, `train/loss` and `val/loss`. A run resumed at
-    iteration `start` drops the records of steps that it will do again.
+    A record of a step has `iter`, `loss`, `lr`, `grad_norm`, and the figures that `Speed` describes, of the
+    steps since the record before: `ms`, `ms_spread`, `data_ms`, `tokens_per_second`,
+    `tokens_per_second_per_device`, `memory_mb` and, where the devices' peak is known, `mfu`. One of an
+    evaluation has `iter`, `train/loss` and `val/loss`. A run resumed at iteration `start` drops the records
+    of steps that it will do again.
+
+    Every process of a run has one, but that of process 0 alone writes and shows anything.
     """
 
-    def __init__(self, options: Options, start: int):
+    def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
         self.options = options
+        self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir) / "metrics.jsonl"
-        self.records = [r for r in read_records(self.path) if r["iter"] < start + ("val/loss" in r)]
-        if start == 0:
-            self.records = []
-        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self.file = open(self.path, "a", encoding="utf-8")
+        self.records = []
+        self.file = None
+        if self.primary:
+            if start > 0:
+                self.records = [r for r in read_records(self.path) if r["iter"] < start + ("val/loss" in r)]
+            write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+            self.file = open(self.path, "a", encoding="utf-8")
+        evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
+        # All processes evaluate, or none does: one alone would wait for the others without an end.
+        self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
         self.bar = tqdm(
-            initial=start, total=options.max_iters, unit="step", dynamic_ncols=True, mininterval=0.5
+            initial=start,
+            total=options.max_iters,
+            unit="step",
+            dynamic_ncols=True,
+            mininterval=0.5,
+            disable=not self.primary,
         )
-        self.wandb = start_wandb(options) if options.wandb_log else None
-        self.pending = None  # the step whose metrics are not read yet: (iteration, metrics, epoch)
-        self.clock = None  # (iteration, time) of the first step that the next record's speed covers
+        self.wandb = start_wandb(options) if options.wandb_log and self.primary else None
+        self.speed = Speed(options, config, devices)
+        self.pending: Started | None = None
 
     def evaluated(self, iteration: int) -> bool:
-        return any(r["iter"] == iteration and "val/loss" in r for r in self.records)
+        return iteration == self.last_evaluation
 
-    def step(self, iteration: int, metrics: dict, epoch: float | None) -> None:
+    def making_batch(self) -> AbstractContextManager[None]:
+        """Within, the batch of the next step is made, which is timed."""
+        return self.speed.making_batch()
+
+    def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
         """Take note of a step that has just been started, and read the metrics of the one before it.
 
         So the device is never kept waiting. Raises UserError when the step before diverged.
         """
-        if self.clock is None:
-            self.clock = (iteration, time.perf_counter())
         self.read_pending()
-        self.pending = (iteration, metrics, epoch)
+        # A small step on a CPU is done by now: the call that started it did not return before.
+        ended = time.perf_counter() if metrics["loss"].is_ready() else None
+        self.pending = Started(iteration, metrics, epoch, ended)
 
     def catch_up(self) -> None:
         """Read what is still to be read, and keep what follows, which is no step, out of the speed."""
         self.read_pending()
-        self.clock = None
+        self.speed.pause()
 
     def read_pending(self) -> None:
         if self.pending is None:
             return
-        (iteration, metrics, epoch), self.pending = self.pending, None
+        (iteration, metrics, epoch, ended), self.pending = self.pending, None
         values = {name: float(x) for name, x in metrics.items()}  # waits for the step's end
+        self.speed.ended(ended or time.perf_counter())
         if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
             raise diverged(
                 iteration, f"the loss is {values['loss']}, the gradient's norm {values['grad_norm']}"
             )
         self.bar.update()
         if iteration % self.options.log_interval == 0:
-            values |= self.speed(iteration)
+            values |= self.speed.figures()
             self.write({"iter": iteration, **values})
-            shown = {"loss": f"{values['loss']:.3f}", "ms/step": f"{values['ms']:.1f}"}
-            shown["tokens/s"] = f"{values['tokens_per_second']:,.0f}"
-            if epoch is not None:
-                shown["epoch"] = f"{epoch:.2f}"
-            self.bar.set_postfix(shown, refresh=False)
+            self.show(values, epoch)
 
-    def speed(self, iteration: int) -> dict[str, float]:
-        """Mean time per step since the last record."""
-        (first, then), now = self.clock, time.perf_counter()
-        self.clock = (iteration + 1, now)
-        seconds = (now - then) / (iteration + 1 - first)
-        o = self.options
-        tokens = o.gradient_accumulation_steps * o.batch_size * o.block_size
-        return {"ms": 1000 * seconds, "tokens_per_second": tokens / seconds}
+    def show(self, values: dict[str, float], epoch: float | None) -> None:
+        """Put the most telling of a record's values behind the bar."""
+        shown = {"loss": f"{values['loss']:.3f}", "ms/step": f"{values['ms']:.1f}"}
+        shown["tokens/s"] = f"{values['tokens_per_second']:,.0f}"
+        if "mfu" in values:
+            shown["mfu"] = f"{values['mfu']:.1%}"
+        if epoch is not None:
+            shown["epoch"] = f"{epoch:.2f}"
+        self.bar.set_postfix(shown, refresh=False)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""
         if not all(map(math.isfinite, losses.values())):
             raise diverged(iteration, ", ".join(f"the {split} loss is {x}" for split, x in losses.items()))
+        self.last_evaluation = iteration
         self.write({"iter": iteration, **{f"{split}/loss": loss for split, loss in losses.items()}})
         self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
 
     def write(self, record: dict) -> None:
+        if not self.primary:
+            return
         self.records.append(record)
         try:
             self.file.write(json.dumps(record) + "\n")
@@ -102,11 +136,14 @@ class Metrics:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.bar.write(text)
+        if self.primary:
+            self.bar.write(text)
 
     def close(self) -> None:
         """End the bar and draw the curves."""
         self.bar.close()
+        if not self.primary:
+            return
         if self.wandb is not None:
             self.wandb.finish()
         with suppress(OSError):  # of a full disk; the error that ended the run says so

@@ -9,6 +9,7 @@ Every leaf of the state is an array, so `jax.jit` takes it as it is and starts a
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -79,7 +80,7 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
     """
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=over_rows(3))
-    step = jax.jit(lambda state, x, y: train_step(state, x, y, options), donate_argnums=0)
+    step = jax.jit(partial(train_step, options=options), donate_argnums=0)  # HLO and traces have its name
     return step.lower(state, batch, batch).compile()
 
 

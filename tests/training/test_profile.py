@@ -1,0 +1,109 @@
+"""--profile: the files it writes, what they hold, and the lines that tell of them."""
+
+import gzip
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import train
+from config.options import UserError
+from training import profile
+from training.profile import write_hlo
+
+
+@pytest.fixture(autouse=True)
+def install_dot(tmp_path, monkeypatch):
+    """`install_dot(script)`: graphviz's `dot` is this shell script. Before that there is none."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+    def install(script):
+        (tmp_path / "bin" / "dot").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / "dot").chmod(0o755)
+
+    return install
+
+
+@pytest.fixture(scope="module")
+def compiled():
+    return jax.jit(lambda x: jnp.sin(x @ x)).lower(jnp.ones((4, 4))).compile()
+
+
+def steps_traced(folder) -> list[list[int]]:
+    """The numbers of the steps in each trace of the folder."""
+    paths = sorted(folder.glob("plugins/profile/*/perfetto_trace.json.gz"))
+    events = [json.loads(gzip.open(path).read())["traceEvents"] for path in paths]
+    return [[int(e["args"]["step_num"]) for e in of if e.get("name") == "train"] for of in events]
+
+
+def lines(capsys) -> list[str]:
+    return [line for line in capsys.readouterr().out.splitlines() if line.startswith("profile: ")]
+
+
+def test_a_run_leaves_the_hlo_and_a_trace_of_four_steps_and_a_resumed_one_does_as_it_is_told(
+    tiny, tmp_path, capsys
+):
+    out, folder = tmp_path / "out", tmp_path / "profiles" / "first"
+    train.main(tiny(out, max_iters=16, eval_interval=16, profile=folder))
+    assert steps_traced(folder) == [[10, 11, 12, 13]]
+    assert list(folder.glob("plugins/profile/*/*.xplane.pb"))
+    hlo = (folder / "train_step.hlo.txt").read_text()
+    assert hlo.startswith("HloModule jit_train_step,") and "\nENTRY " in hlo
+    written, traced = lines(capsys)
+    assert str(folder / "train_step.hlo.txt") in written and "not installed" in written
+    assert f"steps 10 to 13 of this run are in {folder}" in traced and "ui.perfetto.dev" in traced
+
+    train.main(tiny(out, max_iters=18, eval_interval=16, init_from="resume"))
+    assert lines(capsys) == [] and steps_traced(folder) == [[10, 11, 12, 13]]
+
+    train.main(
+        tiny(out, max_iters=18 + 12, eval_interval=99, init_from="resume", profile=tmp_path / "second")
+    )
+    assert steps_traced(tmp_path / "second") == [[10, 11]]
+    assert "steps 10 to 11 of this run" in lines(capsys)[1]
+
+
+def test_a_run_too_short_for_a_trace_says_so(tiny, tmp_path, capsys):
+    train.main(tiny(tmp_path / "out", max_iters=3, profile=tmp_path / "profile"))
+    assert "no trace: it begins after 10 steps, and this run had 3" in lines(capsys)[1]
+    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["train_step.hlo.txt"]
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--profile=.*file/profile: cannot be written") as error:
+        train.main(tiny(tmp_path / "out", max_iters=1, profile=tmp_path / "file" / "profile"))
+    assert "\n" not in str(error.value)
+
+
+def test_the_other_processes_write_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    quiet = profile.Profile(str(tmp_path / "profile"), None, None)
+    for step in range(20):
+        with quiet.step(step):
+            pass
+    quiet.close(20)
+    assert not (tmp_path / "profile").exists()
+
+
+def test_dot_is_given_the_optimised_graph(tmp_path, compiled, install_dot):
+    install_dot('exec /bin/cat > "$3"')  # dot -Tsvg -o <file>
+    said = write_hlo(compiled, tmp_path)
+    graph = (tmp_path / "train_step.svg").read_text()
+    assert str(tmp_path / "train_step.svg") in said
+    assert graph.startswith("digraph")
+    (entry,) = re.findall(r"^ENTRY %(\S+)", (tmp_path / "train_step.hlo.txt").read_text(), re.MULTILINE)
+    assert entry in graph  # the computation that XLA named when it optimised
+
+
+@pytest.mark.parametrize("script, why", [("exec /bin/sleep 60", "in 0.1 seconds"), ("exit 3", "status 3")])
+def test_without_a_drawing_the_text_is_there_and_why(
+    tmp_path, compiled, install_dot, monkeypatch, script, why
+):
+    monkeypatch.setattr(profile, "DRAWING", 0.1)
+    install_dot(script)
+    assert why in write_hlo(compiled, tmp_path)
+    assert (tmp_path / "train_step.hlo.txt").exists() and not (tmp_path / "train_step.svg").exists()
