@@ -7,6 +7,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import jax
+from jax.experimental.multihost_utils import broadcast_one_to_all
 from tqdm import tqdm
 
 from config.options import Options, UserError
@@ -23,20 +25,31 @@ class Metrics:
     def __init__(self, options: Options, start: int):
         self.options = options
         self.path = Path(options.out_dir) / "metrics.jsonl"
-        self.records = [r for r in read_records(self.path) if r["iter"] < start + ("val/loss" in r)]
-        if start == 0:
-            self.records = []
-        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-        self.file = open(self.path, "a", encoding="utf-8")
+        self.primary = jax.process_index() == 0
+        self.records = []
+        self.file = None
+        if self.primary:
+            if start > 0:
+                self.records = [r for r in read_records(self.path) if r["iter"] < start + ("val/loss" in r)]
+            write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
+            self.file = open(self.path, "a", encoding="utf-8")
+        evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
+        # All processes evaluate, or none does: one alone would wait for the others without an end.
+        self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
         self.bar = tqdm(
-            initial=start, total=options.max_iters, unit="step", dynamic_ncols=True, mininterval=0.5
+            initial=start,
+            total=options.max_iters,
+            unit="step",
+            dynamic_ncols=True,
+            mininterval=0.5,
+            disable=not self.primary,
         )
-        self.wandb = start_wandb(options) if options.wandb_log else None
+        self.wandb = start_wandb(options) if options.wandb_log and self.primary else None
         self.pending = None  # the step whose metrics are not read yet: (iteration, metrics, epoch)
         self.clock = None  # (iteration, time) of the first step that the next record's speed covers
 
     def evaluated(self, iteration: int) -> bool:
-        return any(r["iter"] == iteration and "val/loss" in r for r in self.records)
+        return iteration == self.last_evaluation
 
     def step(self, iteration: int, metrics: dict, epoch: float | None) -> None:
         """Take note of a step that has just been started, and read the metrics of the one before it.
@@ -85,10 +98,13 @@ class Metrics:
         """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""
         if not all(map(math.isfinite, losses.values())):
             raise diverged(iteration, ", ".join(f"the {split} loss is {x}" for split, x in losses.items()))
+        self.last_evaluation = iteration
         self.write({"iter": iteration, **{f"{split}/loss": loss for split, loss in losses.items()}})
         self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
 
     def write(self, record: dict) -> None:
+        if not self.primary:
+            return
         self.records.append(record)
         try:
             self.file.write(json.dumps(record) + "\n")
@@ -102,11 +118,14 @@ class Metrics:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        self.bar.write(text)
+        if self.primary:
+            self.bar.write(text)
 
     def close(self) -> None:
         """End the bar and draw the curves."""
         self.bar.close()
+        if not self.primary:
+            return
         if self.wandb is not None:
             self.wandb.finish()
         with suppress(OSError):  # of a full disk; the error that ended the run says so
