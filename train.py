@@ -17,11 +17,12 @@ from pathlib import Path
 
 import jax
 import numpy as np
+from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.options import Options, UserError, command, load
 from data.loader import Batches, load_meta, prepare_if_missing
 from model import GPT
-from parallel.hosts import assemble, rows_here
+from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here
 from parallel.mesh import check_fit, make_mesh
 from parallel.sharding import draw_sharding, sharding_table
 from training.checkpoint import Checkpoints, Manifest
@@ -40,10 +41,12 @@ from training.step import (
 
 def main(argv: list[str]) -> None:
     options = load(argv)
-    choose_device(options.device)
-    prepare_if_missing(options.dataset)
-    with jax.set_mesh(make_mesh(options.mesh)):
-        run(options)
+    with hosts(options):
+        choose_device(options.device)
+        agree_on(options)
+        on_process_0(prepare_if_missing, options.dataset)
+        with jax.set_mesh(make_mesh(options.mesh)):
+            run(options)
 
 
 def run(options: Options) -> None:
@@ -61,6 +64,7 @@ def run(options: Options) -> None:
 
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints)
     resume_at = where_to_resume(options, checkpoints)
+    check_same(dataset=meta, checkpoint=resume_at)
     if resume_at is not None:
         manifest = manifest.after(checkpoints.manifest(resume_at), checkpoints.folder / str(resume_at))
     parameters = sum(x.size for x in jax.tree.leaves(shapes.model))
@@ -99,7 +103,7 @@ def train(
     checkpoints: Checkpoints,
     manifest: Manifest,
     metrics: Metrics,
-    stop_asked: Callable[[], bool],
+    stop_asked: Callable[[int], bool],
 ) -> None:
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
     step = compile_step(state, options)
@@ -114,7 +118,8 @@ def train(
             manifest, improved = manifest.scored(losses["val"])
             if i > 0 and (improved or options.always_save_checkpoint):
                 checkpoints.save(state, manifest, losses["val"])
-        if i >= options.max_iters or stop_asked():
+        stopping = stop_asked(i)
+        if i >= options.max_iters or stopping:
             break
         with profile.step(i - first):
             with metrics.making_batch():
@@ -125,7 +130,7 @@ def train(
 
     metrics.catch_up()
     profile.close(i - first)
-    if stop_asked():
+    if stopping:
         if checkpoints.latest() != i:
             checkpoints.save(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
@@ -153,7 +158,8 @@ class StepBatches:
 
 def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
     """Make `out_dir` this run's: with its options, and without the run that it overwrites, if it does."""
-    write_whole(Path(options.out_dir) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
+    text = json.dumps(options.to_json(), indent=1) + "\n"
+    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
     if options.overwrite:
         checkpoints.delete_all()
 
@@ -199,19 +205,26 @@ def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Within, SIGINT and SIGTERM only make the function yielded true; a second one ends the run at once."""
-    received = []
+def stop_signals() -> Iterator[Callable[[int], bool]]:
+    """Within, SIGINT and SIGTERM only make the function yielded true; a second one ends the run at once.
+
+    It takes the iteration. Of many processes, one signalled makes it true in all of them at the same
+    iteration: JAX catches SIGTERM and tells the others, and SIGINT is passed on to it as SIGTERM.
+    """
+    received, together = [], jax.process_count() > 1
 
     def receive(number, frame):
         if received:
             raise KeyboardInterrupt
         received.append(number)
         os.write(2, b"\nstopping after this step: a checkpoint is saved\n")  # print may be at work right now
+        if together:
+            signal.raise_signal(signal.SIGTERM)
 
-    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    ours = (signal.SIGINT,) if together else (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, receive) for number in ours}
     try:
-        yield lambda: bool(received)
+        yield reached_preemption_sync_point if together else lambda i: bool(received)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

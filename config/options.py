@@ -62,6 +62,9 @@ Batches = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 
 Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32)]
 Positive = Annotated[float, Limit("a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Limit("a number, 0 or more", lambda x: x >= 0)]
+Address = Annotated[
+    str, Limit("host:port, or auto", lambda x: x == "auto" or re.fullmatch(r".+:\d{1,5}", x) is not None)
+]
 Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)]
 
 
@@ -122,6 +125,10 @@ class Options:
     # devices
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     show_sharding: bool = False  # print which device holds what of the parameters, then stop
+    # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
+    coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
+    num_processes: Count | None = None  # how many processes train together
+    process_id: Steps | None = None  # which of them this one is, from 0
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
@@ -143,7 +150,10 @@ class Options:
 
 
 # These say what one command does, or where; a resumed run does not take them over from its options.json.
-NOT_RESUMED = ("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding")
+NOT_RESUMED = (
+    *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding"),
+    *("coordinator", "num_processes", "process_id"),
+)
 
 
 def load(argv: list[str]) -> Options:

@@ -1,9 +1,150 @@
-"""Many processes, each with devices of its own, that train one model together."""
+"""Many processes, each with devices of its own, that train one model together.
+
+    python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=0       on node0
+    python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=1       on another
+    srun python train.py ...                                        a launcher that JAX knows says the rest
+
+Every process runs the same program on the same options: `jax.devices()` are the devices of all, a compiled
+step computes on all of them, and each process feeds it the rows of the batch that its devices hold. Process 0
+speaks for all of them. docs/hosts.md has the launchers' scripts.
+"""
+
+import os
+import re
+import sys
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import NoReturn
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
+from config.options import Options, UserError
 from parallel.sharding import over_rows
+
+HEARTBEAT = 60  # seconds without a sign of life after which a process counts as gone
+
+
+@contextmanager
+def hosts(options: Options) -> Iterator[None]:
+    """Within, this process is one of those that run together; if it is the only one, nothing is done.
+
+    To be entered before JAX touches a device. Raises UserError when it is not said well where the others are.
+    What is raised within ends this process at once: the others wait for it in their next sum over all
+    devices, and an exit in good order would wait for them. They notice that it is gone, and end too.
+    """
+    start(options)
+    try:
+        yield
+    except BaseException as error:
+        if not jax.distributed.is_initialized():
+            raise
+        end(error)
+
+
+def start(options: Options) -> None:
+    """Find the other processes, if there are any, and wait until all are there. Raises UserError."""
+    given = (options.coordinator, options.num_processes, options.process_id)
+    if given == (None, None, None) and not launched_together(os.environ):
+        return
+    if given in ((None, None, None), ("auto", None, None)):
+        given, method = (None, None, None), None  # JAX asks the launcher
+    else:
+        check_complete(*given)
+        method = "deactivate"
+        # JAX aborts when it has waited for five minutes: this line says what for.
+        print(f"note: process {given[2]} of {given[1]} waits for the others at {given[0]}", file=sys.stderr)
+    try:
+        jax.distributed.initialize(
+            *given, cluster_detection_method=method, heartbeat_timeout_seconds=HEARTBEAT
+        )
+    except (ValueError, RuntimeError) as error:
+        raise UserError(
+            f"JAX cannot find the other processes ({error}): give each one --coordinator=host:port, "
+            "--num_processes and its --process_id"
+        ) from None
+
+
+def launched_together(environment: Mapping[str, str]) -> bool:
+    """Whether SLURM, Open MPI or a TPU pod on Kubernetes says that it started several processes as one job.
+
+    SLURM counts here what one `srun` started, not what the job may start: a shell in a large job is alone.
+    """
+    return (
+        int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
+        or int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
+        or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
+    )
+
+
+def check_complete(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
+    """Raises UserError for options that leave open, or contradict, who the processes are."""
+    if coordinator == "auto":
+        raise UserError("coordinator=auto asks the launcher: drop --num_processes and --process_id")
+    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if missing:
+        raise UserError(f"{' and '.join(missing)} must be given too: many processes need all three")
+    if process_id >= num_processes:
+        raise UserError(
+            f"process_id={process_id} must be below num_processes={num_processes}: they count from 0"
+        )
+
+
+def end(error: BaseException) -> NoReturn:
+    """Say what went wrong in this process and end it, without the exit handlers that wait for the others."""
+    try:
+        process = jax.process_index()
+    except RuntimeError:  # no device was found, and that is the error
+        process = 0
+    status = 1
+    if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
+        why = str(error).split("\n")[0][:200]
+        text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
+    elif isinstance(error, UserError):
+        text, status = str(error), 2
+    elif isinstance(error, KeyboardInterrupt):
+        text, status = "interrupted", 130
+    else:
+        text = "".join(traceback.format_exception(error))
+    print(f"error: process {process}: {text}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    if process == 0:
+        time.sleep(2)  # JAX aborts the others as soon as process 0 is gone: first let them say their own line
+    os._exit(status)
+
+
+def agree_on(options: Options) -> None:
+    """Have only process 0 print from here on. Raises UserError when a process has other options."""
+    if jax.process_index() > 0:
+        sys.stdout = open(os.devnull, "w")
+    check_same(**{name: value for name, value in options.to_json().items() if name != "process_id"})
+
+
+def check_same(**values) -> None:
+    """Raises UserError for the first of these that is not the same in all processes."""
+    if jax.process_count() == 1:
+        return
+    here = np.array([zlib.crc32(repr(value).encode()) for value in values.values()], np.uint32)
+    everywhere = multihost_utils.process_allgather(here)  # (processes, values)
+    for name, different in zip(values, (everywhere != everywhere[0]).any(axis=0), strict=True):
+        if different:
+            raise UserError(
+                f"{name} is not the same in all processes, here it is {values[name]}: "
+                "start all with the same options, on folders that all share"
+            )
+
+
+def on_process_0(act: Callable[..., None], *arguments) -> None:
+    """Process 0 does it, and all go on when it is done."""
+    if jax.process_index() == 0:
+        act(*arguments)
+    if jax.process_count() > 1:
+        multihost_utils.sync_global_devices(act.__name__)
 
 
 def rows_here(B: int) -> np.ndarray | slice:

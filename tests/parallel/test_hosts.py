@@ -1,0 +1,274 @@
+"""Two processes of four devices train like one of eight; and they stop, fail and go on together.
+
+The processes are real, on the loopback interface of this machine. None is waited for without a deadline.
+"""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+import train
+from config.options import Options, UserError, load
+from parallel.hosts import launched_together, start
+from training.checkpoint import Checkpoints, by_name
+from training.step import create_state, model_config
+
+ROOT = Path(train.__file__).parent
+DEADLINE = 120  # seconds: many times what anything here takes
+MESH = "data:2,fsdp:2,tensor:2"
+RUN = {"mesh": MESH, "max_iters": 30, "eval_interval": 10, "eval_iters": 1, "dropout": 0.1}
+# Without it XLA compiles a tiny step in a third of the time; all runs here are without it.
+QUICK = "jax_disable_most_optimizations"
+
+
+def launch(argv, environments=({}, {}), program=("train.py",)) -> list[subprocess.Popen]:
+    """Two processes of four devices; `argv(i)` and `environments[i]` are what process i gets."""
+    return [
+        subprocess.Popen(
+            [sys.executable, *program, *argv(i)],
+            cwd=ROOT,
+            env=os.environ | {"JAX_NUM_CPU_DEVICES": "4", QUICK.upper(): "1"} | environments[i],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for i in range(2)
+    ]
+
+
+def where(i: int, port: int) -> list[str]:
+    return [f"--coordinator=127.0.0.1:{port}", "--num_processes=2", f"--process_id={i}"]
+
+
+def launch_run(command_line: list[str]) -> list[subprocess.Popen]:
+    port = free_port()
+    return launch(lambda i: command_line + where(i, port))
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    """Status, stdout and stderr of each. In stdout, Gloo's words about its connections may be anywhere."""
+    try:
+        outputs = [process.communicate(timeout=DEADLINE) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
+    results = ended(processes)
+    assert [status for status, _, _ in results] == [0, 0], results
+    return results
+
+
+def wait_until(condition, processes: list[subprocess.Popen]) -> None:
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
+            pytest.fail(f"it did not come to that: {ended(processes)}")
+        time.sleep(0.01)
+
+
+def newest(out: Path) -> int:
+    """The newest whole checkpoint; 0 before the first."""
+    return max((int(p.name) for p in out.glob("checkpoints/*") if p.name.isdecimal()), default=0)
+
+
+def losses(out: Path) -> list[tuple[int, float]]:
+    """Iteration and loss of every record, of steps and evaluations."""
+    records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [(r["iter"], r[name]) for r in records for name in ("loss", "train/loss", "val/loss") if name in r]
+
+
+def saved_state(out: Path, iteration: int) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint, read by this one process on one device."""
+    run = Checkpoints(str(out))
+    saved = run.manifest(iteration)
+    shapes = eqx.filter_eval_shape(create_state, model_config(saved.options, saved.vocab_size), saved.options)
+    return {path: np.asarray(x) for path, x in by_name(run.restore(iteration, shapes)).items()}
+
+
+def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
+    assert ours.keys() == theirs.keys() and len(ours) > 20
+    assert not [path for path in ours if ours[path].tobytes() != theirs[path].tobytes()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hosts")
+
+
+@pytest.fixture(scope="module")
+def two(tiny, folder):
+    """A run of two processes that nothing interrupted, started as SLURM's `srun` would: its folder."""
+    port = str(free_port())
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2"}
+    slurm |= {"SLURM_STEP_NUM_TASKS": "2", "JAX_COORDINATOR_PORT": port}
+    ids = [{"SLURM_PROCID": str(i), "SLURM_LOCALID": str(i)} for i in range(2)]
+    processes = launch(lambda i: tiny(folder / "two", **RUN), [slurm | mine for mine in ids])
+    (_, first, _), (_, second, errors) = finished(processes)
+    assert "the last at iter 30" in first
+    assert "iter" not in second + errors and "parameters" not in second  # only process 0 speaks
+    return folder / "two"
+
+
+@pytest.fixture(scope="module")
+def one(tiny, folder):
+    """The same run in this one process, which has eight devices."""
+    jax.config.update(QUICK, True)
+    jax.clear_caches()
+    train.main(tiny(folder / "one", **RUN))
+    jax.config.update(QUICK, False)
+    jax.clear_caches()
+    return folder / "one"
+
+
+def test_two_processes_train_as_one_does(one, two):
+    assert losses(one) == losses(two)
+    assert_same_bits(saved_state(one, 30), saved_state(two, 30))
+    assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
+
+
+def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):
+    out = folder / "killed"
+    processes = launch_run(tiny(out, **RUN | {"max_iters": 100_000}))
+    wait_until(lambda: newest(out) > 0, processes)
+    for process in processes:
+        process.kill()
+    assert [status for status, _, _ in ended(processes)] == [-signal.SIGKILL] * 2
+    assert newest(out) < 30
+    finished(launch_run(tiny(out, **RUN, init_from="resume")))
+    assert_same_bits(saved_state(out, 30), saved_state(two, 30))
+    assert losses(out) == losses(two)
+
+
+def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
+    out = folder / "stopped"
+    forever = RUN | {"max_iters": 100_000, "eval_interval": 100_000}
+    processes = launch_run(tiny(out, **forever))
+    wait_until(lambda: started(out) > 5, processes)
+    processes[1].send_signal(signal.SIGTERM)
+    (_, printed, _), _ = finished(processes)
+    at = newest(out)
+    assert f"stopped at iter {at}; go on with --out_dir={out} --init_from=resume" in printed
+    assert started(out) == at - 1
+
+    processes = launch_run(tiny(out, **forever, init_from="resume"))
+    wait_until(lambda: started(out) > at + 5, processes)
+    processes[1].kill()
+    (status, _, errors), _ = ended(processes)
+    said = [line for line in errors.splitlines() if "error: " in line]
+    assert status == 1
+    assert len(said) == 1 and "error: process 0: another process is gone" in said[0]
+    assert "--init_from=resume" in said[0] and "Traceback" not in errors
+
+
+def started(out: Path) -> int:
+    """The iteration of the last record; 0 before it."""
+    path = out / "metrics.jsonl"
+    found = re.findall(r'"iter": (\d+),.*\n', path.read_text()) if path.exists() else []
+    return int(found[-1]) if found else 0
+
+
+RESTORE = """
+import sys
+import jax, numpy as np
+from config.options import load
+from parallel.hosts import hosts
+from parallel.mesh import make_mesh
+from training.checkpoint import Checkpoints, by_name
+from training.step import model_config, state_shapes
+
+expected, *argv = sys.argv[1:]
+options = load(argv)
+with hosts(options), jax.set_mesh(make_mesh(options.mesh)):
+    arrays = np.load(expected)
+    run = Checkpoints(options.out_dir)
+    shapes = state_shapes(model_config(options, run.manifest(30).vocab_size), options)
+    for path, x in by_name(run.restore(30, shapes)).items():
+        for shard in x.addressable_shards:
+            assert np.asarray(shard.data).tobytes() == arrays[path][shard.index].tobytes(), path
+            print(f"<{path}>", flush=True)
+"""
+
+
+@pytest.mark.parametrize("run", ["one", "two"])
+def test_checkpoint_of_one_or_two_processes_is_the_same_read_by_one_or_two(run, request, tiny, tmp_path):
+    out, port = request.getfixturevalue(run), free_port()
+    state = saved_state(out, 30)
+    np.savez(tmp_path / "state.npz", **state)
+    argv = [str(tmp_path / "state.npz"), *tiny(out, **RUN)]
+    results = finished(launch(lambda i: argv + where(i, port), program=("-c", RESTORE)))
+    for _, printed, _ in results:
+        assert set(re.findall("<(.+?)>", printed)) == set(state)
+
+
+def test_processes_with_other_options_are_told_so(tiny, tmp_path):
+    port = free_port()
+    rates = (1e-2, 2e-2)
+    processes = launch(lambda i: tiny(tmp_path / "out", **RUN, learning_rate=rates[i]) + where(i, port))
+    for i, (status, _, errors) in enumerate(ended(processes)):
+        assert status == 2 and "Traceback" not in errors
+        assert f"error: process {i}: learning_rate is not the same in all processes" in errors
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments, says",
+    [
+        (["--coordinator=localhost:1234"], "--num_processes and --process_id must be given too"),
+        (["--num_processes=2", "--process_id=0"], "--coordinator must be given too"),
+        (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "must be below num_processes=2"),
+        (["--coordinator=auto", "--num_processes=2"], "drop --num_processes"),
+        (["--coordinator=auto"], "JAX cannot find the other processes"),
+        (["--coordinator=localhost"], "expected host:port, or auto"),
+        (["--num_processes=0"], "expected an integer, 1 or more"),
+    ],
+)
+def test_processes_badly_described_are_refused(arguments, says):
+    with pytest.raises(UserError) as raised:
+        start(load(arguments))
+    assert says in str(raised.value) and not jax.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "environment, together",
+    [
+        ({}, False),
+        ({"SLURM_NTASKS": "8", "SLURM_PROCID": "0"}, False),  # a batch script: not started by srun
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}, False),  # a shell in it
+        ({"SLURM_NTASKS": "8", "SLURM_STEP_NUM_TASKS": "8", "SLURM_PROCID": "3"}, True),
+        ({"OMPI_COMM_WORLD_SIZE": "1"}, False),
+        ({"OMPI_COMM_WORLD_SIZE": "2"}, True),
+        ({"TPU_WORKER_HOSTNAMES": "localhost"}, False),
+        ({"TPU_WORKER_HOSTNAMES": "host-0,host-1"}, True),
+        ({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, False),
+    ],
+)
+def test_launchers_are_heeded_only_when_they_started_several(environment, together):
+    assert launched_together(environment) == together
+
+
+def test_where_the_processes_are_is_not_taken_over_by_a_resumed_run(tmp_path):
+    values = Options(coordinator="old:1234", num_processes=4, process_id=0, n_layer=3).to_json()
+    (tmp_path / "options.json").write_text(json.dumps(values))
+    options = load([f"--out_dir={tmp_path}", "--init_from=resume"])
+    assert options.n_layer == 3
+    assert (options.coordinator, options.num_processes, options.process_id) == (None, None, None)
