@@ -3,6 +3,7 @@
     python bench.py config/train_shakespeare_char_cpu.py              ms/step, tokens/s, FLOP/s, memory
     python bench.py config/train_shakespeare_char_cpu.py --vs=torch   and next to nanoGPT's step in PyTorch
     python bench.py config/train_shakespeare_char_cpu.py --decode     sampling with and without a cache
+    python bench.py config/train_shakespeare_char_cpu.py --memory     what remat and microbatches save
 
 Takes train.py's config files and options, and these of its own:
 
@@ -10,6 +11,7 @@ Takes train.py's config files and options, and these of its own:
     --steps=N         timed steps of each variant; without it, about 10 seconds' worth, and at least 3
     --vocab_size=N    size of the vocabulary; without it, the data set's, or 50304 if that is not prepared
     --decode          time sampling instead of training
+    --memory          the step's memory as XLA plans it, in variants that need less; none is run
 
 Variants take turns, a block of about half a second each, so that whatever else the machine does meets them
 all alike. A block is timed as a whole, because train.py does not wait for the device after every step either.
@@ -31,8 +33,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from bench_memory import report_memory
 from config.options import Options, UserError, command, load
-from data.loader import Batches, dataset_dir, load_meta
+from data.loader import NANOGPT, Batches, Meta, dataset_dir, load_meta
+from data.tokenizer import end_of_text
 from generation.decode import generate
 from model import GPT, GPTConfig
 from training.hardware import choose_device, peak_flops, return_freed_memory, reuse_freed_memory
@@ -47,12 +51,17 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     bench, argv = split_options(argv)
     options = load(argv)
+    if bench.vs and options.document_mask:
+        raise UserError("--vs=torch: bench_torch.py has no document_mask; leave one of the two out")
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
-    vocab_size = bench.vocab_size or dataset_vocab_size(options.dataset)
-    config = model_config(options, vocab_size)
+    meta = dataset_meta(options.dataset, bench.vocab_size)
+    config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     print(describe(config, options))
+    if bench.memory:
+        report_memory(config, options)
+        return
     if bench.decode:
         report_decoding(config, options)
         return
@@ -81,6 +90,7 @@ class BenchOptions:
     steps: int | None = None
     vocab_size: int | None = None
     decode: bool = False
+    memory: bool = False
 
 
 def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
@@ -88,8 +98,8 @@ def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
     own, rest = {}, []
     for word in argv:
         key, _, value = word.partition("=")
-        if key == "--decode" and value in ("", "True", "False"):
-            own["decode"] = value != "False"
+        if key in ("--decode", "--memory") and value in ("", "True", "False"):
+            own[key[2:]] = value != "False"
         elif key in ("--steps", "--vocab_size"):
             if not value.isdecimal() or int(value) < 1:
                 raise UserError(f"{key} is {value!r}, expected an integer, 1 or more, as in {key}=100")
@@ -105,11 +115,18 @@ def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
     return BenchOptions(**own), rest
 
 
-def dataset_vocab_size(dataset: str) -> int:
+def dataset_meta(dataset: str, vocab_size: int | None) -> Meta:
+    """What is known of the data set's tokens, or assumed of one that is not prepared."""
     if (dataset_dir(dataset) / "train.bin").exists():
-        return load_meta(dataset).vocab_size
-    print(f"note: data set {dataset} is not prepared: taking vocab_size 50304 (--vocab_size=N for another)")
-    return 50304
+        meta = load_meta(dataset)
+    else:
+        meta = NANOGPT
+        if vocab_size is None:
+            print(
+                f"note: data set {dataset} is not prepared: taking vocab_size {meta.vocab_size} "
+                "(--vocab_size=N for another)"
+            )
+    return replace(meta, vocab_size=vocab_size or meta.vocab_size)
 
 
 def tokens_per_step(options: Options) -> int:

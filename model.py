@@ -13,6 +13,7 @@ products take their operands in `GPTConfig.dtype`; norms, softmax and rotations 
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
@@ -22,6 +23,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
@@ -44,15 +46,19 @@ class GPTConfig:
     qk_norm: bool = False  # arXiv:2302.05442
     tie_embeddings: bool = True
     dropout: float = 0.0
+    eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
     # These change how the model is computed, not what it is.
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the operands of matrix products
-    attention: Literal["einsum", "cudnn"] = "einsum"  # without dropout; einsum is used with it
+    attention: Literal["einsum", "cudnn"] = "einsum"  # with dropout or eot, einsum is used
     unroll: int = 0  # layers unrolled in the scan over layers; 0: all
+    remat: Literal["none", "block", "dots"] = "none"  # what is kept for the backward pass: see `remat`
 
     def __post_init__(self):
         for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be 1 or more")
+        if self.eot is not None and not 0 <= self.eot < self.vocab_size:
+            raise ValueError(f"eot={self.eot} must be a token of the vocabulary, below {self.vocab_size}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be from 0 up to, but not including, 1")
         if self.n_embd % self.n_head:
@@ -123,14 +129,16 @@ class GPT(eqx.Module):
     ) -> Float[Array, "B T D"]:
         """What the head reads. The loss takes these, so as not to hold all the logits at once."""
         embed_key, blocks_key = split(key)
-        x = dropout(self.embed(tokens, 0), self.config.dropout, embed_key)
+        first = None if self.config.eot is None else first_of_document(tokens, self.config.eot)
+        x = dropout(self.embed(tokens, 0, first), self.config.dropout, embed_key)
         L = self.config.n_layer
         layer_keys = None if key is None else jax.random.split(blocks_key, L)
 
         def layer(x, per_layer):
             block, key = per_layer
-            return block(over_batch(x), key=key)
+            return block(over_batch(x), first=first, key=key)
 
+        layer = remat(layer, self.config)
         x, _ = lax.scan(layer, x, (self.blocks, layer_keys), unroll=self.config.unroll or L)
         return self.ln_f(x)
 
@@ -145,6 +153,7 @@ class GPT(eqx.Module):
 
         The caller sees to it that they fit, `cache.length` + T <= S, and takes the `layers()` apart before:
         doing it for each token would copy all the weights each time, and take as long as the token itself.
+        All are read as one document, whatever `eot` is: one that begins with that token, or goes on.
         """
         x, kv = self.embed(tokens, cache.length), []
         for block, layer_kv in zip(layers, cache.kv, strict=True):
@@ -156,13 +165,18 @@ class GPT(eqx.Module):
         """Copies of the blocks, one by one."""
         return [jax.tree.map(itemgetter(i), self.blocks) for i in range(self.config.n_layer)]
 
-    def embed(self, tokens: Int[Array, "B T"], start) -> Float[Array, "B T D"]:
+    def embed(
+        self, tokens: Int[Array, "B T"], start, first: Int[Array, "B T"] | None = None
+    ) -> Float[Array, "B T D"]:
         """The residual stream of tokens at positions `start` and on, before the first block."""
         x, T = self.wte[tokens], tokens.shape[1]
         if self.wpe is not None:
             if T > self.config.block_size:
                 raise ValueError(f"{T} tokens are more than block_size={self.config.block_size} positions")
-            x = x + lax.dynamic_slice_in_dim(self.wpe, start, T)
+            if first is None:
+                x = x + lax.dynamic_slice_in_dim(self.wpe, start, T)
+            else:
+                x = x + self.wpe[positions(T, start, first)]
         return x
 
     @property
@@ -199,16 +213,18 @@ class Block(eqx.Module):
         self.ln_2 = Norm(config, config.n_embd)
         self.mlp = MLP(config, key=mlp_key)
 
-    def __call__(self, x: Float[Array, "B T D"], *, kv=None, start=0, key: PRNGKeyArray | None = None):
+    def __call__(
+        self, x: Float[Array, "B T D"], *, kv=None, start=0, first=None, key: PRNGKeyArray | None = None
+    ):
         """x after the block, and this layer's keys and values with those of x added (None without `kv`)."""
         attn_key, mlp_key = split(key)
-        y, kv = self.attn(self.ln_1(x), kv=kv, start=start, key=attn_key)
+        y, kv = self.attn(self.ln_1(x), kv=kv, start=start, first=first, key=attn_key)
         x = x + y
         return x + self.mlp(self.ln_2(x), key=mlp_key), kv
 
 
 class CausalSelfAttention(eqx.Module):
-    """Each token reads from itself and the tokens before it."""
+    """Each token reads from itself and the tokens before it, from the `first` of its document on if given."""
 
     c_attn: "Linear"  # D -> (K, G + 2, C): of each key/value head its G = H / K queries, its key, its value
     c_proj: "Linear"
@@ -225,7 +241,9 @@ class CausalSelfAttention(eqx.Module):
         self.k_norm = Norm(config, C) if config.qk_norm else None
         self.config = config
 
-    def __call__(self, x: Float[Array, "B T D"], *, kv=None, start=0, key: PRNGKeyArray | None = None):
+    def __call__(
+        self, x: Float[Array, "B T D"], *, kv=None, start=0, first=None, key: PRNGKeyArray | None = None
+    ):
         B, T, D = x.shape
         attn_key, residual_key = split(key)
         heads = self.c_attn(x).transpose(0, 2, 3, 1, 4)  # (B, K, G + 2, T, C)
@@ -233,13 +251,14 @@ class CausalSelfAttention(eqx.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.config.position == "rope":
-            q, k = rotate(q, start, self.config.rope_theta), rotate(k, start, self.config.rope_theta)
+            at = positions(T, start, first)
+            q, k = rotate(q, at, self.config.rope_theta), rotate(k, at, self.config.rope_theta)
         if kv is not None:
             k, v = kv = tuple(
                 lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=2)
                 for old, new in zip(kv, (k, v), strict=True)
             )  # (B, K, S, C) twice
-        y = attention(q, k, v, start, self.config, attn_key)  # (B, K, G, T, C)
+        y = attention(q, k, v, start, self.config, attn_key, first)  # (B, K, G, T, C)
         y = self.c_proj(y.transpose(0, 3, 1, 2, 4).reshape(B, T, D))
         return dropout(y, self.config.dropout, residual_key), kv
 
@@ -306,13 +325,13 @@ class Linear(eqx.Module):
         self.dtype = config.dtype
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
-        y = matmul(x, self.weight, self.dtype)
+        y = checkpoint_name(matmul(x, self.weight, self.dtype), "product")
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Float[Array, "B T *o"]:
-    """x @ w with operands in `dtype`, summed in float32; float32 out on a CPU, `dtype` out elsewhere.
+    """x @ w, its operands in `dtype` and summed in float32; float32 out on a CPU, `dtype` out elsewhere.
 
     The gradients are written out because JAX's own are slow on CPUs: XLA makes a transposed copy of x for the
     weight gradient and fuses all that led to x into it. Contracting B and T as two axes avoids that, and is
@@ -344,16 +363,16 @@ def _matmul_backward(dtype, saved, dy):
 matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
-def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None):
-    """softmax(q k^T / sqrt(C)) v, where query i may read keys 0 to start + i.
+def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None, first=None):
+    """softmax(q k^T / sqrt(C)) v, where query i may read keys first[i], or else 0, to start + i.
 
-    q is (B, K, G, T, C), with G queries to a key, k and v are (B, K, S, C); returns (B, K, G, T, C). With a
-    `key`, the weights are dropped out. Without dropout or a cache, cuDNN's fused kernel may run, which never
-    holds the T x T weights.
+    q is (B, K, G, T, C), with G queries to a key, k and v are (B, K, S, C), `first` is (B, T) or None;
+    returns (B, K, G, T, C). With a `key`, the weights are dropped out. Without dropout, `first` or a cache,
+    cuDNN's fused kernel may run, which never holds the T x T weights.
     """
     B, K, G, T, C = q.shape
     S = k.shape[2]
-    plain = isinstance(start, int) and (key is None or config.dropout == 0)
+    plain = isinstance(start, int) and first is None and (key is None or config.dropout == 0)
     if plain and config.attention == "cudnn":  # whose kernel takes (B, T, H, C)
         q = q.transpose(0, 3, 1, 2, 4).reshape(B, T, K * G, C)
         q, k, v = (x.astype(config.dtype) for x in (q, k.swapaxes(1, 2), v.swapaxes(1, 2)))
@@ -361,16 +380,35 @@ def attention(q, k, v, start, config: GPTConfig, key: PRNGKeyArray | None = None
         return y.reshape(B, T, K, G, C).transpose(0, 2, 3, 1, 4)
     scores = contract("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
     readable = jnp.arange(S) <= start + jnp.arange(T)[:, None]  # (T, S)
+    if first is not None:
+        readable &= jnp.arange(S) >= first[:, None, None, :, None]  # (B, 1, 1, T, S)
     weights = jax.nn.softmax(jnp.where(readable, scores, -jnp.inf))
     weights = dropout(weights, config.dropout, key)
     return contract("bkgts,bksc->bkgtc", weights, v, config.dtype)
 
 
-def rotate(x: Float[Array, "*heads T C"], start, theta: float) -> Float[Array, "*heads T C"]:
-    """Rotary position embedding, in Llama's layout: component i turns with component i + C/2."""
-    T, C = x.shape[-2:]
+def first_of_document(tokens: Int[Array, "B T"], eot: int) -> Int[Array, "B T"]:
+    """Where each token's document begins: at the last `eot` up to it, or else with the row.
+
+    So a document in a packed row reads what it would in a row of its own, and as a sample sees it whose
+    prompt is the end-of-text token.
+    """
+    return lax.cummax(jnp.where(tokens == eot, jnp.arange(tokens.shape[1]), 0), axis=1)
+
+
+def positions(T: int, start, first: Int[Array, "B T"] | None) -> Int[Array, "_ T"]:
+    """Of T tokens from `start` on; one row for all, or (B, T), counted from the first of each document."""
+    at = start + jnp.arange(T)[None]
+    return at if first is None else at - first
+
+
+def rotate(
+    x: Float[Array, "B *heads T C"], at: Int[Array, "_ T"], theta: float
+) -> Float[Array, "B *heads T C"]:
+    """Rotary embedding of positions `at`, in Llama's layout: component i turns with component i + C/2."""
+    C = x.shape[-1]
     frequencies = theta ** (-jnp.arange(0, C, 2) / C)  # (C/2,)
-    angles = (start + jnp.arange(T))[:, None] * frequencies  # (T, C/2)
+    angles = jnp.expand_dims(at[..., None] * frequencies, range(1, x.ndim - 2))  # (1 or B, 1..., T, C/2)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
@@ -388,6 +426,21 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     bits = lax.bitcast_convert_type(bits, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     dropped = min(round(rate * 2**16), 2**16 - 1)
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
+
+
+def remat(layer: Callable, config: GPTConfig) -> Callable:
+    """`layer`, that keeps less for the backward pass, which computes the rest again (arXiv:1604.06174).
+
+    "block" keeps the residual stream between blocks. "dots" keeps what the linear layers give as well, so
+    that little but attention's weights and the cheap operations between products is computed twice.
+    """
+    if config.remat == "none":
+        return layer
+    saved = {"block": (), "dots": ("product",)}[config.remat]
+    # A loop over layers keeps the two passes apart by itself; unrolled, the compiler would merge them again.
+    unrolled = not 0 < config.unroll < config.n_layer
+    policy = jax.checkpoint_policies.save_only_these_names(*saved)
+    return jax.checkpoint(layer, policy=policy, prevent_cse=unrolled)
 
 
 def over_batch(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

@@ -21,6 +21,7 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.options import Options, UserError, command, load
 from data.loader import Batches, load_meta, prepare_if_missing
+from data.tokenizer import end_of_text
 from model import GPT
 from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here
 from parallel.mesh import check_fit, make_mesh
@@ -52,7 +53,7 @@ def main(argv: list[str]) -> None:
 def run(options: Options) -> None:
     """The whole run, on the device mesh."""
     meta = load_meta(options.dataset)
-    config = model_config(options, meta.vocab_size)
+    config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options)
     shapes = state_shapes(config, options)
     if options.show_sharding:

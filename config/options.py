@@ -97,6 +97,7 @@ class Options:
     batch_size: Count = 12  # sequences per microbatch
     block_size: Count = 1024  # tokens per sequence
     sampling: Literal["random", "epoch"] = "random"  # random windows, or each once per epoch
+    document_mask: bool = False  # end-of-text opens a document, which reads no other; without cuDNN's kernel
     # model
     n_layer: Count = 12  # blocks
     n_head: Count = 12  # attention heads
@@ -134,6 +135,7 @@ class Options:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
     attention: Literal["auto", "einsum", "cudnn"] = "auto"  # auto: the fastest the platform has; all agree
     unroll: Steps = 0  # layers unrolled in the scan over layers, 0: all; fewer compile faster, may run slower
+    remat: Literal["none", "block", "dots"] = "none"  # recompute all of a block, or all but linear layers
     compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
     backend: str = "nccl"  # for PyTorch only and ignored
 

@@ -12,6 +12,13 @@ import numpy as np
 
 from config.options import UserError
 
+# The id of "<|endoftext|>" in tiktoken's encodings: here, because asking tiktoken takes their files.
+END_OF_TEXT = {
+    **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), 50256),
+    "cl100k_base": 100257,
+    **dict.fromkeys(("o200k_base", "o200k_harmony"), 199999),
+}
+
 # feed(ids, final=False) -> the text that these ids complete. `final=True` ends the stream.
 Stream = Callable[..., str]
 
@@ -120,6 +127,14 @@ def from_json(description: dict) -> CharTokenizer | TiktokenTokenizer:
         f'unknown tokenizer {str(description)[:80]}: expected {{"type": "char", "symbols": ...}} '
         'or {"type": "tiktoken", "name": ...}; run prepare.py again to write meta.json anew'
     )
+
+
+def end_of_text(description: dict | None) -> int | None:
+    """The id of "<|endoftext|>" in the tokenizer that `to_json` described; None where there is none."""
+    match description:
+        case {"type": "tiktoken", "name": str(name)}:
+            return END_OF_TEXT.get(name)
+    return None
 
 
 def _code_points(text: str) -> np.ndarray:

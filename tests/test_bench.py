@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -13,10 +14,13 @@ import pytest
 import torch
 
 import bench
+import bench_memory
 import bench_torch
 from config.options import Options, UserError
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+from model import GPTConfig
+from training import loss
 from training.hardware import peak_flops
 from training.step import compile_step, create_state, model_config
 
@@ -135,6 +139,35 @@ def test_bench_against_torch_goes_on_without_a_compiler():
         assert ratio == pytest.approx(medians["PyTorch eager float32"] / medians[row], abs=0.02, rel=0.05)
 
 
+def test_bench_tells_what_saves_memory(dataset):
+    output = run("--memory", f"--dataset={dataset}", "--batch_size=4", "--block_size=64", "--n_layer=4")
+    needed = {name: figures(output, name)[0] for name in ("as given", "remat=dots", "remat=block")}
+    assert needed["remat=block"] < needed["remat=dots"] < needed["as given"]
+    assert figures(output, "8 microbatches of 1")[0] < needed["as given"]
+    assert figures(output, "as given")[1] == 100
+    assert "weights, optimizer state and batch: " in output
+
+
+def test_microbatches_are_planned_where_the_batch_divides():
+    config = GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=32)
+    tokens = set()
+    for batch_size, n_rows in ((8, 10), (6, 6)):
+        options = Options(**TINY | {"batch_size": batch_size})
+        rows = bench_memory.variants(config, options)
+        assert len(rows) == n_rows
+        tokens |= {bench.tokens_per_step(replace(options, **changes)) / batch_size for _, changes, _ in rows}
+    assert tokens == {2 * 16}
+
+
+def test_the_loss_is_planned_in_the_chunks_named():
+    config = GPTConfig(block_size=16, vocab_size=5000, n_layer=1, n_head=4, n_embd=32)
+    options = Options(**TINY | {"n_layer": 1, "batch_size": 8, "gradient_accumulation_steps": 1})
+    one, many = (bench_memory.planned(config, options, n).temp_size_in_bytes for n in (1, 16))
+    logits = 4 * 8 * 16 * 5000  # bytes, all at once
+    assert one > logits > 2 * many
+    assert loss.MAX_LOGITS == 2**26  # as training has it
+
+
 def test_bench_times_decoding():
     output = run("--decode")
     assert figures(output, "with the key/value cache")[0] > 0
@@ -196,6 +229,11 @@ def test_mfu_is_the_share_of_the_peak():
 def test_a_bad_option_is_named(flag):
     with pytest.raises(UserError, match=flag.partition("=")[0]):
         bench.main([flag])
+
+
+def test_no_twin_has_a_document_mask():
+    with pytest.raises(UserError, match="--vs=torch.*document_mask"):
+        bench.main(["--vs=torch", "--document_mask=True"])
 
 
 def test_without_torch_it_says_how_to_get_it(monkeypatch):

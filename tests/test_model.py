@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import equinox as eqx
@@ -54,11 +55,11 @@ def nll(logits, targets):
 
 
 @jax.jit
-def train(model, tokens, targets):
+def train(model, tokens, targets, key=None):
     """(mean loss, logits), gradients."""
 
     def loss(model):
-        logits = model(tokens)
+        logits = model(tokens, key=key)
         return nll(logits, targets).mean(), logits
 
     return jax.value_and_grad(loss, has_aux=True)(model)
@@ -294,6 +295,54 @@ def test_unrolling_the_layers_changes_nothing():
             assert distance(gradient, gradients[name]) < FLOAT32_ROUNDING, name
 
 
+@pytest.mark.parametrize("remat", ["block", "dots"])
+@pytest.mark.parametrize("unroll", [0, 1])
+def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
+    config = replace(TINY, n_layer=3, dropout=0.2, bias=True, unroll=unroll)
+    tokens, targets, key = random_tokens(TINY), random_tokens(TINY, seed=1), jax.random.key(0)
+    (loss, _), gradients = train(large(config), tokens, targets, key)
+    (other_loss, _), others = train(large(replace(config, remat=remat)), tokens, targets, key)
+    assert distance(other_loss, loss) < FLOAT32_ROUNDING
+    others = named_leaves(others)
+    for name, gradient in named_leaves(gradients).items():
+        assert distance(others[name], gradient) < FLOAT32_ROUNDING, name
+
+
+@cache
+def gradient_plan(remat, n_layer=3):
+    """Bytes of temporaries, and FLOPs with those of one layer, of the features' gradient. B 8, T 64, D 64."""
+    config = GPTConfig(block_size=64, n_layer=n_layer, n_head=4, n_embd=64, unroll=1, remat=remat)
+    model = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((8, 64), jnp.int32)
+    compiled = (
+        jax.jit(jax.grad(lambda model, tokens: model.features(tokens).sum())).lower(model, tokens).compile()
+    )
+    return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
+
+
+def test_what_each_layer_keeps_for_the_backward_pass():
+    kept = {}
+    for remat in ("none", "dots", "block"):
+        (three, _), (six, _) = gradient_plan(remat, 3), gradient_plan(remat, 6)
+        kept[remat] = (six - three) / 3 / (8 * 64 * 64 * 4)  # float32 arrays of (B, T, D)
+    # The residual stream; with dots also q, k, v (3 D), attention's c_proj (D) and c_fc (2 F, F = 192 = 3 D).
+    # What the MLP's c_proj gives is the next residual stream less this one: no gradient needs it. XLA keeps a
+    # few numbers per token besides, of the norms, which round off.
+    assert round(kept["block"], 1) == 1
+    assert round(kept["dots"], 1) == 1 + 3 + 1 + 6 + 0.1
+    assert kept["none"] > 2 * kept["dots"]
+
+
+def test_what_is_computed_twice():
+    none, dots, block = (gradient_plan(remat)[1] for remat in ("none", "dots", "block"))
+    attention, linear = 2 * (2 * 8 * 64 * 64 * 64), 2 * 8 * 64 * 64 * (3 + 1 + 6) * 64
+    # Norms, softmax and SiLU come on top: XLA counts about ten operations for each of the elements they
+    # read, which are 4 T + 2 D + F per token.
+    others = 10 * 8 * 64 * (4 * 64 + 2 * 64 + 192)
+    assert attention <= dots - none <= attention + others
+    assert attention + linear <= block - none <= attention + linear + others
+
+
 def test_bfloat16_is_as_close_to_float32_as_8_bits_allow():
     tokens = random_tokens(TINY)
     logits = forward(large(replace(TINY, dtype="bfloat16")), tokens)
@@ -342,6 +391,83 @@ def test_bfloat16_trains_at_odd_shapes(mlp, tie_embeddings, unroll, B, T, V, H, 
         assert gradient.dtype == jnp.float32, name
         assert jnp.isfinite(gradient).all(), name
         assert (gradient != 0).any(), name
+
+
+# --- documents in a packed row ---
+
+
+EOT = 64
+PACKED = replace(TINY, eot=EOT, n_kv_head=2, unroll=1)
+# Two rows: the end of a document and three more, one of them empty; and a row that begins with one.
+LENGTHS = [[5, 7, 1, 3], [4, 12]]
+
+
+def packed_tokens():
+    """(2, 16), and the documents of each row: slices, of which all but row 0's first begin with EOT."""
+    tokens = random_tokens(replace(TINY, vocab_size=EOT))
+    ends = [np.cumsum(lengths) for lengths in LENGTHS]
+    documents = [
+        [slice(end - n, end) for end, n in zip(*row, strict=True)] for row in zip(ends, LENGTHS, strict=True)
+    ]
+    for row, slices in enumerate(documents):
+        for document in slices[row == 0 :]:
+            tokens = tokens.at[row, document.start].set(EOT)
+    return tokens, documents
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize("remat", ["none", "block"])
+def test_a_document_in_a_packed_row_is_as_if_alone(position, remat):
+    model = large(replace(PACKED, position=position, remat=remat))
+    tokens, documents = packed_tokens()
+    packed = forward(model, tokens)
+    alone = large(replace(model.config, eot=None))
+    for row, slices in enumerate(documents):
+        for document in slices:
+            expected = forward(alone, tokens[row : row + 1, document])[0]
+            assert distance(packed[row, document], expected) < FLOAT32_ROUNDING
+    assert distance(packed[0], forward(alone, tokens)[0]) > 0.1  # which the mask is there for
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_no_gradient_crosses_from_document_to_document(position):
+    T = 8
+    config = replace(PACKED, position=position, tie_embeddings=False)
+    model = large(config)
+    # Every token occurs once, so the gradient for its row of wte is that for one position's embedding.
+    tokens = jnp.arange(T).at[3].set(EOT)[None]
+    by_embedding = jax.jit(
+        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), tokens)[0])
+    )(model.wte)
+    depends = (by_embedding[:, tokens[0]] != 0).any(-1)  # (loss at t, embedding at s)
+    expected = np.tri(T, dtype=bool)
+    expected[3:, :3] = False
+    np.testing.assert_array_equal(depends, expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_mask_without_an_end_of_text_changes_nothing(dtype):
+    tokens = random_tokens(replace(TINY, vocab_size=EOT))
+    with_mask, without = (large(replace(PACKED, eot=eot, dtype=dtype)) for eot in (EOT, None))
+    assert distance(forward(with_mask, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_a_sample_after_end_of_text_reads_what_training_read(position):
+    model = large(replace(PACKED, position=position))
+    tokens, documents = packed_tokens()
+    document = documents[0][1]
+    features, _ = model.extend(tokens[:1, document], Cache.empty(model.config, 1), model.layers())
+    expected = jax.jit(lambda tokens: model.features(tokens))(tokens)[:1, document]
+    assert distance(features, expected) < FLOAT32_ROUNDING
+
+
+def test_cudnns_kernel_is_not_used_with_documents():
+    # It has no such mask. Were it called, tracing would fail: there is no NVIDIA GPU for it to ask.
+    model = large(replace(PACKED, attention="cudnn", dtype="bfloat16"))
+    einsum = large(replace(model.config, attention="einsum"))
+    tokens, _ = packed_tokens()
+    np.testing.assert_array_equal(forward(model, tokens), forward(einsum, tokens))
 
 
 # --- dropout ---
@@ -432,6 +558,8 @@ def test_attention_weights_are_dropped_out():
         (dict(n_kv_head=-2), "n_kv_head=-2 "),
         (dict(dropout=1.0), "dropout=1.0 "),
         (dict(dropout=-0.5), "dropout=-0.5 "),
+        (dict(eot=50304), "eot=50304 .*below 50304"),
+        (dict(eot=-1), "eot=-1 "),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):
@@ -460,9 +588,9 @@ def use(config, key):
     model.extend(tokens, Cache.empty(config, 2), model.layers())
 
 for variant in (dict(mlp="gelu", bias=True), llama):
-    for dtype in ("float32", "bfloat16"):
+    for dtype, eot in (("float32", None), ("bfloat16", 16)):
         for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-            config = GPTConfig(8, 17, n_layer=2, n_head=4, n_embd=32, dropout=0.1, dtype=dtype, **variant)
+            config = GPTConfig(8, 17, 2, n_head=4, n_embd=32, dropout=0.1, dtype=dtype, eot=eot, **variant)
             eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
 try:
     GPT(config, key=key)(jnp.zeros(7, jnp.int32))

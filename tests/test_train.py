@@ -255,6 +255,22 @@ dtype = 'float16'
     assert read(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
 
 
+def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
+    folder, eot = tmp_path / "packed", 50256
+    folder.mkdir()
+    ids = np.tile([eot, 11, 12, 13, 14], 60).astype("<u2")  # documents of four tokens, in rows of eight
+    for split in ("train", "val"):
+        (folder / f"{split}.bin").write_bytes(ids.tobytes())
+    gpt2 = {"type": "tiktoken", "name": "gpt2"}  # whose files no test may need
+    counts = {"train": 300, "val": 300}
+    meta = {"format": 1, "vocab_size": 50257, "tokenizer": gpt2, "dtype": "uint16", "counts": counts}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    train.main(tiny(tmp_path / "out", dataset=folder, document_mask=True, n_embd=8, remat="block"))
+    model, tokenizer, _ = load_model(str(tmp_path / "out"))
+    assert (model.config.eot, tokenizer) == (eot, gpt2)
+    assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
+
+
 def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(loader, "DATA", tmp_path / "data")
     monkeypatch.setattr(sys, "path", list(sys.path))  # a prepare.py puts its repository there
@@ -587,6 +603,7 @@ def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
         ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
         ({"dataset": "python_chr"}, "dataset=python_chr: no such data set; did you mean python_char?"),
         ({"n_head": 3}, "n_embd"),
+        ({"document_mask": True}, "document_mask=True needs an end-of-text token"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):

@@ -22,6 +22,7 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.options import Options, UserError
+from data.tokenizer import end_of_text
 from model import GPT
 from training.step import SHAPE, TrainState, create_state, model_config
 
@@ -167,7 +168,7 @@ def load_model(
         raise UserError(f"{checkpoints.folder}: no checkpoint {iteration}; there are {saved}")
     manifest = checkpoints.manifest(iteration)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
-    config = model_config(options, manifest.vocab_size)
+    config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
     shapes = eqx.filter_eval_shape(create_state, config, options)
     return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
 

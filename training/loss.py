@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from model import contract
 
-MAX_LOGITS = 2**26  # at once; in float32, 256 MiB
+MAX_LOGITS = 2**26  # at once on a device; in float32, 256 MiB
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -63,9 +63,14 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 def chunks(x, targets, V):
-    """x and targets in n parts of T, on a new leading axis: as few as keep a part's logits to MAX_LOGITS."""
+    """x and targets in n parts of T, on a new leading axis: as few as keep a part's logits to MAX_LOGITS.
+
+    The devices of a mesh share them. On every part they sum the head's gradient over the batch: the fewer the
+    parts, the less they send each other.
+    """
     B, T, D = x.shape
-    n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * MAX_LOGITS or n == T))
+    limit = MAX_LOGITS * jax.sharding.get_abstract_mesh().size
+    n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * limit or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
 
 

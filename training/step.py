@@ -33,19 +33,32 @@ class TrainState(eqx.Module):
     step: Int[Array, ""]
 
 
-def model_config(options: Options, vocab_size: int) -> GPTConfig:
-    """The model that `options` describe, with what they leave to the platform decided. Raises UserError."""
+def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
+    """The model that `options` describe, with what they leave to the platform decided. Raises UserError.
+
+    `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
+    """
     on_cpu, on_gpu = jax.default_backend() == "cpu", jax.default_backend() == "gpu"
     dtype = options.dtype if options.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     fused = on_gpu and dtype == "bfloat16"
     if options.attention == "cudnn" and not fused:
         raise UserError("attention=cudnn needs an NVIDIA GPU and dtype=bfloat16; use attention=auto")
+    if options.document_mask and eot is None:
+        raise UserError(
+            f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
+            "leave it out, or use a data set of GPT-2 tokens"
+        )
+    # XLA merges recomputed operations with the first ones unless a loop keeps them apart: its CPU compiler
+    # drops the barriers that do so elsewhere.
+    loop = on_cpu and options.remat != "none" and not 0 < options.unroll < options.n_layer
     try:
         return GPTConfig(
             vocab_size=vocab_size,
+            eot=eot if options.document_mask else None,
             dtype=dtype,
             attention=options.attention if options.attention != "auto" else "cudnn" if fused else "einsum",
-            **{name: getattr(options, name) for name in SHAPE + ("dropout", "unroll")},
+            unroll=1 if loop else options.unroll,
+            **{name: getattr(options, name) for name in SHAPE + ("dropout", "remat")},
         )
     except ValueError as error:
         raise UserError(str(error)) from None

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from config.options import UserError
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
+from data.tokenizer import END_OF_TEXT, CharTokenizer, TiktokenTokenizer, end_of_text, from_json
 
 tiktoken = pytest.importorskip("tiktoken")
 TEXT = "héllo, wörld <|endoftext|> €😀"
@@ -102,6 +102,24 @@ def test_json_there_and_back(byte_pairs):
 def test_an_unknown_description_is_refused(description):
     with pytest.raises(UserError, match="unknown tokenizer"):
         from_json(description)
+
+
+def test_end_of_text_is_tiktokens_and_needs_no_files(monkeypatch):
+    from tiktoken_ext import openai_public
+
+    for loader in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+        monkeypatch.setattr(openai_public, loader, lambda *files, **hashes: {})
+    for name in END_OF_TEXT:
+        expected = openai_public.ENCODING_CONSTRUCTORS[name]()["special_tokens"]["<|endoftext|>"]
+        assert end_of_text({"type": "tiktoken", "name": name}) == expected
+    assert {"gpt2", "cl100k_base", "o200k_base"} <= END_OF_TEXT.keys()
+
+
+@pytest.mark.parametrize(
+    "description", [None, {"type": "char", "symbols": "ab"}, {"type": "tiktoken", "name": "x"}]
+)
+def test_where_there_is_no_end_of_text(description):
+    assert end_of_text(description) is None
 
 
 def test_an_unknown_encoding_is_refused():

@@ -187,9 +187,47 @@ def test_a_model_that_cannot_be_is_one_line(changes, named):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["n_layer", "n_head", "n_embd", "mlp", "norm", "bias", "dropout", "unroll"])
+@pytest.mark.parametrize(
+    "name", ["n_layer", "n_head", "n_embd", "mlp", "norm", "bias", "dropout", "unroll", "remat"]
+)
 def test_the_options_reach_the_model(name):
     values = dict(
         n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, unroll=2
-    )
+    ) | dict(remat="dots")
     assert getattr(model_config(replace(TINY, **values), V), name) == values[name]
+
+
+@pytest.mark.parametrize("unroll, on_cpu", [(0, 1), (1, 1), (2, 2), (3, 1), (4, 1)])
+def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu, monkeypatch):
+    options = replace(TINY, n_layer=3, unroll=unroll, remat="block")
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    assert model_config(options, V).unroll == on_cpu
+    assert model_config(replace(options, remat="none"), V).unroll == unroll
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert model_config(options, V).unroll == unroll
+
+
+def test_remat_needs_less_memory_for_the_same_step():
+    options = replace(TINY, n_layer=4, block_size=64, batch_size=8, gradient_accumulation_steps=1, unroll=0)
+    options = replace(options, dropout=0.1)
+    x, y = np.random.default_rng(0).integers(V, size=(2, 1, 8, 64)).astype(np.int32)
+    needed, losses = {}, {}
+    for remat in ("none", "dots", "block"):
+        changed = replace(options, remat=remat)
+        step = compile_step(create(changed), changed)
+        needed[remat] = step.memory_analysis().temp_size_in_bytes
+        state, first = step(create(changed), x, y)
+        losses[remat] = [first["loss"], step(state, x, y)[1]["loss"]]
+    assert needed["block"] < needed["dots"] < 0.7 * needed["none"]
+    # Adam divides a gradient by its size: in the second loss a near-zero gradient's rounding weighs more, up
+    # to a few steps of learning_rate in a weight, so a digit is lost.
+    np.testing.assert_allclose(losses["block"], losses["none"], rtol=10 * FLOAT32_ROUNDING)
+    np.testing.assert_allclose(losses["dots"], losses["none"], rtol=10 * FLOAT32_ROUNDING)
+
+
+def test_document_mask_gives_the_model_the_end_of_text_token():
+    assert model_config(replace(TINY, document_mask=True), V, 7).eot == 7
+    assert model_config(TINY, V, 7).eot is None
+    with pytest.raises(UserError, match="document_mask=True .*dataset=openwebtext") as error:
+        model_config(replace(TINY, document_mask=True), V)
+    assert "\n" not in str(error.value)

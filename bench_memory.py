@@ -1,0 +1,65 @@
+"""How much memory does a training step need, and what saves some? `python bench.py [config] --memory` tells.
+
+The figures are XLA's own plan of the compiled step: its temporaries, that is all but the weights, the
+optimizer's state and the batch, which are as large in every variant. No step is run and no state is made, so
+a step too large for this machine can be planned as well. Every variant trains on the same tokens per step.
+"""
+
+import time
+from dataclasses import replace
+from unittest import mock
+
+import equinox as eqx
+import jax
+
+from config.options import Options
+from model import GPTConfig
+from training import loss
+from training.step import compile_step, create_state, model_config
+
+PARTS = 4  # microbatches that one is cut into, where a variant does that
+CHUNKS = 16  # of the loss
+
+
+def report_memory(config: GPTConfig, options: Options) -> None:
+    """Prints a line for each variant as soon as it is compiled."""
+    print(f"\n{'':52}{'temporaries':>14}{'of the first':>14}{'compiled in':>13}")
+    first = None
+    for name, changes, n_chunks in variants(config, options):
+        start = time.perf_counter()
+        plan = planned(config, replace(options, **changes), n_chunks)
+        seconds, needed = time.perf_counter() - start, plan.temp_size_in_bytes
+        first = first or needed
+        print(f"{name:52}{needed / 1e6:11,.0f} MB{needed / first:14.0%}{seconds:11.1f} s", flush=True)
+    print(
+        f"\nweights, optimizer state and batch: {plan.argument_size_in_bytes / 1e6:,.0f} MB in every variant"
+    )
+
+
+def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int | None]]:
+    """Of each its name, the options it changes, and the chunks of its loss (None: as training has them)."""
+    dots, block = dict(remat="dots"), dict(remat="block")
+    rows = [("as given", {}, None)]
+    if jax.default_backend() == "cpu" and not 0 < config.unroll < config.n_layer:
+        rows.append(("layers in a loop, as remat has them on a CPU", dict(unroll=1), None))
+    rows += [("remat=dots", dots, None), ("remat=block", block, None)]
+    rows += [("loss in one chunk", {}, 1), (f"loss in {CHUNKS} chunks", {}, CHUNKS)]
+    if options.batch_size % PARTS == 0:
+        A, B = options.gradient_accumulation_steps * PARTS, options.batch_size // PARTS
+        parts = dict(gradient_accumulation_steps=A, batch_size=B)
+        name = f"{A} microbatches of {B}"
+        rows += [(name, parts, None), (f"{name}, remat=dots", parts | dots, None)]
+        rows += [(f"{name}, remat=block", parts | block, None)]
+        rows += [(f"{name}, remat=block, loss in {CHUNKS} chunks", parts | block, CHUNKS)]
+    return rows
+
+
+def planned(config: GPTConfig, options: Options, n_chunks: int | None):
+    """XLA's memory analysis of the step with these options."""
+    config = model_config(options, config.vocab_size, config.eot)
+    shapes = eqx.filter_eval_shape(create_state, config, options)
+    logits = options.batch_size * options.block_size * config.vocab_size
+    # Not an option of training, which would gain nothing by another value.
+    at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)
+    with mock.patch.object(loss, "MAX_LOGITS", at_once):
+        return compile_step(shapes, options).memory_analysis()
