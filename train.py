@@ -118,7 +118,7 @@ def train(
             metrics.evaluation(i, losses)
             manifest, improved = manifest.scored(losses["val"])
             if i > 0 and (improved or options.always_save_checkpoint):
-                checkpoints.save(state, manifest, losses["val"])
+                metrics.saved(checkpoints.save(state, manifest, losses["val"]))
         stopping = stop_asked(i)
         if i >= options.max_iters or stopping:
             break

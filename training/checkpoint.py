@@ -12,6 +12,7 @@ stored by name (`blocks.attn.c_attn.weight`), not as objects: restoring runs no 
 import json
 import logging
 import shutil
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -96,8 +97,12 @@ class Checkpoints:
                 f"{self.folder}: cannot be deleted ({error.strerror}): delete it by hand"
             ) from None
 
-    def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
-        """Start to save `state`, which may be donated at once, as the checkpoint of its iteration."""
+    def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> float:
+        """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
+
+        Returns the seconds that took: to copy the state. It is written while training goes on.
+        """
+        start = time.perf_counter()
         items = ocp.args.Composite(
             model=ocp.args.StandardSave(by_name(state.model)),
             optimizer=ocp.args.StandardSave(by_name((state.opt_state, state.step))),
@@ -110,6 +115,7 @@ class Checkpoints:
             if free < needed:  # asked here, because halfway through a save the answer would be less clear
                 raise OSError(f"{free / 1e6:,.0f} MB are free, it needs {needed / 1e6:,.0f}")
             self.manager.save(int(state.step), args=items, metrics=metrics)
+        return time.perf_counter() - start
 
     def wait(self) -> None:
         """Return when what was saved is on disk."""

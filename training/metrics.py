@@ -63,6 +63,7 @@ class Metrics:
         self.wandb = start_wandb(options) if options.wandb_log and self.primary else None
         self.speed = Speed(options, config, devices)
         self.pending: Started | None = None
+        self.told_of_saving = False
 
     def evaluated(self, iteration: int) -> bool:
         return iteration == self.last_evaluation
@@ -133,6 +134,12 @@ class Metrics:
             ) from None
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
+
+    def saved(self, seconds: float) -> None:
+        """Say what saving a checkpoint cost the loop, the first time."""
+        if not self.told_of_saving:
+            self.say(f"saving held the loop up for {1e3 * seconds:.0f} ms; the rest is written meanwhile")
+        self.told_of_saving = True
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
