@@ -20,7 +20,7 @@ class Speed:
     `figures` has, of the steps since it was last asked:
 
         ms                            mean time of a step
-        ms_spread                     longest less shortest of the last 100 steps, but for a tenth at either end
+        ms_spread                     longest less shortest of the last 100, but for a tenth at either end
         data_ms                       mean time that the loop took to make a batch; the device, where it works
                                       by itself, is busy with the step before meanwhile
         tokens_per_second             over all devices
@@ -66,10 +66,8 @@ class Speed:
     def figures(self) -> dict[str, float]:
         seconds, data_seconds = self.seconds / self.steps, self.data_seconds / self.steps
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
-        ordered, tenth = (
-            sorted(self.recent),
-            len(self.recent) // 10,
-        )  # np.quantile takes 0.3 ms in a cold cache
+        ordered = sorted(self.recent)  # np.quantile takes 0.3 ms where a step has emptied the caches
+        tenth = len(ordered) // 10
         rate = self.tokens / seconds / self.devices
         figures = {
             "ms": 1e3 * seconds,
