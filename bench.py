@@ -2,6 +2,7 @@
 
     python bench.py config/train_shakespeare_char_cpu.py              ms/step, tokens/s, FLOP/s, memory
     python bench.py config/train_shakespeare_char_cpu.py --vs=torch   and next to nanoGPT's step in PyTorch
+    python bench.py config/train_shakespeare_char_cpu.py --loop       and what train.py's loop adds to it
     python bench.py config/train_shakespeare_char_cpu.py --decode     sampling with and without a cache
     python bench.py config/train_shakespeare_char_cpu.py --memory     what remat and microbatches save
 
@@ -10,6 +11,7 @@ Takes train.py's config files and options, and these of its own:
     --vs=torch        measure bench_torch.py as well, eager and compiled, in float32 and bfloat16
     --steps=N         timed steps of each variant; without it, about 10 seconds' worth, and at least 3
     --vocab_size=N    size of the vocabulary; without it, the data set's, or 50304 if that is not prepared
+    --loop            measure train.py's loop as well: it makes the batches and writes the records
     --decode          time sampling instead of training
     --memory          the step's memory as XLA plans it, in variants that need less; none is run
 
@@ -27,23 +29,22 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
+from bench_decode import report_decoding
 from bench_memory import report_memory
 from config.options import Options, UserError, command, load
 from data.loader import NANOGPT, Batches, Meta, dataset_dir, load_meta
 from data.tokenizer import end_of_text
-from generation.decode import generate
 from model import GPT, GPTConfig
 from training.hardware import choose_device, peak_flops, return_freed_memory, reuse_freed_memory
+from training.metrics import Metrics
 from training.step import compile_step, create_state, model_config
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
-DECODED = 256  # tokens
 
 
 def main(argv: list[str]) -> None:
@@ -70,12 +71,17 @@ def main(argv: list[str]) -> None:
     memory = peak_memory(step.compiled)  # before anything else takes any
     with ExitStack() as stack:
         variants = [step]
+        if bench.loop:
+            variants.append(TrainLoop(step, stack))
+            variants[-1].run(1)
         if bench.vs:
             variants += rivals(step, stack)
         times = take_turns(variants, bench.steps)
     print(table(variants, times, tokens_per_step(options)))
     if bench.vs:
         print(ratios(variants, times))
+    if bench.loop:
+        print(f"{'the loop adds':28}{overhead(*(times[variant.name] for variant in variants[:2])):10.2%}")
     print(details(step, statistics.median(times[step.name]), memory))
 
 
@@ -89,6 +95,7 @@ class BenchOptions:
     vs: str | None = None
     steps: int | None = None
     vocab_size: int | None = None
+    loop: bool = False
     decode: bool = False
     memory: bool = False
 
@@ -98,7 +105,7 @@ def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
     own, rest = {}, []
     for word in argv:
         key, _, value = word.partition("=")
-        if key in ("--decode", "--memory") and value in ("", "True", "False"):
+        if key in ("--loop", "--decode", "--memory") and value in ("", "True", "False"):
             own[key[2:]] = value != "False"
         elif key in ("--steps", "--vocab_size"):
             if not value.isdecimal() or int(value) < 1:
@@ -161,6 +168,34 @@ class JaxStep:
         """Give back the memory that the steps freed, which for the baby GPT is 6 GB: the others need it."""
         time.sleep(0.1)  # the last step's temporaries are freed a moment after its results are there
         return_freed_memory()
+
+
+class TrainLoop:
+    """The step as train.py's loop runs it. `run(n)` gives seconds per step over n steps."""
+
+    name = "in train.py's loop"
+
+    def __init__(self, step: JaxStep, stack: ExitStack):
+        from train import StepBatches  # here, because it imports Orbax, which takes a second
+
+        self.step, self.i = step, 0
+        options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()))
+        self.batches = StepBatches(options)
+        self.metrics = Metrics(options, 0, step.config, devices=1)
+        stack.callback(self.metrics.close)
+        self.rest = step.rest
+
+    def run(self, n: int) -> float:
+        start = time.perf_counter()
+        for _ in range(n):
+            with self.metrics.making_batch():
+                batch = self.batches(self.i)
+            self.step.state, report = self.step.compiled(self.step.state, *batch)
+            self.metrics.step(self.i, report, self.batches.epoch(self.i))
+            self.i += 1
+        self.metrics.catch_up()
+        jax.block_until_ready(self.step.state)
+        return (time.perf_counter() - start) / n
 
 
 class TorchStep:
@@ -283,6 +318,11 @@ def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:
     return "\n".join(rows)
 
 
+def overhead(bare: list[float], loop: list[float]) -> float:
+    """What the loop adds to the bare step, as a share of it: the median over turns, of neighbours in time."""
+    return statistics.median(b / a for a, b in zip(bare, loop, strict=True)) - 1
+
+
 def ratios(variants: list, times: dict[str, list[float]]) -> str:
     """The JAX steps' tokens/s over those of PyTorch's best float32 variant, by medians."""
     medians = {variant: statistics.median(times[variant.name]) for variant in variants}
@@ -344,52 +384,6 @@ def data_loading(options: Options, seconds: float) -> str:
         times.append(time.perf_counter() - start)
     median = statistics.median(times)
     return f"{1e3 * median:.3f} ms per step, {median / seconds:.2%} of it"
-
-
-# Sampling
-
-
-def report_decoding(config: GPTConfig, options: Options) -> None:
-    """Prints tokens/s of `generate`, and of reading the whole context anew for every token."""
-    model = create_state(config, options).model
-    cached, recomputed = (seconds_to_decode(how, model) for how in (with_cache, without_cache))
-    print(f"\n{DECODED} tokens, one row, greedy{'tokens/s':>26}{'ms/token':>12}")
-    for name, seconds in (("with the key/value cache", cached), ("whole context every token", recomputed)):
-        print(f"{name:40}{DECODED / seconds:16,.0f}{1e3 * seconds / DECODED:12.3f}")
-    print(f"{'ratio':40}{recomputed / cached:15.1f}x")
-
-
-def seconds_to_decode(how, model: GPT) -> float:
-    """The median of 5 runs, compiled before."""
-    times = []
-    for _ in range(6):
-        start = time.perf_counter()
-        how(model)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[1:])
-
-
-def with_cache(model: GPT) -> list[int]:
-    prompt, key = np.zeros((1, 1), np.int32), jax.random.key(0)
-    made = generate(model, prompt, key=key, max_new_tokens=DECODED, temperature=0)
-    return [int(token) for tokens in made for token in tokens[0]]
-
-
-def without_cache(model: GPT) -> list[int]:
-    """nanoGPT's rule: the last block_size tokens are the context. Padded, to be compiled once."""
-    S, tokens = model.config.block_size, [0]
-    for _ in range(DECODED):
-        context = tokens[-S:]
-        padded = np.array([context + [0] * (S - len(context))], np.int32)
-        tokens.append(int(likeliest_next(model, padded, len(context))))
-    return tokens[1:]
-
-
-@jax.jit
-def likeliest_next(model: GPT, context, length):
-    """The likeliest token after the first `length` of `context` (1, S)."""
-    x = lax.dynamic_slice_in_dim(model.features(context), length - 1, 1, axis=1)
-    return jnp.argmax(model.logits(x))
 
 
 if __name__ == "__main__":

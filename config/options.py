@@ -86,7 +86,7 @@ class Options:
     init_from: Literal["scratch", "resume", "auto"] = "scratch"  # auto: resume if a checkpoint exists
     overwrite: bool = False  # start anew in an out_dir that already holds a run
     seed: Seed = 1337  # of the initial weights, the batches and the dropout
-    profile: str = ""  # folder for a trace of steps 10 to 13 and the step's HLO; empty: none
+    profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
     # Weights & Biases
     wandb_log: bool = False  # log to Weights & Biases as well
     wandb_project: str = "owt"  # its project

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import bench
+import bench_decode
 import bench_memory
 import bench_torch
 from config.options import Options, UserError
@@ -128,6 +129,16 @@ def test_bench_prints_its_figures(dataset):
     assert "ms per step" in output
 
 
+def test_bench_times_trains_loop(dataset):
+    output = run("--steps=2", "--loop", f"--dataset={dataset}")
+    assert figures(output, "in train.py's loop")[0] > 0
+    assert len(figures(output, "the loop adds")) == 1
+
+
+def test_overhead_is_the_median_of_neighbouring_turns():
+    assert bench.overhead([1.0, 2.0, 4.0], [1.5, 2.5, 4.0]) == 0.25
+
+
 def test_bench_against_torch_goes_on_without_a_compiler():
     output = run("--steps=2", "--vs=torch", CXX="/no/such/compiler")
     assert output.count("is unavailable: ") == 2 and "No working C++ compiler" in output
@@ -176,9 +187,9 @@ def test_bench_times_decoding():
 
 def test_decoding_gives_the_same_text_with_and_without_a_cache():
     # Within block_size, that is: past it, the two choose their windows by different rules.
-    options = Options(**TINY | {"block_size": bench.DECODED + 1})
+    options = Options(**TINY | {"block_size": bench_decode.DECODED + 1})
     model = create_state(model_config(options, vocab_size=33), options).model
-    assert bench.with_cache(model) == bench.without_cache(model)
+    assert bench_decode.with_cache(model) == bench_decode.without_cache(model)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ class Profile:
     Process 0 does, and only if there is a `folder`. Raises UserError when that cannot be written.
     """
 
-    def __init__(self, folder: str, step: jax.stages.Compiled, metrics: Metrics):
+    def __init__(self, folder: str | None, step: jax.stages.Compiled, metrics: Metrics):
         self.folder = Path(folder) if folder and jax.process_index() == 0 else None
         self.metrics = metrics
         self.tracing = False
