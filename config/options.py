@@ -111,17 +111,19 @@ class Options:
     qk_norm: bool = False  # normalise queries and keys
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # of embeddings, attention and residuals; for finetuning try 0.1 or more
-    # AdamW
+    # optimizer
+    optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # the highest
     max_iters: Steps = 600000  # steps in all
     weight_decay: NonNegative = 1e-1  # of matrices and embeddings only
     beta1: Fraction = 0.9  # decay of the gradient's running mean
-    beta2: Fraction = 0.95  # decay of the running mean of its square
+    beta2: Fraction = 0.95  # decay of the running mean of its square; lion: of the mean that beta1 adds to
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
     # learning rate schedule
-    decay_lr: bool = True  # warm up, then decay; False: learning_rate throughout
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
+    decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
     warmup_iters: Steps = 2000  # steps of linear warmup
-    lr_decay_iters: Steps = 600000  # step at which the cosine reaches min_lr; about max_iters, per Chinchilla
+    lr_decay_iters: Steps = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # the lowest; about learning_rate / 10, per Chinchilla
     # devices
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest

@@ -286,11 +286,14 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
 # Stopping and going on
 
 
-@pytest.mark.parametrize("sampling, dtype", [("random", "float32"), ("epoch", "bfloat16")])
-def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype):
+@pytest.mark.parametrize(
+    "sampling, dtype, optimizer", [("random", "float32", "muon"), ("epoch", "bfloat16", "adamw")]
+)
+def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer):
     """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""
     optimise(dtype == "float32")  # the program that a user runs; the other is compiled faster
     options = {"dropout": 0.2, "gradient_accumulation_steps": 2, "sampling": sampling, "dtype": dtype}
+    options["optimizer"] = optimizer
     through, stopped = tmp_path / "through", tmp_path / "stopped"
     train.main(tiny(through, max_iters=30, **options))
     train.main(tiny(stopped, max_iters=15, **options))
@@ -426,9 +429,10 @@ def test_resuming_a_finished_run_changes_no_checkpoint_and_no_record(copied_run)
         ({"n_embd": 32}, ["n_embd=32", "n_embd=16"]),
         ({"mlp": "gelu"}, ["mlp=gelu", "mlp=swiglu"]),
         ({"block_size": 4}, ["block_size=4", "block_size=8"]),
+        ({"optimizer": "lion"}, ["optimizer=lion", "optimizer=adamw"]),
     ],
 )
-def test_resume_refuses_another_model(copied_run, changes, named):
+def test_resume_refuses_another_model_or_optimizer(copied_run, changes, named):
     before = contents(copied_run)
     extra = [f"--{name}={value}" for name, value in changes.items()]
     text = refusal([f"--out_dir={copied_run}", "--init_from=resume", *extra])

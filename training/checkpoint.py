@@ -47,9 +47,9 @@ class Manifest:
     def after(self, saved: "Manifest", path: Path) -> "Manifest":
         """The manifest of a run that goes on from the checkpoint at `path`.
 
-        Raises UserError when this run's options or data contradict the model there.
+        Raises UserError when this run's options or data contradict the model there, or its optimizer's state.
         """
-        for name in SHAPE:
+        for name in (*SHAPE, "optimizer"):
             ours, theirs = getattr(self.options, name), getattr(saved.options, name)
             if ours != theirs:
                 raise UserError(
@@ -140,7 +140,7 @@ class Checkpoints:
         return TrainState(restored["model"], *restored["optimizer"])
 
     def restore_model(self, iteration: int, model: GPT) -> GPT:
-        """The model alone, without the optimizer's arrays, which are twice as large."""
+        """The model alone, without the optimizer's arrays, which may be twice as large."""
         return self._items(iteration, model=model)["model"]
 
     def _items(self, iteration: int, **trees):

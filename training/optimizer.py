@@ -1,4 +1,17 @@
-"""AdamW as nanoGPT sets it up: warmup and a cosine, clipping, and weight decay on matrices only."""
+"""From gradients to updates: clipping, a direction, weight decay on matrices only, the learning rate.
+
+The optimizers differ in the direction that they make of a gradient g, and in nothing else:
+
+    adamw   running mean of g / sqrt(running mean of g^2)                        arXiv:1711.05101
+    muon    for a matrix in the blocks, nearly the orthogonal matrix closest to  arXiv:2502.16982
+            the running mean of g; for all else, adamw's
+    lion    sign of a running mean of g                                          arXiv:2302.06675
+
+Elements of adamw's and muon's directions are about as large, so that one learning rate and one weight decay
+serve both. All of lion's are 1: it wants a rate 3 to 10 times lower, and as many times the weight decay.
+"""
+
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,35 +21,81 @@ from jaxtyping import Array, Float, Int
 from config.options import Options
 from model import GPT
 
+# The part of `wsd` in which it decays; a linear decay over so many steps ends where a cosine does.
+DECAYING = 0.2  # arXiv:2405.18392
+
 
 def make_optimizer(options: Options) -> optax.GradientTransformation:
-    """Clip the gradients' global norm to `grad_clip` (0: do not), then AdamW (arXiv:1711.05101)."""
-    adamw = optax.adamw(
-        lambda step: learning_rate(options, step),
-        b1=options.beta1,
-        b2=options.beta2,
-        weight_decay=options.weight_decay,
-        mask=decayed,
+    """Clip the gradients' global norm to `grad_clip` (0: do not), then step as `optimizer` does.
+
+    Gradients, updates and moments are trees like the model, in float32, and the names of moments end with
+    their parameter's. The state's structure depends on `optimizer` alone: a resumed run may change the rest.
+    """
+    direction = {"adamw": optax.scale_by_adam, "muon": scale_by_muon, "lion": optax.scale_by_lion}
+    optimizer = optax.chain(
+        direction[options.optimizer](options.beta1, options.beta2),
+        optax.add_decayed_weights(options.weight_decay, decayed),
+        optax.scale_by_learning_rate(lambda step: learning_rate(options, step)),
     )
     clip = optax.clip_by_global_norm(options.grad_clip) if options.grad_clip else optax.identity()
-    return optax.chain(clip, adamw)  # its state has one structure, so that a resumed run may change grad_clip
+    return optax.chain(clip, optimizer)
+
+
+def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
+    """Muon's direction, with Nesterov momentum `beta1`, for the matrices in the blocks; Adam's for all else.
+
+    It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
+    either every parameter of it or none.
+    """
+    # A weight is (L, in, ..., out). Each layer is a matrix of its own, and so is each head's query, key and
+    # value, the gate, and what it gates: all that the axes in between tell apart.
+    axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
+
+    def like_adam(x, _):
+        """An orthogonal matrix's elements have RMS 1 / sqrt(longer side); Adam's mostly 0.2 to 0.4."""
+        return 0.2 * math.sqrt(max(x.shape[1], x.shape[-1])) * x
+
+    muon = optax.contrib.scale_by_muon(
+        beta=beta1, weight_dimension_numbers=lambda matrices: jax.tree.map(lambda _: axes, matrices)
+    )
+    scaled = optax.chain(muon, optax.stateless_with_tree_map(like_adam))
+    return optax.partition({"muon": scaled, "adam": optax.scale_by_adam(beta1, beta2)}, muon_or_adam)
 
 
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
-    """Linear warmup, then a cosine from `learning_rate` down to `min_lr` at `lr_decay_iters`."""
+    """Linear warmup to `learning_rate`, and on from there as `schedule` says.
+
+    cosine     a half cosine down to `min_lr` at `lr_decay_iters`
+    wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to `min_lr` over the
+               last fifth of `lr_decay_iters`
+    constant   constant
+
+    nanoGPT's `decay_lr=False` is `learning_rate` from the first step on, without warmup, whatever `schedule`.
+    """
+    highest, warmup, end = options.learning_rate, options.warmup_iters, options.lr_decay_iters
     if not options.decay_lr:
-        return jnp.asarray(options.learning_rate, jnp.float32)
-    warmup = options.learning_rate * (step + 1) / (options.warmup_iters + 1)
-    progress = (step - options.warmup_iters) / max(options.lr_decay_iters - options.warmup_iters, 1)
-    cosine = 0.5 * (1 + jnp.cos(jnp.pi * jnp.clip(progress, 0, 1)))
-    decayed = options.min_lr + cosine * (options.learning_rate - options.min_lr)
-    return jnp.where(step < options.warmup_iters, warmup, decayed).astype(jnp.float32)
+        return jnp.asarray(highest, jnp.float32)
+    start = max(warmup, (1 - DECAYING) * end) if options.schedule == "wsd" else warmup
+    progress = jnp.clip((step - start) / max(end - start, 1), 0, 1)
+    left = {"cosine": 0.5 * (1 + jnp.cos(jnp.pi * progress)), "wsd": 1 - progress, "constant": 1.0}
+    scheduled = options.min_lr + left[options.schedule] * (highest - options.min_lr)
+    return jnp.where(step < warmup, highest * (step + 1) / (warmup + 1), scheduled).astype(jnp.float32)
 
 
 def decayed(model: GPT) -> GPT:
-    """True for matrices and embeddings, False for biases and norms. Blocks have a layer axis on top."""
-
-    def is_matrix(path, x):
-        return x.ndim - (path[0].name == "blocks") >= 2
-
+    """True for matrices and embeddings, False for biases and norms."""
     return jax.tree_util.tree_map_with_path(is_matrix, model)
+
+
+def muon_or_adam(model: GPT) -> GPT:
+    """Which part of Muon a parameter is for: "muon" or "adam"."""
+
+    def label(path, x):
+        return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
+
+    return jax.tree_util.tree_map_with_path(label, model)
+
+
+def is_matrix(path, x) -> bool:
+    """Blocks have a layer axis on top. A bias may have several axes, as the output that it is added to."""
+    return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2

@@ -104,6 +104,18 @@ def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_pa
     assert_equal(restored, saved)
 
 
+@pytest.mark.parametrize("optimizer", ["muon", "lion"])
+def test_the_state_of_every_optimizer_comes_back_and_trains_on_alike(tmp_path, tiny, optimizer):
+    options = replace(TINY, optimizer=optimizer)
+    first, batch = create_state(model_config(options, V), options), tiny[2]
+    step = compile_step(first, options)
+    saved, _ = step(first, *batch)
+    save(tmp_path, saved, 1)
+    restored = Checkpoints(str(tmp_path)).restore(1, saved)
+    assert_equal(restored, saved)
+    assert_equal(step(restored, *batch), step(saved, *batch))
+
+
 def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
     first, step, batch = tiny
     state = copy(first)
@@ -380,7 +392,9 @@ def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
     assert ours.after(MANIFEST, Path("there")) == replace(ours, best_val_loss=2.5)
 
 
-@pytest.mark.parametrize("name, value", [("n_embd", 32), ("n_head", 4), ("mlp", "gelu"), ("bias", False)])
+@pytest.mark.parametrize(
+    "name, value", [("n_embd", 32), ("mlp", "gelu"), ("bias", False), ("optimizer", "lion")]
+)
 def test_options_that_contradict_the_checkpoint_are_one_line(name, value):
     ours = replace(MANIFEST, options=replace(TINY, **{name: value}))
     said = error(ours.after, MANIFEST, Path("there/4"))

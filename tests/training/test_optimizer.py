@@ -1,4 +1,4 @@
-"""The optimizer: nanoGPT's learning rate, and PyTorch's AdamW on nanoGPT's two groups of parameters."""
+"""The optimizers next to PyTorch's AdamW, and to Muon and Lion in NumPy; schedules; Muon on a mesh."""
 
 import math
 from dataclasses import replace
@@ -12,17 +12,22 @@ import torch
 
 from config.options import Options
 from model import GPT, GPTConfig
+from parallel.mesh import make_mesh
+from parallel.sharding import dotted
 from training.optimizer import learning_rate, make_optimizer
+from training.step import compile_step, create_state, model_config
 
 # Every kind of parameter there is: biases, norms of queries and keys, and a head of its own.
 EVERYTHING = GPTConfig(
-    block_size=8, vocab_size=11, n_layer=2, n_head=2, n_embd=16, bias=True, qk_norm=True, tie_embeddings=False
+    **dict(block_size=8, vocab_size=11, n_layer=2, n_head=4, n_kv_head=2, n_embd=16),
+    **dict(bias=True, qk_norm=True, tie_embeddings=False),
 )
-DECAYED = {
-    *("wte", "wpe", "lm_head"),
+MATRICES = {
     *("blocks.attn.c_attn.weight", "blocks.attn.c_proj.weight"),
     *("blocks.mlp.c_fc.weight", "blocks.mlp.c_proj.weight"),
 }
+DECAYED = MATRICES | {"wte", "wpe", "lm_head"}
+OPTIMIZERS = ("adamw", "muon", "lion")
 
 
 def nanogpt_learning_rate(o, it):
@@ -57,13 +62,32 @@ def test_learning_rate_is_nanogpts(changes):
 
 def test_the_learning_rate_is_constant_without_decay():
     options = replace(Options(), decay_lr=False, learning_rate=3e-4, warmup_iters=10, lr_decay_iters=20)
-    for step in (0, 5, 15, 30):
-        assert learning_rate(options, jnp.array(step)) == np.float32(3e-4)
+    for schedule in ("cosine", "wsd", "constant"):
+        for step in (0, 5, 15, 30):
+            assert learning_rate(replace(options, schedule=schedule), step) == np.float32(3e-4)
 
 
-def everything():
+@pytest.mark.parametrize("warmup, end", [(10, 100), (0, 7), (90, 100)])
+def test_wsd_warms_up_stays_and_decays_in_the_last_fifth(warmup, end):
+    options = replace(Options(), schedule="wsd", learning_rate=1.0, min_lr=0.25)
+    options = replace(options, warmup_iters=warmup, lr_decay_iters=end)
+    start = max(warmup, 0.8 * end)
+    corners = [(0, 1 / (warmup + 1)), (warmup, 1.0), (start, 1.0), (end, 0.25), (2 * end, 0.25)]
+    steps = np.arange(2 * end)
+    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.array(steps))
+    # Float32 holds a part of the decay to 2^-24, after a step number below 2^8 minus the start of the decay.
+    np.testing.assert_allclose(ours, np.interp(steps, *zip(*corners, strict=True)), rtol=0, atol=2**-15)
+
+
+def test_a_constant_schedule_warms_up():
+    options = replace(Options(), schedule="constant", learning_rate=3e-4, warmup_iters=3, lr_decay_iters=5)
+    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.arange(8))
+    np.testing.assert_allclose(ours, 3e-4 * np.minimum(np.arange(1, 9) / 4, 1), rtol=2**-22)
+
+
+def everything(mlp="swiglu"):
     """A model of random parameters, those included that start out as zeros and ones."""
-    model = jax.jit(lambda: GPT(EVERYTHING, key=jax.random.key(0)))()
+    model = jax.jit(lambda: GPT(replace(EVERYTHING, mlp=mlp), key=jax.random.key(0)))()
     return random_like(model, 0)
 
 
@@ -78,8 +102,9 @@ def by_name(tree):
     return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in paths}
 
 
-def test_exactly_the_matrices_and_embeddings_decay():
-    options = replace(Options(), learning_rate=0.5, weight_decay=0.5, decay_lr=False)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_exactly_the_matrices_and_embeddings_decay(optimizer):
+    options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
     model = everything()
     optimizer = make_optimizer(options)
     zero = jax.tree.map(jnp.zeros_like, model)
@@ -109,26 +134,166 @@ def torch_parameters_after(model, gradients, options):
     return {name: p.numpy() for name, p in parameters.items()}
 
 
-@pytest.mark.parametrize("grad_clip", [1.0, 0.0])
-def test_an_update_is_that_of_pytorchs_adamw_with_nanogpts_groups(grad_clip):
-    options = replace(
-        Options(), learning_rate=0.1, min_lr=0.01, warmup_iters=2, lr_decay_iters=6, grad_clip=grad_clip
-    )
-    assert options.weight_decay == 0.1
-    start = everything()
-    # The norm of all parameters' gradients is about 100 times these: some steps are clipped, others are not.
-    scales = [1e-3, 1.0, 1e-2, 2e-3, 0.3, 1e-3, 5.0, 1e-3]
-    gradients = [jax.tree.map(lambda x, c=c: c * x, random_like(start, i)) for i, c in enumerate(scales)]
+def ours_after(model, gradients, options):
+    """What our optimizer makes of the parameters, by name."""
     optimizer = make_optimizer(options)
-    model, state, update = start, optimizer.init(start), jax.jit(optimizer.update)
+    state, update = optimizer.init(model), jax.jit(optimizer.update)
     for gradient in gradients:
         updates, state = update(gradient, state, model)
         model = optax.apply_updates(model, updates)
+    return by_name(model)
 
+
+# The norm of all parameters' gradients is about 100 times these: some steps are clipped, others are not.
+SCALES = [1e-3, 1.0, 1e-2, 2e-3, 0.3, 1e-3, 5.0, 1e-3]
+STEPS = replace(Options(), learning_rate=0.1, min_lr=0.01, warmup_iters=2, lr_decay_iters=6)
+
+
+def some_gradients(model):
+    return [jax.tree.map(lambda x, c=c: c * x, random_like(model, i)) for i, c in enumerate(SCALES)]
+
+
+@pytest.mark.parametrize("grad_clip", [1.0, 0.0])
+def test_an_update_is_that_of_pytorchs_adamw_with_nanogpts_groups(grad_clip):
+    options = replace(STEPS, grad_clip=grad_clip)
+    assert options.weight_decay == 0.1
+    start = everything()
+    gradients = some_gradients(start)
     expected = torch_parameters_after(start, gradients, options)
     other = torch_parameters_after(start, gradients, replace(options, grad_clip=1.0 - grad_clip))
-    for name, ours in by_name(model).items():
+    for name, ours in ours_after(start, gradients, options).items():
         # A step moves a parameter by up to about the learning rate, exact to some 20 roundings of 2^-24, and
         # rounds the parameter, below 8, once. torch divides by norm + 1e-6, which is less.
-        np.testing.assert_allclose(ours, expected[name], rtol=0, atol=len(scales) * (0.1 * 20 + 8) * 2**-24)
+        np.testing.assert_allclose(ours, expected[name], rtol=0, atol=len(SCALES) * (0.1 * 20 + 8) * 2**-24)
         assert np.abs(ours - other[name]).max() > 1e-3  # so clipping is seen
+
+
+def numpy_parameter_after(name, model, gradients, options, direction):
+    """What steps along `direction(gradients so far)` make of a parameter, in float64."""
+    parameter, history = by_name(model)[name].astype(np.float64), []
+    for it, gradient in enumerate(gradients):
+        gradient = {name: x.astype(np.float64) for name, x in by_name(gradient).items()}
+        norm = math.sqrt(sum(np.square(x).sum() for x in gradient.values()))
+        history.append(gradient[name] * min(1, options.grad_clip / norm))
+        decay = options.weight_decay * (name in DECAYED)
+        parameter -= nanogpt_learning_rate(options, it) * (direction(history) + decay * parameter)
+    return parameter
+
+
+def running_mean(history, beta):
+    return sum((1 - beta) * beta**age * x for age, x in enumerate(reversed(history)))
+
+
+def test_lion_steps_by_the_sign_of_a_mean():
+    """Algorithm 2 of arXiv:2302.06675."""
+    options = replace(STEPS, optimizer="lion")
+
+    def direction(history):
+        before = running_mean(history[:-1], options.beta2)
+        return np.sign(options.beta1 * before + (1 - options.beta1) * history[-1])
+
+    start = everything()
+    gradients = some_gradients(start)
+    for name, ours in ours_after(start, gradients, options).items():
+        expected = numpy_parameter_after(name, start, gradients, options, direction)
+        # As for AdamW; the direction itself is exact.
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=len(SCALES) * (0.1 * 20 + 8) * 2**-24)
+
+
+def newton_schulz(matrices):
+    """Five quintic iterations on each matrix (..., in, out), as in kellerjordan.github.io/posts/muon."""
+    x = matrices / np.linalg.norm(matrices, axis=(-2, -1), keepdims=True)
+    for _ in range(5):
+        gram = x @ x.swapaxes(-2, -1)
+        x = 3.4445 * x - 4.7750 * gram @ x + 2.0315 * gram @ gram @ x
+    return x
+
+
+def newton_schulz_error(matrices, rounding):
+    """How far an element may be off after `newton_schulz`, if each iteration adds `rounding` to a norm of 1.
+
+    An iteration magnifies an error by up to 4: it takes the singular values, from 0 to 1.21, through a
+    polynomial that is nowhere steeper. The error of a matrix, and so of its elements, is at most the sum.
+    """
+    return 0.2 * math.sqrt(max(matrices.shape[-2:])) * sum(4**i for i in range(6)) * rounding
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_muon_orthogonalises_every_layers_every_heads_matrices_and_leaves_the_rest_to_adamw(mlp):
+    options = replace(STEPS, optimizer="muon")
+    b1 = options.beta1
+
+    def direction(history):
+        # Nesterov's mean, each term corrected for having started from zero, as in Nesterov's Adam.
+        t = len(history)
+        ahead = b1 * running_mean(history, b1) / (1 - b1 ** (t + 1)) + (1 - b1) * history[-1] / (1 - b1**t)
+        matrices = np.moveaxis(ahead, 1, -2)  # (L, [K, G + 2 or 2,] in, out)
+        update = 0.2 * math.sqrt(max(matrices.shape[-2:])) * newton_schulz(matrices)
+        return np.moveaxis(update, -2, 1)
+
+    start = everything(mlp)
+    gradients = some_gradients(start)
+    ours = ours_after(start, gradients, options)
+    rest = torch_parameters_after(start, gradients, options)
+    assert ours.keys() > MATRICES
+    for name in ours.keys() - MATRICES:
+        tolerance = len(SCALES) * (0.1 * 20 + 8) * 2**-24  # as for AdamW
+        np.testing.assert_allclose(ours[name], rest[name], rtol=0, atol=tolerance, err_msg=name)
+    for name in MATRICES:
+        expected = numpy_parameter_after(name, start, gradients, options, direction)
+        # The sums of up to 64 products are off by sqrt(64) roundings of 2^-24, as those are independent.
+        tolerance = len(SCALES) * 0.1 * newton_schulz_error(np.moveaxis(expected, 1, -2), rounding=2**-21)
+        np.testing.assert_allclose(ours[name], expected, rtol=0, atol=tolerance, err_msg=name)
+
+
+# --- on a mesh ----------------------------------------------------------------------------------------------
+
+TINY = replace(
+    Options(),
+    **dict(n_layer=2, n_head=4, n_kv_head=2, n_embd=16, block_size=8, batch_size=4),
+    **dict(gradient_accumulation_steps=1, warmup_iters=0, learning_rate=0.1, grad_clip=0.0),
+)
+
+
+def first_step(mesh, options):
+    """The states before and after one step on a mesh."""
+    with jax.set_mesh(make_mesh(mesh)):
+        config = model_config(options, vocab_size=16)
+        before = create_state(config, options)
+        x, y = np.random.default_rng(0).integers(16, size=(2, 1, 4, 8)).astype(np.int32)
+        after, _ = compile_step(before, options)(jax.tree.map(jnp.copy, before), x, y)
+        return before, after
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
+    _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
+    shardings = {dotted(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}
+    missing = set(shardings)
+    for path, x in jax.tree.leaves_with_path(state.opt_state):
+        name = next((name for name in shardings if dotted(path).endswith("." + name)), None)
+        assert (name is None) == (x.size < 4)  # counters, and the coefficients of Newton-Schulz
+        if name:
+            assert x.sharding.is_equivalent_to(shardings[name], x.ndim), name
+            missing.discard(name)
+    assert not missing
+    assert sum(not sharding.is_fully_replicated for sharding in shardings.values()) == 6
+
+
+def test_muons_step_on_a_mesh_is_that_on_one_device():
+    """Matrices are cut along all axes, those that Newton-Schulz sums over as well."""
+    options = replace(TINY, optimizer="muon")
+    (before, one), (_, eight) = (first_step(mesh, options) for mesh in ("data:1", "data:2,fsdp:2,tensor:2"))
+    momentum_on_one, momentum_on_eight = by_name(one.opt_state), by_name(eight.opt_state)
+    before, on_one, on_eight = by_name(before.model), by_name(one.model), by_name(eight.model)
+    # A gradient comes of some ten products in a row, of sums of up to 64 products: 10 sqrt(64) 2^-24 < 2^-17.
+    rounding = 2**-17
+    for name in MATRICES:
+        [momentum] = [long for long in momentum_on_one if long.endswith(f".mu.{name}")]
+        largest = np.abs(momentum_on_one[momentum]).max()
+        np.testing.assert_allclose(
+            momentum_on_eight[momentum], momentum_on_one[momentum], rtol=0, atol=rounding * largest
+        )
+        tolerance = 0.1 * newton_schulz_error(np.moveaxis(before[name], 1, -2), rounding)
+        np.testing.assert_allclose(on_eight[name], on_one[name], rtol=0, atol=tolerance, err_msg=name)
+        assert np.abs(on_one[name] - before[name]).max() > 10 * tolerance, name
