@@ -68,8 +68,14 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
 def check_fit(mesh: Mesh, config: GPTConfig, options: Options) -> None:
     """Raises UserError for a batch or a model that cannot be cut evenly along the axes of the mesh."""
     data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
+    A, B, rows = options.gradient_accumulation_steps, options.batch_size, data * fsdp
+    if B % rows and A % rows == 0:  # nanoGPT's configs, whose batch_size is that of one device
+        raise UserError(
+            f"batch_size={B} must be a multiple of data x fsdp = {rows}: --batch_size={B * rows} "
+            f"--gradient_accumulation_steps={A // rows} is as large a step"
+        )
     for name, size, axes, parts in (
-        ("batch_size", options.batch_size, "data x fsdp", data * fsdp),
+        ("batch_size", B, "data x fsdp", rows),
         ("n_embd", config.n_embd, "fsdp", fsdp),
         ("n_kv_head" if options.n_kv_head else "n_head", config.kv_heads, "tensor", tensor),
         ("the MLP's hidden size", config.n_hidden, "tensor", tensor),

@@ -54,8 +54,12 @@ def test_a_mesh_of_fewer_devices_says_so(capsys):
 @pytest.mark.parametrize(
     "mesh, changes, says",
     [
-        ("data:8", dict(batch_size=12), "batch_size=12 must be a multiple of data x fsdp = 8"),
-        ("data:2,fsdp:4", dict(batch_size=12), "batch_size=12 must be a multiple of data x fsdp = 8"),
+        ("data:8", dict(batch_size=12), "= 8: --batch_size=96 --gradient_accumulation_steps=5 is as large"),
+        (
+            "data:2,fsdp:4",
+            dict(batch_size=12, gradient_accumulation_steps=1),
+            "batch_size=12 must be a multiple of data x fsdp = 8",
+        ),
         ("fsdp:8", dict(n_embd=36), "n_embd=36 must be a multiple of fsdp = 8"),
         ("tensor:8", dict(n_head=4), "n_head=4 must be a multiple of tensor = 8"),
         ("tensor:4", dict(n_head=4, n_kv_head=2), "n_kv_head=2 must be a multiple of tensor = 4"),
