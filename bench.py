@@ -52,8 +52,8 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     bench, argv = split_options(argv)
     options = load(argv)
-    if bench.vs and options.document_mask:
-        raise UserError("--vs=torch: bench_torch.py has no document_mask; leave one of the two out")
+    if bench.vs and (options.document_mask or options.optimizer != "adamw"):
+        raise UserError("--vs=torch: bench_torch.py has AdamW alone, and no document_mask; leave those out")
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)

@@ -248,7 +248,7 @@ backend = 'nccl'
 dtype = 'float16'
 """
     )
-    train.main([str(config)])
+    train.main([str(config), "--mesh=data:1"])
     assert iterations(tmp_path / "out", STEP) == [0]
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16"]
@@ -515,7 +515,8 @@ def unlike_data(tmp_path_factory):
 
 @pytest.mark.parametrize("keep, left", [(1, [2, 10]), (2, [2, 8, 10])])
 def test_the_last_checkpoints_are_kept_and_the_best(tiny, tmp_path, unlike_data, keep, left):
-    train.main(tiny(tmp_path, dataset=unlike_data, eval_interval=2, keep_checkpoints=keep))
+    changes = dict(dataset=unlike_data, eval_interval=2, keep_checkpoints=keep, learning_rate=2e-2)
+    train.main(tiny(tmp_path, **changes))
     losses = [r["val/loss"] for r in records(tmp_path) if r.keys() == EVALUATION]
     assert losses == sorted(losses)
     assert checkpoints(tmp_path) == left
