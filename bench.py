@@ -40,6 +40,7 @@ from config.options import Options, UserError, command, load
 from data.loader import NANOGPT, Batches, Meta, dataset_dir, load_meta
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
+from parallel.mesh import check_fit, make_mesh
 from training.hardware import choose_device, peak_flops, return_freed_memory, reuse_freed_memory
 from training.metrics import Metrics
 from training.step import compile_step, create_state, model_config
@@ -57,8 +58,17 @@ def main(argv: list[str]) -> None:
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
+    with jax.set_mesh(make_mesh(options.mesh)):
+        measure(bench, options)
+
+
+def measure(bench: "BenchOptions", options: Options) -> None:
+    """Measures what was asked for on the device mesh, and prints it."""
+    if bench.vs and jax.sharding.get_mesh().size > 1:
+        raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     meta = dataset_meta(options.dataset, bench.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
+    check_fit(jax.sharding.get_mesh(), config, options)
     print(describe(config, options))
     if bench.memory:
         report_memory(config, options)
@@ -181,7 +191,7 @@ class TrainLoop:
         self.step, self.i = step, 0
         options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()))
         self.batches = StepBatches(options)
-        self.metrics = Metrics(options, 0, step.config, devices=1)
+        self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
         stack.callback(self.metrics.close)
         self.rest = step.rest
 
@@ -302,7 +312,8 @@ def describe(config: GPTConfig, options: Options) -> str:
     parameters = sum(x.size for x in jax.tree.leaves(model))
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     return (
-        f"{device.device_kind}, {os.cpu_count()} CPU cores, JAX {jax.__version__}\n"
+        f"{jax.sharding.get_mesh().size} x {device.device_kind}, {os.cpu_count()} CPU cores, "
+        f"JAX {jax.__version__}\n"
         f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
         f"{A} x {B} x {T} = {A * B * T:,} tokens per step"
     )
@@ -340,11 +351,12 @@ def details(step: JaxStep, seconds: float, memory: str) -> str:
     tokens = tokens_per_step(step.options)
     flops = step.config.flops_per_token(step.options.block_size) * tokens  # of a step
     counted = (step.compiled.cost_analysis() or {}).get("flops", 0)
-    utilization = mfu(flops / seconds, step.dtype, jax.devices()[0].device_kind)
+    devices = jax.sharding.get_mesh().size
+    utilization = mfu(flops / seconds / devices, step.dtype, jax.devices()[0].device_kind)
     lines = {
         "model FLOP/s": f"{flops / seconds / 1e12:.3g} TFLOP/s, {flops / tokens / 1e6:.4g} MFLOP per token",
         "MFU": utilization,
-        "FLOPs that XLA counts": f"{counted / flops:.0%} of the model's (the body of a loop counts once)",
+        "FLOPs that XLA counts": f"{counted * devices / flops:.0%} of these (a loop's body counts once)",
         "compile time": f"{step.compile_seconds:.1f} s",
         "peak memory": memory,
         "data loading": data_loading(step.options, seconds),

@@ -8,13 +8,12 @@ a step too large for this machine can be planned as well. Every variant trains o
 from dataclasses import replace
 from unittest import mock
 
-import equinox as eqx
 import jax
 
 from config.options import Options
 from model import GPTConfig
 from training import loss
-from training.step import compile_step, create_state, model_config
+from training.step import compile_step, model_config, state_shapes
 
 PARTS = 4  # microbatches that one is cut into, where a variant does that
 CHUNKS = 16  # of the loss
@@ -55,7 +54,7 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
 def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     """XLA's memory analysis of the step with these options."""
     config = model_config(options, config.vocab_size, config.eot)
-    shapes = eqx.filter_eval_shape(create_state, config, options)
+    shapes = state_shapes(config, options)
     logits = options.batch_size * options.block_size * config.vocab_size
     # Not an option of training, which would gain nothing by another value.
     at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)

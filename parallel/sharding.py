@@ -57,8 +57,13 @@ def shard(tree):
 
 
 def on_mesh(shapes):
-    """Shapes and dtypes of a tree, with the shardings of the table: what to restore, or to compile for."""
+    """Shapes and dtypes of a tree, with the shardings of the table: what to restore, or to compile for.
+
+    Without a mesh, as they are.
+    """
     mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return shapes
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,

@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
@@ -25,7 +24,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from config.options import Options, UserError
 from data.tokenizer import end_of_text
 from model import GPT
-from training.step import SHAPE, TrainState, create_state, model_config
+from training.step import SHAPE, TrainState, model_config, state_shapes
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
 
@@ -175,7 +174,7 @@ def load_model(
     manifest = checkpoints.manifest(iteration)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
-    shapes = eqx.filter_eval_shape(create_state, config, options)
+    shapes = state_shapes(config, options)
     return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
 
 
