@@ -251,7 +251,7 @@ dtype = 'float16'
     train.main([str(config), "--mesh=data:1"])
     assert iterations(tmp_path / "out", STEP) == [0]
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16"]
+    assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16", "mesh=data:1"]
     assert read(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
 
 
