@@ -1,4 +1,6 @@
-"""What the tests of whole runs share: a tiny data set, and the command line of a run that takes a second."""
+"""What tests share: devices, how they compile, a tiny data set, the command line of a run of a second."""
+
+import os
 
 import jax
 import pytest
@@ -9,7 +11,24 @@ from data.writer import write_dataset
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
 
+# XLA compiles a tiny model in a third of the time without its costly optimisations; the arithmetic is the
+# same. Here, and in the programs that tests start.
+QUICK = "jax_disable_most_optimizations"
+jax.config.update(QUICK, True)
+os.environ[QUICK.upper()] = "1"
+
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+
+
+@pytest.fixture
+def optimized(monkeypatch):
+    """Compile as a user's run does: for tests of what the compiler makes of a program."""
+    monkeypatch.delenv(QUICK.upper())
+    jax.config.update(QUICK, False)
+    jax.clear_caches()
+    yield
+    jax.config.update(QUICK, True)
+    jax.clear_caches()
 
 
 @pytest.fixture(scope="session")

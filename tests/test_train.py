@@ -34,21 +34,6 @@ STEP = {"iter", "loss", "lr", "grad_norm"} | SPEED
 EVALUATION = {"iter", "train/loss", "val/loss"}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_compilation():
-    """A tiny run spends its time in XLA's optimisations: without most of them it takes a third of it."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # for `python train.py`
-        optimise(False)
-        yield
-        optimise(True)
-
-
-def optimise(on: bool) -> None:
-    jax.config.update("jax_disable_most_optimizations", not on)
-    jax.clear_caches()  # of what was compiled the other way
-
-
 @pytest.fixture(scope="module")
 def first_run(tiny, tmp_path_factory):
     """A run of 20 steps that nothing interrupted: its folder, and what it printed. Not to be changed."""
@@ -289,9 +274,10 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
 @pytest.mark.parametrize(
     "sampling, dtype, optimizer", [("random", "float32", "muon"), ("epoch", "bfloat16", "adamw")]
 )
-def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer):
+def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer, request):
     """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""
-    optimise(dtype == "float32")  # the program that a user runs; the other is compiled faster
+    if dtype == "float32":
+        request.getfixturevalue("optimized")  # the program that a user runs; the other is compiled faster
     options = {"dropout": 0.2, "gradient_accumulation_steps": 2, "sampling": sampling, "dtype": dtype}
     options["optimizer"] = optimizer
     through, stopped = tmp_path / "through", tmp_path / "stopped"
@@ -302,7 +288,6 @@ def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, d
     assert_same_bits(saved_state(stopped), saved_state(through))
     assert without_times(records(stopped)) == without_times(records(through))
     assert iterations(stopped, STEP) == list(range(30))
-    optimise(False)
 
 
 def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(tiny, tmp_path):

@@ -30,8 +30,6 @@ ROOT = Path(train.__file__).parent
 DEADLINE = 120  # seconds: many times what anything here takes
 MESH = "data:2,fsdp:2,tensor:2"
 RUN = {"mesh": MESH, "max_iters": 30, "eval_interval": 10, "eval_iters": 1, "dropout": 0.1}
-# Without it XLA compiles a tiny step in a third of the time; all runs here are without it.
-QUICK = "jax_disable_most_optimizations"
 
 
 def launch(argv, devices=4, environments=({}, {}), program=("train.py",)) -> list[subprocess.Popen]:
@@ -40,7 +38,7 @@ def launch(argv, devices=4, environments=({}, {}), program=("train.py",)) -> lis
         subprocess.Popen(
             [sys.executable, *program, *argv(i)],
             cwd=ROOT,
-            env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), QUICK.upper(): "1"} | environments[i],
+            env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)} | environments[i],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -135,16 +133,8 @@ def two(tiny, folder):
 @pytest.fixture(scope="module")
 def one(tiny, folder):
     """The same run in this one process, which has eight devices."""
-    run_here(tiny(folder / "one", **RUN))
+    train.main(tiny(folder / "one", **RUN))
     return folder / "one"
-
-
-def run_here(command_line: list[str]) -> None:
-    jax.config.update(QUICK, True)
-    jax.clear_caches()
-    train.main(command_line)
-    jax.config.update(QUICK, False)
-    jax.clear_caches()
 
 
 def records(out: Path) -> list[dict]:
@@ -163,7 +153,7 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
 def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(tiny, tmp_path):
     changes = RUN | {"mesh": "fsdp:2"}
     processes = launch_run(tiny(tmp_path / "two", **changes), devices=1)
-    run_here(tiny(tmp_path / "one", **changes))
+    train.main(tiny(tmp_path / "one", **changes))
     finished(processes)
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     assert_same_bits(saved_state(tmp_path / "one", 30), saved_state(tmp_path / "two", 30))

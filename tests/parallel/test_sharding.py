@@ -42,7 +42,6 @@ PAIRS = [  # every strategy, and every variant on two meshes
     ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
 ]
-QUICKLY = {"xla_backend_optimization_level": 0}  # compile so: the same arithmetic, less tuned
 
 # Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. A forward and a
 # backward pass of three layers are about 100 operations in a row, the products among them sums of about 200
@@ -64,7 +63,7 @@ def gradients(options, mesh):
     with jax.set_mesh(make_mesh(mesh)):
         model = create_state(model_config(options, V), options).model
         x, y = jax.device_put(batch(options), over_rows(4))
-        loss, gradients = jax.jit(compute, compiler_options=QUICKLY)(model, x, y)
+        loss, gradients = jax.jit(compute)(model, x, y)
         return float(loss), {name: np.asarray(x) for name, x in by_name(gradients).items()}
 
 
@@ -118,7 +117,7 @@ def test_a_device_holds_its_part_of_weights_and_moments_alone(n):
 def test_the_state_is_never_whole_on_one_device_while_it_is_made():
     def planned(n):
         with jax.set_mesh(make_mesh(f"fsdp:{n}")):
-            create = jax.jit(lambda: create_state(model_config(LLAMA, V), LLAMA)).lower().compile(QUICKLY)
+            create = jax.jit(lambda: create_state(model_config(LLAMA, V), LLAMA)).lower().compile()
         plan = create.memory_analysis()  # of one device
         return plan.temp_size_in_bytes + plan.output_size_in_bytes
 
@@ -166,11 +165,11 @@ def collectives(mesh):
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-def test_data_parallel_devices_only_sum():
+def test_data_parallel_devices_only_sum(optimized):
     assert {kind for body in collectives("data:8") for kind, _ in body} == {"all-reduce"}
 
 
-def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
+def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients(optimized):
     found = collectives("fsdp:8")
     D, F = 64, 192
     weights = Counter([(D, 8, 3, 8), (D, D), (D, 2, F), (F, D)])
@@ -184,7 +183,7 @@ def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_
     assert {kind for body in found for kind, _ in body} <= {"all-gather", "all-reduce", "reduce-scatter"}
 
 
-def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
+def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way(optimized):
     found = collectives("tensor:8")
     assert found.count([("all-reduce", [(B, T, 64)])] * 2) == 2
     assert {kind for body in found for kind, _ in body} == {"all-reduce"}
