@@ -41,7 +41,7 @@ from data.loader import NANOGPT, Batches, Meta, dataset_dir, load_meta
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
-from training.hardware import choose_device, peak_flops, return_freed_memory, reuse_freed_memory
+from training.hardware import choose_device, peak_flops, reuse_freed_memory
 from training.metrics import Metrics
 from training.step import compile_step, create_state, model_config
 
@@ -174,11 +174,6 @@ class JaxStep:
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
-    def rest(self) -> None:
-        """Give back the memory that the steps freed, which for the baby GPT is 6 GB: the others need it."""
-        time.sleep(0.1)  # the last step's temporaries are freed a moment after its results are there
-        return_freed_memory()
-
 
 class TrainLoop:
     """The step as train.py's loop runs it. `run(n)` gives seconds per step over n steps."""
@@ -193,7 +188,6 @@ class TrainLoop:
         self.batches = StepBatches(options)
         self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
         stack.callback(self.metrics.close)
-        self.rest = step.rest
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
@@ -226,14 +220,7 @@ class TorchStep:
 
     def run(self, n: int) -> float:
         """Seconds per step over n steps. Raises Unavailable."""
-        return self._ask(str(n))
-
-    def rest(self) -> None:
-        """Give back the memory that the steps freed."""
-        self._ask("0")
-
-    def _ask(self, line: str) -> float:
-        self._send(line)
+        self._send(str(n))
         answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
             raise Unavailable(f"{self.name} is unavailable: {answer['error']}")
@@ -265,16 +252,13 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
     other = "bfloat16" if step.dtype == "float32" else "float32"
     options = replace(step.options, dtype=other)
     variants = [JaxStep(model_config(options, step.config.vocab_size), options)]
-    step.rest()
     variants[0].run(1)
-    variants[0].rest()
     for dtype in ("float32", "bfloat16"):
         for compiled in (False, True):
             variant = TorchStep(step.config, step.options, dtype, compiled)
             stack.callback(variant.stop)
             try:
                 variant.run(1)
-                variant.rest()
                 variants.append(variant)
             except Unavailable as error:
                 print(error)
@@ -284,10 +268,7 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
 
 def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
     """Seconds per step of every block of steps, by variant. All must have been run once before."""
-    pilot = {}
-    for variant in variants:
-        pilot[variant.name] = variant.run(1)
-        variant.rest()
+    pilot = {variant.name: variant.run(1) for variant in variants}
     rounds = max(MIN_ROUNDS, int(BUDGET / max(BLOCK, *pilot.values())))
     if steps is None:
         block = {name: max(1, int(BLOCK / seconds)) for name, seconds in pilot.items()}
@@ -299,7 +280,6 @@ def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
         for variant in variants:
             variant.run(1)  # untimed, because what the variants before it left in caches and memory is theirs
             times[variant.name].append(variant.run(block[variant.name]))
-            variant.rest()
     return times
 
 

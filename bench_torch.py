@@ -6,7 +6,6 @@ fused AdamW, autocast, `torch.compile`. The learning rate is constant, which cha
 
 Run as a program, this is one variant of the step in a process of its own. It reads what to build as a line of
 JSON on stdin, then a number of steps per line; it answers each line with one, seconds per step or an error.
-At 0 steps it gives back the memory that it holds and does not use.
 """
 
 import json
@@ -22,7 +21,6 @@ from torch.nn import functional as F
 
 from config.options import Options
 from model import GPTConfig, residual_std
-from training.hardware import return_freed_memory
 
 
 class GPT(nn.Module):
@@ -195,7 +193,7 @@ def main() -> None:
         step = TorchStep(config, options, request["dtype"], request["compiled"], device)
         batches = random_batches(config, options, device)
         for line in sys.stdin:
-            seconds = timed(step, batches, int(line)) if int(line) else rest(device)
+            seconds = timed(step, batches, int(line))
             print(json.dumps({"seconds": seconds}), file=answers, flush=True)
     except Exception as error:  # torch.compile raises all sorts of things where it cannot compile
         print(json.dumps({"error": in_few_words(error)}), file=answers, flush=True)
@@ -208,15 +206,10 @@ def timed(step: TorchStep, batches: list[Tensor], n: int) -> float:
         loss = step(*batches[i % len(batches)])
     if not math.isfinite(loss.item()):  # .item() waits for the device
         raise RuntimeError("the loss is not finite")
-    return (time.perf_counter() - start) / n
-
-
-def rest(device: str) -> float:
-    """The other variants share the card, and the memory of the host."""
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    return_freed_memory()
-    return 0.0
+    seconds = (time.perf_counter() - start) / n
+    if step.device == "cuda":
+        torch.cuda.empty_cache()  # the other variants share the card
+    return seconds
 
 
 def in_few_words(error: Exception) -> str:

@@ -78,13 +78,7 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
         libc.mallopt(M_ARENA_MAX, 1)  # and of which there is one: others cannot hold large blocks
 
 
-def return_freed_memory() -> None:
-    """Give back, once, what `reuse_freed_memory` keeps: another process needs it now."""
-    if libc := glibc():
-        libc.malloc_trim(0)
-
-
 def glibc() -> ctypes.CDLL | None:
     """The C library, where it is GNU's."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if hasattr(libc, "malloc_trim") else None
+    return libc if hasattr(libc, "mallopt") else None
