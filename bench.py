@@ -41,7 +41,7 @@ from data.loader import NANOGPT, Batches, Meta, dataset_dir, load_meta
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
-from training.hardware import choose_device, peak_flops, reuse_freed_memory
+from training.hardware import choose_device, peak_flops, reuse_freed_memory, share_one_heap
 from training.metrics import Metrics
 from training.step import compile_step, create_state, model_config
 
@@ -57,6 +57,7 @@ def main(argv: list[str]) -> None:
         raise UserError("--vs=torch: bench_torch.py has AdamW alone, and no document_mask; leave those out")
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    share_one_heap()
     choose_device(options.device)
     with jax.set_mesh(make_mesh(options.mesh)):
         measure(bench, options)

@@ -27,7 +27,7 @@ from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, 
 from parallel.mesh import check_fit, make_mesh
 from parallel.sharding import draw_sharding, sharding_table
 from training.checkpoint import Checkpoints, Manifest
-from training.hardware import choose_device, reuse_freed_memory
+from training.hardware import choose_device, reuse_freed_memory, share_one_heap
 from training.metrics import Metrics, write_whole
 from training.profile import Profile
 from training.step import (
@@ -42,6 +42,7 @@ from training.step import (
 
 def main(argv: list[str]) -> None:
     options = load(argv)
+    share_one_heap()
     with hosts(options):
         choose_device(options.device)
         agree_on(options)

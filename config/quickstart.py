@@ -22,8 +22,8 @@ norm = "rmsnorm"
 dropout = 0.0
 
 learning_rate = 2e-3
-max_iters = 2000
-lr_decay_iters = 2000
+max_iters = 1250
+lr_decay_iters = 1250
 min_lr = 2e-4
 beta2 = 0.99
 warmup_iters = 100

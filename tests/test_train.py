@@ -156,6 +156,7 @@ def test_tells_of_each_evaluation_and_what_to_do_next(first_run):
             line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
             assert line in printed
     assert f"{out / 'checkpoints'}, the last at iter 20" in printed
+    assert printed.count("saving held the loop up for ") == 1  # of four saves
     assert f"python sample.py --out_dir={out}" in printed
 
 
