@@ -5,7 +5,8 @@
 `gelu` + `bias` with the rest at its defaults is GPT-2; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama.
 Parameters have GPT-2's names. One legend holds in every file of the project:
 
-    B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
+    B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   G = H / K
+    C head size
     F MLP hidden   V vocabulary   L layers   S length of the key/value cache
 
 Modules act on the last axes; the batch axis is written out, not made by `vmap`. Weights are float32; matrix
