@@ -61,7 +61,8 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
         raise UserError(f"mesh={text}: only one axis can be -1, the rest of the devices")
     if named > n_devices or free and n_devices % named:
         needs = f"a multiple of {named}" if free else named
-        raise UserError(f"mesh={text} needs {needs} devices, and there are {n_devices}; change its axes")
+        there = f"there {'is' if n_devices == 1 else 'are'} {n_devices}"
+        raise UserError(f"mesh={text} needs {needs} devices, and {there}; change its axes")
     return {name: n_devices // named if name in free else sizes.get(name, 1) for name in AXES}
 
 
