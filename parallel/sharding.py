@@ -78,6 +78,7 @@ def over_rows(ndim: int) -> NamedSharding | None:
 
 
 def dotted(path) -> str:
+    """The name of an array in a tree, as in blocks.attn.c_attn.weight."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 

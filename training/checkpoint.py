@@ -24,6 +24,7 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from config.options import Options, UserError
 from data.tokenizer import end_of_text
 from model import GPT
+from parallel.sharding import dotted
 from training.step import SHAPE, TrainState, model_config, state_shapes
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
@@ -181,7 +182,7 @@ def load_model(
 def by_name(tree) -> dict[str, jax.Array]:
     """The arrays of a tree in one flat dict, each under its path."""
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in paths}
+    return {dotted(path): x for path, x in paths}
 
 
 def named(arrays: dict[str, jax.Array], tree):
