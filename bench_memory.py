@@ -2,9 +2,11 @@
 
 The figures are XLA's own plan of the compiled step: its temporaries, that is all but the weights, the
 optimizer's state and the batch, which are as large in every variant. No step is run and no state is made, so
-a step too large for this machine can be planned as well. Every variant trains on the same tokens per step.
+a step too large for this machine can be planned as well. Every variant trains on the same tokens per step, in
+the microbatches that it names: those that train.py would cut on a CPU are not.
 """
 
+import math
 from dataclasses import replace
 from unittest import mock
 
@@ -12,8 +14,7 @@ import jax
 
 from config.options import Options
 from model import GPTConfig
-from training import loss
-from training.step import compile_step, model_config, state_shapes
+from training import loss, step
 
 PARTS = 4  # microbatches that one is cut into, where a variant does that
 CHUNKS = 16  # of the loss
@@ -53,10 +54,10 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
 
 def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     """XLA's memory analysis of the step with these options."""
-    config = model_config(options, config.vocab_size, config.eot)
-    shapes = state_shapes(config, options)
+    config = step.model_config(options, config.vocab_size, config.eot)
+    shapes = step.state_shapes(config, options)
     logits = options.batch_size * options.block_size * config.vocab_size
-    # Not an option of training, which would gain nothing by another value.
+    # Not options of training, which would gain nothing by other values.
     at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)
-    with mock.patch.object(loss, "MAX_LOGITS", at_once):
-        return compile_step(shapes, options).memory_analysis()
+    with mock.patch.object(loss, "MAX_LOGITS", at_once), mock.patch.object(step, "CPU_TOKENS", math.inf):
+        return step.compile_step(shapes, options).memory_analysis()

@@ -24,6 +24,10 @@ from parallel.sharding import on_mesh, over_rows, shard
 from training.loss import cross_entropy
 from training.optimizer import learning_rate, make_optimizer
 
+# Tokens of a microbatch on a CPU, beyond which it is cut. The baby GPT's step of 16384 tokens takes two
+# thirds of the time in 8 parts, and a seventh of the memory, all of which the kernel clears in each step.
+CPU_TOKENS = 2048
+
 
 class TrainState(eqx.Module):
     """All that training changes. The data order and the dropout follow from `step` and the seed."""
@@ -102,6 +106,8 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """The state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`, in float32."""
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
+    if jax.default_backend() == "cpu":
+        x, y = smaller(x), smaller(y)
     loss, gradients = mean_gradients(state.model, x, y, key)
     updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, state.model)
     model = optax.apply_updates(state.model, updates)
@@ -111,6 +117,18 @@ def train_step(
         "lr": learning_rate(options, state.step),
     }
     return shard(TrainState(model, opt_state, state.step + 1)), metrics
+
+
+def smaller(x: Int[Array, "A B T"]) -> Int[Array, "A B T"]:
+    """Microbatches with the same rows, more and smaller, of at most CPU_TOKENS if they divide so.
+
+    Every device of a mesh keeps the rows it has.
+    """
+    A, B, T = x.shape
+    mesh = jax.sharding.get_abstract_mesh()
+    rows = B if mesh.empty else B // (mesh.shape["data"] * mesh.shape["fsdp"])  # of a device
+    n = next(n for n in range(1, rows + 1) if rows % n == 0 and (B * T <= n * CPU_TOKENS or n == rows))
+    return x.reshape(A, B // n, n, T).swapaxes(1, 2).reshape(A * n, B // n, T)
 
 
 def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):

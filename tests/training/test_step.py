@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from config.options import Options, UserError
+from parallel.mesh import make_mesh
+from training import step as step_module
 from training.optimizer import learning_rate
-from training.step import compile_loss, compile_step, create_state, mean_gradients, model_config, train_step
+from training.step import (
+    compile_loss,
+    compile_step,
+    create_state,
+    mean_gradients,
+    model_config,
+    smaller,
+    train_step,
+)
 
 V = 65
 TINY = replace(
@@ -65,6 +75,48 @@ def test_microbatches_make_the_loss_and_gradients_of_one_batch():
     for part, one in zip(leaves(parts), leaves(whole), strict=True):
         assert part.dtype == np.float32
         assert np.linalg.norm(part - one) <= FLOAT32_ROUNDING * np.linalg.norm(one)
+
+
+@pytest.mark.parametrize(
+    "shape, cut",
+    {
+        (1, 64, 256): (8, 8, 256),  # the baby GPT's
+        (1, 12, 64): (1, 12, 64),  # small enough
+        (5, 12, 1024): (30, 2, 1024),  # GPT-2's
+        (1, 9, 1024): (9, 1, 1024),  # no divisor in between
+        (2, 3, 4096): (6, 1, 4096),  # a row is not cut
+    }.items(),
+)
+def test_a_cpu_cuts_microbatches_and_loses_no_row(shape, cut):
+    x = np.arange(np.prod(shape)).reshape(shape)
+    parts = np.asarray(smaller(jnp.asarray(x)))
+    assert parts.shape == cut
+    np.testing.assert_array_equal(np.sort(parts.reshape(-1, shape[2]), axis=0), x.reshape(-1, shape[2]))
+
+
+def test_every_device_keeps_its_rows_when_microbatches_are_cut():
+    with jax.set_mesh(make_mesh("data:4,tensor:2")):
+        parts = jax.jit(smaller)(np.arange(2 * 24 * 256).reshape(2, 24, 256))
+    assert parts.shape == (6, 8, 256)  # of 24 rows a device has 6, a row of every part 2
+    rows = np.asarray(parts)[:, :, 0] // 256 % 24
+    assert (rows // 6 == np.arange(8) // 2).all()
+
+
+def test_only_a_cpu_cuts_and_the_step_stays_the_same(monkeypatch):
+    options = replace(TINY, batch_size=8, gradient_accumulation_steps=1)
+    x, y = random_batch(A=1, B=8)
+    whole = compile_step(create(options), options)
+    monkeypatch.setattr(step_module, "CPU_TOKENS", 16)
+    cut = compile_step(create(options), options)
+    assert cut.memory_analysis().temp_size_in_bytes < whole.memory_analysis().temp_size_in_bytes
+    (_, one), (_, many) = whole(create(options), x, y), cut(create(options), x, y)
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(many[name], one[name], rtol=FLOAT32_ROUNDING)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    seen = []
+    monkeypatch.setattr(step_module, "mean_gradients", lambda m, x, *_: (seen.append(x.shape), m))
+    jax.eval_shape(partial(train_step, options=options), create(options), x, y)
+    assert seen == [x.shape]
 
 
 def test_metrics_are_the_loss_the_unclipped_norm_and_the_rate_of_this_step(tiny_step):
