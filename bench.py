@@ -43,7 +43,7 @@ from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from training.hardware import choose_device, peak_flops, reuse_freed_memory, share_one_heap
 from training.metrics import Metrics
-from training.step import compile_step, create_state, model_config
+from training.step import compile_step, counted_flops, create_state, model_config
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
 
@@ -331,13 +331,13 @@ def details(step: JaxStep, seconds: float, memory: str) -> str:
     """What else there is to know of the step that takes `seconds`."""
     tokens = tokens_per_step(step.options)
     flops = step.config.flops_per_token(step.options.block_size) * tokens  # of a step
-    counted = (step.compiled.cost_analysis() or {}).get("flops", 0)
+    counted = counted_flops(step.config, step.options)
     devices = jax.sharding.get_mesh().size
     utilization = mfu(flops / seconds / devices, step.dtype, jax.devices()[0].device_kind)
     lines = {
         "model FLOP/s": f"{flops / seconds / 1e12:.3g} TFLOP/s, {flops / tokens / 1e6:.4g} MFLOP per token",
         "MFU": utilization,
-        "FLOPs that XLA counts": f"{counted * devices / flops:.0%} of these (a loop's body counts once)",
+        "FLOPs that XLA counts": f"{counted / flops:.1%} of these" if counted else "none without a CPU",
         "compile time": f"{step.compile_seconds:.1f} s",
         "peak memory": memory,
         "data loading": data_loading(step.options, seconds),

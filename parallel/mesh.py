@@ -36,8 +36,17 @@ def make_mesh(text: str) -> Mesh:
         if jax.process_count() > 1:
             raise UserError(f"mesh={text} has {n} devices, but the processes have {len(devices)}: use all")
         print(f"note: mesh={text} uses {n} of {len(devices)} devices", file=sys.stderr)
+    return mesh_of(devices[:n], tuple(sizes.values()))
+
+
+def one_cpu() -> Mesh:
+    """A mesh of one CPU of this host, whatever the accelerators are. Raises RuntimeError if JAX has none."""
+    return mesh_of(jax.local_devices(backend="cpu")[:1], (1,) * len(AXES))
+
+
+def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
     auto = (AxisType.Auto,) * len(AXES)  # XLA decides what no sharding was given for
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=auto, devices=devices[:n])
+    return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
 
 
 def parse(text: str, n_devices: int) -> dict[str, int]:

@@ -54,7 +54,8 @@ def choose_device(device: str) -> None:
     """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError."""
     if device == "auto":
         return
-    jax.config.update("jax_platforms", device)
+    # A CPU beside the accelerator, as without this option: `counted_flops` wants one.
+    jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
         jax.devices()
     except (RuntimeError, AssertionError):  # the second, where JAX was installed without that platform

@@ -30,10 +30,8 @@ class Metrics:
     """The records of a run. `metrics.jsonl` holds one JSON object per logged step and per evaluation.
 
     A record of a step has `iter`, `loss`, `lr`, `grad_norm`, and the figures that `Speed` describes, of the
-    steps since the record before: `ms`, `ms_spread`, `data_ms`, `tokens_per_second`,
-    `tokens_per_second_per_device`, `memory_mb` and, where the devices' peak is known, `mfu`. One of an
-    evaluation has `iter`, `train/loss` and `val/loss`. A run resumed at iteration `start` drops the records
-    of steps that it will do again.
+    steps since the record before. One of an evaluation has `iter`, `train/loss` and `val/loss`. A run resumed
+    at iteration `start` drops the records of steps that it will do again.
 
     Every process of a run has one, but that of process 0 alone writes and shows anything.
     """
@@ -104,14 +102,19 @@ class Metrics:
             self.show(values, epoch)
 
     def show(self, values: dict[str, float], epoch: float | None) -> None:
-        """Put the most telling of a record's values behind the bar."""
-        shown = {"loss": f"{values['loss']:.3f}", "ms/step": f"{values['ms']:.1f}"}
-        shown["tokens/s"] = f"{values['tokens_per_second']:,.0f}"
-        if "mfu" in values:
-            shown["mfu"] = f"{values['mfu']:.1%}"
+        """Put a record's values behind the bar, the most telling first: a narrow terminal cuts the rest."""
+        shown = [f"loss {values['loss']:.3f}"]
         if epoch is not None:
-            shown["epoch"] = f"{epoch:.2f}"
-        self.bar.set_postfix(shown, refresh=False)
+            shown.append(f"epoch {epoch:.2f}")
+        shown += [f"{name} {values[name]:.1%}" for name in ("mfu", "hfu") if name in values]
+        shown.append(f"{values['tokens_per_second']:,.0f} tokens/s")
+        if self.speed.devices > 1:
+            shown.append(f"{values['tokens_per_second_per_device']:,.0f} per device")
+        shown.append(
+            f"{values['ms']:.1f} ms/step (spread {values['ms_spread']:.1f}, data {values['data_ms']:.1f})"
+        )
+        shown.append(f"{values['memory_mb']:,.0f} MB")
+        self.bar.set_postfix_str(", ".join(shown), refresh=False)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""

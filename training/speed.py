@@ -10,6 +10,7 @@ import jax
 from config.options import Options
 from model import GPTConfig
 from training.hardware import peak_flops, peak_memory
+from training.step import counted_flops
 
 RECENT = 100  # steps, of which the spread is told
 
@@ -27,6 +28,8 @@ class Speed:
         tokens_per_second_per_device  the same, shared out
         mfu                           model FLOP/s over the devices' peak, as nanoGPT and PaLM
                                       (arXiv:2204.02311) have it; without a known bfloat16 peak there is none
+        hfu                           the same of all the FLOPs that XLA counts: those of norms and the like,
+                                      and what `remat` computes twice
         memory_mb                     the most that the first device has held, in 10^6 bytes; on a CPU, which
                                       does not tell, the most that the process has
     """
@@ -34,9 +37,13 @@ class Speed:
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
         self.devices = devices
-        self.flops_per_token = config.flops_per_token(options.block_size)
         known = config.dtype == "bfloat16"  # the peaks are bfloat16's
         self.peak = peak_flops(jax.devices()[0].device_kind) if known else None
+        self.flops = {}  # per token
+        if self.peak:
+            self.flops["mfu"] = config.flops_per_token(options.block_size)
+            if counted := counted_flops(config, options):
+                self.flops["hfu"] = counted / self.tokens
         self.recent = deque(maxlen=RECENT)
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0  # since the last figures
         self.made = deque()  # seconds that each batch took whose step has not ended yet
@@ -77,4 +84,4 @@ class Speed:
             "tokens_per_second_per_device": rate,
             "memory_mb": peak_memory() / 1e6,
         }
-        return figures if self.peak is None else figures | {"mfu": self.flops_per_token * rate / self.peak}
+        return figures | {name: flops * rate / self.peak for name, flops in self.flops.items()}

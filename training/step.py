@@ -9,6 +9,7 @@ Every leaf of the state is an array, so `jax.jit` takes it as it is and starts a
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import equinox as eqx
@@ -20,6 +21,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from config.options import Options, UserError
 from model import GPT, GPTConfig
+from parallel.mesh import one_cpu
 from parallel.sharding import on_mesh, over_rows, shard
 from training.loss import cross_entropy
 from training.optimizer import learning_rate, make_optimizer
@@ -156,3 +158,25 @@ def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]
     """`mean_loss` without dropout, for evaluation, as `loss(model, x, y)` with x, y (B, T)."""
     batch = jax.ShapeDtypeStruct((options.batch_size, options.block_size), jnp.int32, sharding=over_rows(2))
     return jax.jit(mean_loss).lower(model, batch, batch).compile()
+
+
+def counted_flops(config: GPTConfig, options: Options) -> float | None:
+    """Floating-point operations of one step's loss and gradients, on all devices, as XLA counts them.
+
+    Those that `remat` has done twice count twice. XLA counts a loop's body once, and none of a kernel that is
+    not its own. So it counts one sequence, on a CPU, with the layers unrolled and the logits in one piece,
+    and nothing is compiled. None where JAX has no CPU beside its accelerator.
+    """
+    config = replace(config, unroll=0, attention="einsum")
+
+    def loss(model, x, y):
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+    try:
+        with jax.set_mesh(one_cpu()):
+            model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+            row = jax.ShapeDtypeStruct((1, options.block_size), jnp.int32)
+            counted = jax.jit(jax.value_and_grad(loss)).lower(model, row, row).cost_analysis()
+    except RuntimeError:
+        return None
+    return counted["flops"] * options.gradient_accumulation_steps * options.batch_size

@@ -199,6 +199,20 @@ def test_weights_and_biases_gets_the_same(options, monkeypatch):
         assert name in content
 
 
+def test_the_bar_shows_the_figures_of_the_record(options):
+    metrics = run(options, 0, 3)
+    record = records(metrics)[-1]
+    shown = metrics.bar.postfix
+    for text in (
+        "loss {loss:.3f}",
+        "{tokens_per_second:,.0f} tokens/s",
+        "{ms:.1f} ms/step",
+        "{memory_mb:,.0f} MB",
+    ):
+        assert text.format(**record) in shown
+    metrics.close()
+
+
 def test_the_other_processes_write_and_show_nothing_and_find_a_divergence_too(options, monkeypatch, capsys):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     metrics = run(replace(options, wandb_log=True), 0, 3, evaluate_at=(0, 2))

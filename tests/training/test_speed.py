@@ -88,13 +88,31 @@ def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch)
     assert speed.figures()["mfu"] == pytest.approx(flops / 1e-3 / (2 * 989e12))
 
 
+@pytest.mark.parametrize("remat", ["none", "block"])
+def test_hfu_counts_what_is_computed_twice(clock, monkeypatch, remat):
+    T, V, D, L = 64, 512, 256, 2
+    options = replace(OPTIONS, block_size=T)
+    shape = dict(vocab_size=V, n_layer=L, n_head=4, n_embd=D, mlp="gelu", unroll=1, remat=remat)
+    config = GPTConfig(block_size=T, dtype="bfloat16", **shape)
+    monkeypatch.setattr(jax, "devices", lambda: [H100])
+    speed = Speed(options, config, devices=1)
+    run_step(speed, clock, 0, 1e-3)
+    figures = speed.figures()
+    # Each layer's forward pass once more, a third of its products, but for the MLP's last: what it gives is
+    # added to the residual stream, and no gradient asks for it.
+    again = 2 * L * (12 * D * D - 4 * D * D) + 4 * L * T * D if remat == "block" else 0
+    products = config.flops_per_token(T) + again
+    # XLA adds one for each element of what is no product, which at this size is 1%.
+    assert 1 < figures["hfu"] / figures["mfu"] / (products / config.flops_per_token(T)) < 1.02
+
+
 def test_there_is_no_mfu_without_a_known_peak(clock, monkeypatch):
     unknown = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
     monkeypatch.setattr(jax, "devices", lambda: [H100])
     float32 = Speed(OPTIONS, replace(CONFIG, dtype="float32"), devices=1)
     for unpeaked in (unknown, float32):
         run_step(unpeaked, clock, 0, 1)
-        assert "mfu" not in unpeaked.figures()
+        assert not {"mfu", "hfu"} & unpeaked.figures().keys()
 
 
 def test_memory_is_the_devices_peak_where_it_tells_and_the_process_peak_elsewhere(clock, monkeypatch):
