@@ -3,6 +3,7 @@
     python train.py config/quickstart.py                        every option: python train.py --help
     python train.py config/quickstart.py --batch_size=32        --key=value goes over the config file
     python train.py --out_dir=out-quickstart --init_from=resume     goes on where a run stopped
+    python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
 
 Ctrl-C and SIGTERM save a checkpoint and end the run with status 0. A resumed run's weights are, to the bit,
 those of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
@@ -19,10 +20,11 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
-from config.options import Options, UserError, command, load
-from data.loader import Batches, load_meta, prepare_if_missing
+from config.options import RESUMING, Options, UserError, command, load
+from data.loader import NANOGPT, Batches, Meta, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
-from model import GPT
+from hub.weights import open_pretrained
+from model import GPT, GPTConfig
 from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here
 from parallel.mesh import check_fit, make_mesh
 from parallel.sharding import draw_sharding, sharding_table
@@ -36,12 +38,14 @@ from training.step import (
     compile_step,
     create_state,
     model_config,
+    shape_options,
+    state_around,
     state_shapes,
 )
 
 
 def main(argv: list[str]) -> None:
-    options = load(argv)
+    options = load(argv, lambda name: shape_options(open_pretrained(name).config))
     share_one_heap()
     with hosts(options):
         choose_device(options.device)
@@ -54,7 +58,8 @@ def main(argv: list[str]) -> None:
 def run(options: Options) -> None:
     """The whole run, on the device mesh."""
     meta = load_meta(options.dataset)
-    config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
+    vocab_size = vocabulary(options, meta)
+    config = model_config(options, vocab_size, end_of_text(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options)
     shapes = state_shapes(config, options)
     if options.show_sharding:
@@ -62,7 +67,7 @@ def run(options: Options) -> None:
         draw_sharding(shapes.model)
         return
     batches = StepBatches(options)
-    manifest = Manifest(options, meta.vocab_size, meta.tokenizer, best_val_loss=None)
+    manifest = Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)
 
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints)
     resume_at = where_to_resume(options, checkpoints)
@@ -76,11 +81,7 @@ def run(options: Options) -> None:
         evaluate = make_evaluate(options, shapes.model)
         if not options.eval_only:
             claim_folder(options, checkpoints)
-        if resume_at is None:
-            state = create_state(config, options)
-        else:
-            state = checkpoints.restore(resume_at, shapes)
-            print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
+        state = state_to_start_from(options, config, shapes, checkpoints, resume_at)
         if options.eval_only:
             print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
             return
@@ -95,6 +96,34 @@ def run(options: Options) -> None:
         return
     print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
     print(f"sample from it: python sample.py --out_dir={options.out_dir}")
+
+
+def vocabulary(options: Options, meta: Meta) -> int:
+    """How many tokens the model knows. Raises UserError when they are fewer than those of the data set."""
+    if options.vocab_size is None:
+        return meta.vocab_size
+    tokens = end_of_text(meta.tokenizer) + 1 if meta is NANOGPT else meta.vocab_size  # NANOGPT's is padded
+    if options.vocab_size < tokens:
+        raise UserError(
+            f"dataset={options.dataset} has a vocabulary of {tokens} tokens, and the model one of "
+            f"{options.vocab_size}: choose a data set of the model's own tokens"
+        )
+    return options.vocab_size
+
+
+def state_to_start_from(
+    options: Options, config: GPTConfig, shapes: TrainState, checkpoints: Checkpoints, resume_at: int | None
+) -> TrainState:
+    """The state that training begins with: that of a checkpoint, around given weights, or a new one."""
+    if resume_at is not None:
+        state = checkpoints.restore(resume_at, shapes)
+        print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
+        return state
+    if options.init_from in ("scratch", *RESUMING):
+        return create_state(config, options)
+    pretrained = open_pretrained(options.init_from)
+    print(f"starting from the weights of {pretrained.folder}")
+    return state_around(pretrained.load(shapes.model), options)
 
 
 def train(
@@ -196,7 +225,7 @@ def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
     latest = checkpoints.latest()
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
-    if options.init_from != "scratch":
+    if options.init_from in RESUMING:
         return latest
     if latest is not None and not (options.eval_only or options.overwrite):
         raise UserError(

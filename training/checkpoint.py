@@ -23,9 +23,10 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 
 from config.options import Options, UserError
 from data.tokenizer import end_of_text
+from hub.weights import open_pretrained
 from model import GPT
 from parallel.sharding import dotted
-from training.step import SHAPE, TrainState, model_config, state_shapes
+from training.step import SHAPE, TrainState, model_config, shape_options, state_shapes
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
 
@@ -177,6 +178,19 @@ def load_model(
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
     shapes = state_shapes(config, options)
     return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
+
+
+def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
+    """The model that `--init_from=<name>` means, and its tokenizer (for data.tokenizer.from_json).
+
+    Without room for more than `longest` tokens, if it is given: a key/value cache is as long as block_size,
+    which some models have in the hundred thousands. `dtype` is as in `Options`. Raises UserError.
+    """
+    pretrained = open_pretrained(name)
+    options = replace(Options(), dtype=dtype, **shape_options(pretrained.config))
+    options = replace(options, block_size=min(options.block_size, longest or options.block_size))
+    config = model_config(options, options.vocab_size)
+    return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
 
 
 def by_name(tree) -> dict[str, jax.Array]:
