@@ -1,7 +1,6 @@
 """A model that tells children's stories: TinyStories, sized for an hour on one large GPU.
 
-Not yet run. 51 million parameters, half of them the embedding of GPT-2's vocabulary; 655 million tokens, about
-1.4 times through the stories.
+Not yet run. 51 million parameters, half of them the embedding of GPT-2's vocabulary; 655 million tokens.
 
     python data/tinystories/prepare.py
     python train.py config/train_tinystories.py

@@ -180,13 +180,13 @@ def in_parallel(batches: Iterator[Batch], num_proc: int, work: tuple) -> Iterato
             ) from None
 
 
-def start_worker(description: dict, val_fraction: float, dtype: str) -> None:
+def start_worker(described: dict, val_fraction: float, dtype: str) -> None:
     """Prepare a process for `encode`."""
     global work
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes, which ends this one
     threading.Thread(target=end_with_parent, daemon=True).start()
-    eot = np.array([end_of_text(description)], np.uint32)
-    work = from_json(description), eot, int(val_fraction * 2**64), np.dtype(dtype)
+    eot = np.array([end_of_text(described)], np.uint32)
+    work = from_json(described), eot, int(val_fraction * 2**64), np.dtype(dtype)
 
 
 def end_with_parent() -> None:

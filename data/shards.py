@@ -104,6 +104,8 @@ def publish(folder: Path, meta: dict) -> None:
         for i, name in reversed(list(enumerate(names))):
             if temporary(folder, split, i).exists():
                 os.replace(temporary(folder, split, i), folder / name)
+    for path in folder.glob(".*_?????.bin.tmp"):  # of a larger data set, begun and given up
+        path.unlink()
 
 
 def temporary(folder: Path, split: str, number: int) -> Path:
