@@ -23,8 +23,8 @@ SMALL = True  # train.py prepares it by itself: one megabyte, and as much for GP
 
 def prepare(folder: Path, source: str | None = None, tokenizer: str = "gpt2") -> None:
     """Write the data set into `folder`, from the path or URL `source` (default: tiny Shakespeare's)."""
-    byte_pairs = by_name(tokenizer)
     text = read_text(source)
+    byte_pairs = by_name(tokenizer)
     cut = int(0.9 * len(text))
     train, val = byte_pairs.encode_ordinary(text[:cut]), byte_pairs.encode_ordinary(text[cut:])
     write_dataset(folder, train, val, byte_pairs, source or URL)
