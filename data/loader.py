@@ -1,10 +1,12 @@
 """Data sets on disk, and the batches a training run reads from them.
 
 A data set is a folder with `train.bin` and `val.bin`, raw token ids as nanoGPT writes them, and a `meta.json`
-beside them. Batch i is a pure function of (seed, split, i): a resumed run needs no loader state, and every
-host can make the same batch. A batch of 12 x 64 takes 14 microseconds and one of 64 x 256 takes 20, less than
-taking a ready one from a background thread does (27 to 54), so there is no thread: JAX returns from a step
-before the device has finished it, and the next batch is made meanwhile.
+beside them. A large split is in several files, which `meta.json` lists.
+
+Batch i is a pure function of (seed, split, i): a resumed run needs no loader state, and every host can make
+the same batch. A batch of 12 x 64 takes 14 microseconds and one of 64 x 256 takes 20, less than taking a
+ready one from a background thread does (27 to 54), so there is no thread: JAX returns from a step before the
+device has finished it, and the next batch is made meanwhile.
 """
 
 import difflib
@@ -20,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from config.options import UserError
+from data.shards import Shards
 from data.writer import FORMAT
 
 DATA = Path(__file__).resolve().parent
@@ -37,6 +40,11 @@ class Meta:
     tokenizer: dict | None  # for data.tokenizer.from_json; None when the tokens are not text
     dtype: str  # "uint16" | "uint32"
     counts: dict[str, int] = field(default_factory=dict)
+    shards: dict[str, tuple] = field(default_factory=dict)  # (name, tokens) of the files of each split
+
+    def files(self, split: str) -> tuple[tuple[str, int | None], ...]:
+        """Name and tokens, where known, of each file of a split."""
+        return self.shards.get(split, ((f"{split}.bin", self.counts.get(split)),))
 
 
 # nanoGPT's prepare.py for OpenWebText writes no description: these are its bins, and its default vocabulary
@@ -58,7 +66,7 @@ def prepare_if_missing(dataset: str) -> None:
     """
     folder = dataset_dir(dataset)
     script = folder / "prepare.py"
-    if (folder / "train.bin").exists():
+    if _is_prepared(folder):
         return
     if not folder.is_dir():
         known = sorted(path.name for path in DATA.iterdir() if _has_dataset(path))
@@ -82,7 +90,11 @@ def prepare_if_missing(dataset: str) -> None:
 
 
 def _has_dataset(folder: Path) -> bool:
-    return (folder / "prepare.py").exists() or (folder / "train.bin").exists()
+    return (folder / "prepare.py").exists() or _is_prepared(folder)
+
+
+def _is_prepared(folder: Path) -> bool:
+    return any((folder / name).exists() for name in ("train.bin", "train_00000.bin"))
 
 
 def load_meta(dataset: str) -> Meta:
@@ -112,9 +124,14 @@ def load_meta(dataset: str) -> Meta:
                 "dtype": "uint16" | "uint32" as dtype,
                 "counts": {"train": int(), "val": int()} as counts,
             } if version == FORMAT and vocab_size > 0:
-                return Meta(vocab_size, tokenizer, dtype, counts)
+                shards = {
+                    split: tuple((shard["file"], int(shard["tokens"])) for shard in some)
+                    for split, some in meta.get("shards", {}).items()
+                }
+                return Meta(vocab_size, tokenizer, dtype, counts, shards)
         raise ValueError("an entry is missing, or is not what this version writes")
-    except (OSError, ValueError) as error:  # what is not JSON or not UTF-8 is a ValueError too
+    # What is not JSON or not UTF-8 is a ValueError; the last three come of shards that are not as expected.
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: cannot be used ({error}): run prepare.py again to write it anew") from None
 
 
@@ -140,13 +157,14 @@ class Batches:
     def __init__(
         self, dataset: str, split: str, batch_size: int, block_size: int, seed: int, sampling: str = "random"
     ):
-        self.path = dataset_dir(dataset) / f"{split}.bin"
+        folder, meta = dataset_dir(dataset), load_meta(dataset)
+        self.path = folder / meta.files(split)[0][0]  # for messages
         self.batch_size, self.block_size = batch_size, block_size
         self._starts = {"random": self._random_starts, "epoch": self._epoch_starts}[sampling]
         self.key = (seed, SPLITS.index(split))
-        meta = load_meta(dataset)
         self.vocab_size = meta.vocab_size
-        self.tokens = _open(self.path, np.dtype(meta.dtype).newbyteorder("<"), meta.counts.get(split))
+        dtype = np.dtype(meta.dtype).newbyteorder("<")
+        self.tokens = Shards([_open(folder / name, dtype, count) for name, count in meta.files(split)])
         if len(self.tokens) < block_size + 1:
             raise UserError(
                 f"{self.path}: {len(self.tokens)} tokens are fewer than block_size + 1 = {block_size + 1}: "
@@ -156,7 +174,7 @@ class Batches:
         if not self.check_draws:
             self._check(self.tokens)
         # Row s is the block_size + 1 tokens from s on: a view, so that one indexing copies a whole batch.
-        self.rows = np.lib.stride_tricks.sliding_window_view(self.tokens, block_size + 1)
+        self.rows = self.tokens.windows(block_size + 1)
         self.n_windows = (len(self.tokens) - 1) // block_size
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 

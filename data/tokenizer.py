@@ -1,12 +1,15 @@
 """Text to token ids and back.
 
-Two tokenizers with the same methods: one symbol per character, for small data sets, and GPT-2's byte pairs
-through the tiktoken library. `to_json` is what `meta.json` and a checkpoint keep of a tokenizer; `from_json`
-makes it again.
+Three tokenizers with the same methods: one symbol per character, for small data sets; OpenAI's byte pairs,
+such as GPT-2's, through the tiktoken library; and any Hugging Face `tokenizer.json` through the tokenizers
+library. `by_name` makes one from what a user gives. `to_json` is what `meta.json` and a checkpoint keep of a
+tokenizer; `from_json` makes it again.
 """
 
 import codecs
+import json
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -18,6 +21,9 @@ END_OF_TEXT = {
     "cl100k_base": 100257,
     **dict.fromkeys(("o200k_base", "o200k_harmony"), 199999),
 }
+
+# What a tokenizer.json may call the token that ends a text; the first that it has is taken.
+END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 # feed(ids, final=False) -> the text that these ids complete. `final=True` ends the stream.
 Stream = Callable[..., str]
@@ -91,6 +97,10 @@ class TiktokenTokenizer:
         ids = self._encoding.encode(text, allowed_special={"<|endoftext|>"}, disallowed_special=())
         return np.array(ids, np.int32)
 
+    def encode_ordinary(self, text: str) -> np.ndarray:
+        """Token ids, uint32, of text that may come from anywhere: "<|endoftext|>" in it is plain text."""
+        return self._encoding.encode_to_numpy(text, disallowed_special=())
+
     def decode(self, ids: Iterable[int]) -> str:
         """The text of these token ids; bytes that are not UTF-8 become U+FFFD."""
         return self.stream()(ids, final=True)
@@ -116,25 +126,107 @@ class TiktokenTokenizer:
         return {"type": "tiktoken", "name": self.name}
 
 
-def from_json(description: dict) -> CharTokenizer | TiktokenTokenizer:
+class JsonTokenizer:
+    """The tokenizer that the text of a Hugging Face `tokenizer.json` describes.
+
+    `origin` stands before what is wrong. Raises UserError when the text is no tokenizer.json, or the
+    tokenizers library is not installed.
+    """
+
+    def __init__(self, text: str, origin: str = "tokenizer.json"):
+        try:
+            import tokenizers  # here, as tiktoken above
+            from tokenizers.decoders import DecodeStream
+        except ImportError:
+            raise UserError(f"{origin}: needs the tokenizers library: pip install tokenizers") from None
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"{origin}: not a Hugging Face tokenizer.json ({error})") from None
+        self._stream = DecodeStream
+        self._text = text
+        self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
+        if self.vocab_size == 0:
+            raise UserError(f"{origin}: this tokenizer has no tokens")
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids, int32. The name of a special token stands for that token; none is added."""
+        return self._encode(_unicode(text), special=True).astype(np.int32)
+
+    def encode_ordinary(self, text: str) -> np.ndarray:
+        """Token ids, uint32, of text that may come from anywhere: a special token's name is plain text."""
+        return self._encode(text, special=False)
+
+    def _encode(self, text: str, special: bool) -> np.ndarray:
+        self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of these token ids; bytes that are not UTF-8 become U+FFFD, a padding token nothing."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def stream(self) -> Stream:
+        """A function from the next token ids to the text they complete, as `TiktokenTokenizer.stream`."""
+        decoder, kept = self._stream(skip_special_tokens=False), []
+
+        def feed(ids: Iterable[int], final: bool = False) -> str:
+            pieces = []
+            for i in map(int, ids):
+                kept.append(i)
+                if (piece := decoder.step(self._tokenizer, i)) is not None:
+                    pieces.append(piece)
+                    kept.clear()
+            if final:
+                pieces.append(self.decode(kept))
+            return "".join(pieces)
+
+        return feed
+
+    def to_json(self) -> dict:
+        return {"type": "tokenizers", "json": self._text}
+
+
+Tokenizer = CharTokenizer | TiktokenTokenizer | JsonTokenizer
+
+
+def by_name(name: str) -> TiktokenTokenizer | JsonTokenizer:
+    """The tokenizer that `--tokenizer=<name>` asks for: the path of a tokenizer.json, or tiktoken's name."""
+    if not name.endswith(".json"):
+        return TiktokenTokenizer(name)
+    try:
+        return JsonTokenizer(Path(name).read_text(encoding="utf-8"), origin=name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{name}: cannot be read as a tokenizer.json ({error})") from None
+
+
+def from_json(description: dict) -> Tokenizer:
     """The tokenizer that `to_json` described. Raises UserError when the description is not one of ours."""
     match description:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
         case {"type": "tiktoken", "name": str(name)}:
             return TiktokenTokenizer(name)
+        case {"type": "tokenizers", "json": str(text)}:
+            return JsonTokenizer(text)
     raise UserError(
-        f'unknown tokenizer {str(description)[:80]}: expected {{"type": "char", "symbols": ...}} '
-        'or {"type": "tiktoken", "name": ...}; run prepare.py again to write meta.json anew'
+        f"unknown tokenizer {str(description)[:80]}: expected what this version writes to meta.json; "
+        "run prepare.py again to write it anew"
     )
 
 
 def end_of_text(description: dict | None) -> int | None:
-    """The id of "<|endoftext|>" in the tokenizer that `to_json` described; None where there is none."""
+    """The id that ends a text in the tokenizer that `to_json` described; None where there is none."""
     match description:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
+        case {"type": "tokenizers", "json": str(text)}:
+            ids = {token["content"]: token["id"] for token in json.loads(text).get("added_tokens", ())}
+            return next((ids[name] for name in END_NAMES if name in ids), None)
     return None
+
+
+def _unicode(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # a lone surrogate is more than the library can take
 
 
 def _code_points(text: str) -> np.ndarray:

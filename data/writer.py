@@ -1,6 +1,6 @@
 """Writes a data set: nanoGPT's raw token ids in `train.bin` and `val.bin`, and a `meta.json` about them.
 
-Every prepare.py ends here, so that all data sets look the same to the loader.
+This is for a data set that fits in memory; `documents.py` streams any other. All look the same to the loader.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from config.options import UserError
-from data.tokenizer import CharTokenizer, TiktokenTokenizer
+from data.tokenizer import Tokenizer
 
 FORMAT = 1  # of meta.json; a reader refuses a number that it does not know
 
@@ -21,7 +21,7 @@ def write_dataset(
     folder: Path,
     train_ids: ArrayLike,
     val_ids: ArrayLike,
-    tokenizer: CharTokenizer | TiktokenTokenizer,
+    tokenizer: Tokenizer,
     source: str,
 ) -> None:
     """Write the two splits and `meta.json` into `folder`, which is made when missing.
@@ -41,17 +41,25 @@ def write_dataset(
         ) from None
 
 
-def _write(folder: Path, splits: dict[str, ArrayLike], tokenizer, source: str) -> None:
-    dtype = np.dtype("<u2" if tokenizer.vocab_size <= 65535 else "<u4")
-    meta = {
+def token_dtype(vocab_size: int) -> np.dtype:
+    """What a token is stored as: little-endian uint16, or uint32 when the vocabulary is over 65,535."""
+    return np.dtype("<u2" if vocab_size <= 65535 else "<u4")
+
+
+def description(tokenizer: Tokenizer, source: str) -> dict:
+    """What `meta.json` says of every data set; its files are to be added."""
+    return {
         "format": FORMAT,
         "vocab_size": tokenizer.vocab_size,
         "tokenizer": tokenizer.to_json(),
-        "dtype": dtype.name,
-        "counts": {},
-        "sha256": {},
+        "dtype": token_dtype(tokenizer.vocab_size).name,
         "source": source,
     }
+
+
+def _write(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenizer, source: str) -> None:
+    dtype = token_dtype(tokenizer.vocab_size)
+    meta = description(tokenizer, source) | {"counts": {}, "sha256": {}}
     # In the order in which they take their names. The loader takes train.bin for the sign that a data set is
     # there, so it comes last: a process killed between two renames leaves a data set that will be prepared
     # again, never bins without their vocabulary.

@@ -134,7 +134,7 @@ def check_same(**values) -> None:
     for name, different in zip(values, (everywhere != everywhere[0]).any(axis=0), strict=True):
         if different:
             raise UserError(
-                f"{name} is not the same in all processes, here it is {values[name]}: "
+                f"{name} is not the same in all processes, here it is {str(values[name])[:200]}: "
                 "start all with the same options, on folders that all share"
             )
 

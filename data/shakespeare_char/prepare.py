@@ -29,6 +29,22 @@ TIMEOUT = 20  # seconds of silence from the network
 
 def prepare(folder: Path, source: str | None = None) -> None:
     """Write the data set into `folder`, from the path or URL `source` (default: tiny Shakespeare's)."""
+    text = read_text(source)
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
+    ids = tokenizer.encode(text)
+    cut = int(0.9 * len(ids))
+    write_dataset(folder, ids[:cut], ids[cut:], tokenizer, source or URL)
+    print(
+        f"{folder}: {len(text):,} characters, {tokenizer.vocab_size} symbols, "
+        f"{cut:,} train and {len(ids) - cut:,} validation tokens"
+    )
+
+
+def read_text(source: str | None) -> str:
+    """The text of the path or URL `source`, or of tiny Shakespeare's, with a note when it is another.
+
+    Raises UserError when it cannot be had, is not UTF-8 or is too short to split.
+    """
     content = _read(source or URL)
     if hashlib.sha256(content).hexdigest() != SHA256:
         if source is None:
@@ -45,15 +61,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
         raise UserError(f"{source}: not UTF-8 text (byte {error.start}): convert it to UTF-8 first") from None
     if len(text) < 2:
         raise UserError(f"{source}: {len(text)} characters are too few to split: give a longer text")
-
-    tokenizer = CharTokenizer("".join(sorted(set(text))))
-    ids = tokenizer.encode(text)
-    cut = int(0.9 * len(ids))
-    write_dataset(folder, ids[:cut], ids[cut:], tokenizer, source or URL)
-    print(
-        f"{folder}: {len(text):,} characters, {tokenizer.vocab_size} symbols, "
-        f"{cut:,} train and {len(ids) - cut:,} validation tokens"
-    )
+    return text
 
 
 def _read(source: str) -> bytes:
@@ -70,7 +78,7 @@ def _read(source: str) -> bytes:
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
         raise UserError(
             f"cannot download {source} ({error}): give a copy with "
-            "`python data/shakespeare_char/prepare.py --source=<path>`, "
+            "`python data/<data set>/prepare.py --source=<path>`, "
             "or train config/quickstart.py, which needs no network"
         ) from None
 

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import string
 import subprocess
 import sys
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 
 from config.options import UserError
-from data.tokenizer import from_json
+from data.tokenizer import by_name, from_json
 
 ROOT = Path(__file__).resolve().parents[2]
 python_char = importlib.import_module("data.python_char.prepare")
+shakespeare = importlib.import_module("data.shakespeare.prepare")
 shakespeare_char = importlib.import_module("data.shakespeare_char.prepare")
 
 
@@ -134,10 +136,32 @@ def test_a_text_that_cannot_be_prepared_is_named(tmp_path, content):
     assert not (tmp_path / "set").exists()
 
 
-@pytest.mark.parametrize("name", ["python_char", "shakespeare_char"])
+@pytest.mark.parametrize("name", ["python_char", "shakespeare_char", "shakespeare"])
 def test_the_command_ends_in_one_line(tmp_path, name):
     missing = str(tmp_path / "missing")
     command = [sys.executable, str(ROOT / "data" / name / "prepare.py"), f"--source={missing}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2
     assert missing in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, tokenizer_json, capsys):
+    text = "Of all the other things\nthat there are, the theatre is the most thorough.\n" * 20
+    (tmp_path / "input.txt").write_text(text)
+    shakespeare.prepare(tmp_path / "set", str(tmp_path / "input.txt"), str(tokenizer_json))
+    meta, train, val = read(tmp_path / "set")
+    tokenizer = by_name(str(tokenizer_json))
+    cut = int(0.9 * len(text))
+    assert train.tolist() == tokenizer.encode(text[:cut]).tolist()
+    assert val.tolist() == tokenizer.encode(text[cut:]).tolist()
+    assert from_json(meta["tokenizer"]).decode([*train, *val]) == text
+    assert f"{len(train):,} train and {len(val):,} validation" in capsys.readouterr().out
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs GPT-2's vocabulary")
+@pytest.mark.skipif("TINY_SHAKESPEARE" not in os.environ, reason="needs the path of the text")
+def test_shakespeare_has_nanogpts_number_of_tokens(tmp_path):
+    shakespeare.prepare(tmp_path / "set", os.environ["TINY_SHAKESPEARE"])
+    meta, train, val = read(tmp_path / "set")
+    assert (len(train), len(val)) == (301_966, 36_059)
+    assert meta["tokenizer"] == {"type": "tiktoken", "name": "gpt2"} and meta["vocab_size"] == 50257

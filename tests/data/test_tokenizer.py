@@ -1,12 +1,13 @@
 """Tokenizers: there and back, what they refuse, and text that streams."""
 
+import json
 import sys
 
 import numpy as np
 import pytest
 
 from config.options import UserError
-from data.tokenizer import END_OF_TEXT, CharTokenizer, TiktokenTokenizer, end_of_text, from_json
+from data.tokenizer import END_OF_TEXT, CharTokenizer, TiktokenTokenizer, by_name, end_of_text, from_json
 
 tiktoken = pytest.importorskip("tiktoken")
 TEXT = "héllo, wörld <|endoftext|> €😀"
@@ -142,3 +143,95 @@ def test_without_tiktoken_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "tiktoken", None)  # makes `import tiktoken` fail
     with pytest.raises(UserError, match="pip install tiktoken"):
         TiktokenTokenizer("gpt2")
+
+
+# A Hugging Face tokenizer.json
+
+
+def test_a_tokenizer_json_there_and_back(tokenizer_json):
+    tokenizer = by_name(str(tokenizer_json))
+    ids = tokenizer.encode(TEXT)
+    assert ids.dtype == np.int32
+    assert tokenizer.decode(ids) == TEXT
+    assert tokenizer.vocab_size == 260 and ids.max() < 260
+    assert len(tokenizer.encode("the theory")) == 1 + 1 + 3  # "the", " the", "o", "r", "y"
+    assert tokenizer.encode("").shape == (0,) and tokenizer.decode([]) == ""
+
+
+def test_end_of_text_is_a_token_in_a_prompt_and_text_in_a_document(tokenizer_json):
+    tokenizer = by_name(str(tokenizer_json))
+    eot = end_of_text(tokenizer.to_json())
+    for _ in range(2):  # neither spoils the other
+        assert tokenizer.encode("a<|endoftext|>").tolist()[1:] == [eot]
+        ordinary = tokenizer.encode_ordinary("a<|endoftext|>")
+        assert ordinary.dtype == np.uint32
+        assert eot not in ordinary and tokenizer.decode(ordinary) == "a<|endoftext|>"
+
+
+def test_tiktokens_ordinary_text_has_no_special_tokens(byte_pairs):
+    ids = byte_pairs.encode_ordinary(TEXT)
+    assert ids.dtype == np.uint32 and 300 not in ids
+    assert byte_pairs.decode(ids) == TEXT
+
+
+def test_a_tokenizer_json_lives_on_in_its_description(tokenizer_json, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(tokenizer_json.read_text())
+    described = json.loads(json.dumps(by_name(str(path)).to_json()))
+    path.unlink()
+    again = from_json(described)
+    assert again.encode(TEXT).tolist() == by_name(str(tokenizer_json)).encode(TEXT).tolist()
+    assert again.decode(again.encode(TEXT)) == TEXT
+    assert end_of_text(described) == 0
+
+
+def test_a_tokenizer_json_streams_what_it_decodes(tokenizer_json):
+    tokenizer = by_name(str(tokenizer_json))
+    feed = tokenizer.stream()
+    euro = tokenizer.encode("€")
+    assert len(euro) == 3
+    assert [feed([i]) for i in euro] == ["", "", "€"]
+    assert (feed(euro[:2]), feed([], final=True)) == ("", "\ufffd")
+    for seed in range(50):  # an untrained model draws any bytes in any order
+        ids = np.random.default_rng(seed).integers(tokenizer.vocab_size, size=60)
+        feed = tokenizer.stream()
+        assert "".join(feed([i]) for i in ids) + feed([], final=True) == tokenizer.decode(ids)
+
+
+def test_a_padding_token_of_a_tokenizer_json_is_no_text(tokenizer_json):
+    tokenizer = by_name(str(tokenizer_json))
+    a, b = tokenizer.encode("ab")
+    assert tokenizer.decode([a, 50303, b]) == tokenizer.stream()([a, 50303, b], final=True) == "ab"
+
+
+def test_half_a_character_in_a_prompt_is_no_traceback(tokenizer_json):
+    assert by_name(str(tokenizer_json)).encode("a\udcff").tolist()
+
+
+@pytest.mark.parametrize("name", ["<|end_of_text|>", "</s>", "<eos>"])
+def test_end_of_text_has_other_names(tokenizer_json, name):
+    text = tokenizer_json.read_text().replace("<|endoftext|>", name)
+    assert end_of_text({"type": "tokenizers", "json": text}) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b"\xff", b'{"model": {"type": "X"}}'])
+def test_a_garbled_tokenizer_json_is_named(tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"tokenizer\.json: "):
+        by_name(str(path))
+
+
+def test_a_missing_tokenizer_json_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"none\.json: cannot be read"):
+        by_name(str(tmp_path / "none.json"))
+
+
+def test_without_tokenizers_says_what_to_install(monkeypatch, tokenizer_json):
+    monkeypatch.setitem(sys.modules, "tokenizers", None)  # makes `import tokenizers` fail
+    with pytest.raises(UserError, match="pip install tokenizers"):
+        by_name(str(tokenizer_json))
+
+
+def test_any_other_name_is_tiktokens(byte_pairs):
+    assert by_name("gpt2").to_json() == byte_pairs.to_json()

@@ -1,0 +1,27 @@
+"""GPT-2's smallest (124M parameters) on the 10 billion tokens of FineWeb-Edu's sample, once through.
+
+Not yet run. A step has 491,520 tokens. On 8 devices, the same step:
+
+    python data/fineweb_edu/prepare.py
+    python train.py config/train_gpt2_fineweb.py --batch_size=96 --gradient_accumulation_steps=5
+"""
+
+out_dir = "out-gpt2-fineweb"
+eval_interval = 500
+eval_iters = 200
+log_interval = 10
+
+wandb_project = "fineweb-edu"
+wandb_run_name = "gpt2-124M"
+
+dataset = "fineweb_edu"
+sampling = "epoch"  # each window once
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+
+mlp = "gelu"  # GPT-2's
+
+max_iters = 20000  # 9.8 billion tokens
+lr_decay_iters = 20000
+warmup_iters = 700

@@ -1,0 +1,33 @@
+"""A model of the modern shape and GPT-2's size (RoPE, RMSNorm, SwiGLU, no biases), on FineWeb-Edu's sample.
+
+Its data, steps and rates are those of train_gpt2_fineweb.py, to compare with. Not yet run. On 8 devices, the
+same step:
+
+    python data/fineweb_edu/prepare.py
+    python train.py config/train_llama_125m.py --batch_size=96 --gradient_accumulation_steps=5
+"""
+
+out_dir = "out-llama-125m"
+eval_interval = 500
+eval_iters = 200
+log_interval = 10
+
+wandb_project = "fineweb-edu"
+wandb_run_name = "llama-125m"
+
+dataset = "fineweb_edu"
+sampling = "epoch"  # each window once
+batch_size = 12
+block_size = 1024
+gradient_accumulation_steps = 5 * 8
+
+n_layer = 12
+n_head = 12
+n_embd = 768
+position = "rope"
+norm = "rmsnorm"
+mlp = "swiglu"
+
+max_iters = 20000  # 9.8 billion tokens
+lr_decay_iters = 20000
+warmup_iters = 700

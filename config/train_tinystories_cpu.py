@@ -1,0 +1,34 @@
+"""TinyStories on a laptop's CPU: too small to tell a story well, but its sentences are a child's.
+
+Not yet run. Nearly all of a step is the 50,257 tokens of the vocabulary to choose from.
+
+    python data/tinystories/prepare.py --limit=100000
+    python train.py config/train_tinystories_cpu.py
+"""
+
+out_dir = "out-tinystories-cpu"
+eval_interval = 500
+eval_iters = 20
+log_interval = 10
+
+wandb_project = "tinystories"
+wandb_run_name = "tinystories-cpu"
+
+dataset = "tinystories"
+sampling = "epoch"
+gradient_accumulation_steps = 1
+batch_size = 8
+block_size = 128
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+position = "rope"
+norm = "rmsnorm"
+
+learning_rate = 2e-3
+max_iters = 5000
+lr_decay_iters = 5000
+min_lr = 2e-4
+beta2 = 0.99  # a longer average, because a step sees few tokens
+warmup_iters = 100

@@ -1,0 +1,24 @@
+"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: web pages chosen for what they teach.
+
+    python data/fineweb_edu/prepare.py [--limit=N] [--num_proc=N] [--tokenizer=gpt2] [--source=<files>]
+
+Penedo et al. 2024, arXiv:2406.17557. https://huggingface.co/datasets/HuggingFaceFW/fineweb-edu
+"""
+
+import sys
+from pathlib import Path
+
+# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config.options import command
+from data.prepare import prepare
+from data.sources import Hub
+
+
+def main(argv: list[str]) -> None:
+    prepare(argv, __doc__, Path(__file__).resolve().parent, Hub("HuggingFaceFW/fineweb-edu", "sample-10BT"))
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,60 @@
+"""A data set of your own documents, or what the data sets of this folder share of their commands.
+
+    python data/prepare.py --source=mine.jsonl --to=data/mine       then: python train.py --dataset=mine
+    python data/prepare.py --source 'books/*.txt' 'web/*.parquet' --to=data/mine --tokenizer=cl100k_base
+
+A .jsonl file has a JSON object with "text" on each line, a .parquet file a column "text". A .txt file is one
+document, or several between lines of "<|endoftext|>".
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+# Run as a script, Python looks for imports in this folder only; `config` and `data` are one level up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from config.options import UserError, command
+from data.documents import write_documents
+from data.sources import Files, Hub
+from data.tokenizer import by_name
+
+VAL_FRACTION = 0.0005  # nanoGPT's for OpenWebText
+
+
+def main(argv: list[str]) -> None:
+    prepare(argv, __doc__)
+
+
+def prepare(
+    argv: list[str],
+    about: str,
+    folder: Path | None = None,
+    hub: Hub | None = None,
+    val_fraction: float = VAL_FRACTION,
+) -> None:
+    """The command of a data set that streams: of `hub` into `folder`, where `argv` does not say otherwise.
+
+    Raises UserError as `write_documents` does, and for a value that cannot be.
+    """
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--source", nargs="+", metavar="FILE", required=not hub, help="files or globs (default: the hub's)")
+    add("--to", type=Path, metavar="FOLDER", required=not folder, default=folder, help="where to write")
+    add("--tokenizer", default="gpt2", help="tiktoken's name for it, or a tokenizer.json (default: gpt2)")
+    add("--limit", type=int, metavar="N", help="only the first N documents")
+    add("--num_proc", type=int, metavar="N", help="processes that tokenize (default: one for each core)")
+    add("--val_fraction", type=float, default=val_fraction, help="share of documents for validation")
+    given = parser.parse_args(argv)
+    for name in ("limit", "num_proc"):
+        if (value := getattr(given, name)) is not None and value < 1:
+            raise UserError(f"--{name}={value}: expected 1 or more")
+    if not 0 < given.val_fraction < 1:
+        raise UserError(f"--val_fraction={given.val_fraction}: expected a number between 0 and 1")
+    source = Files(given.source) if given.source else hub
+    tokenizer = by_name(given.tokenizer)
+    write_documents(given.to, source, tokenizer, given.val_fraction, given.limit, given.num_proc)
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,25 @@
+"""TinyStories: 2,119,719 short stories in a child's words, for which a small model is enough.
+
+    python data/tinystories/prepare.py [--limit=N] [--num_proc=N] [--tokenizer=gpt2] [--source=<files>]
+
+Of its training split; one story in 200 is for validation here. Eldan and Li 2023, arXiv:2305.07759.
+"""
+
+import sys
+from pathlib import Path
+
+# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from config.options import command
+from data.prepare import prepare
+from data.sources import Hub
+
+
+def main(argv: list[str]) -> None:
+    folder = Path(__file__).resolve().parent
+    prepare(argv, __doc__, folder, Hub("roneneldan/TinyStories"), val_fraction=0.005)
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,162 @@
+"""Sources: which documents they hold, where they go on, and what they refuse."""
+
+import json
+import os
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from config.options import UserError
+from data import sources
+from data.sources import Files, Hub, text_of
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
+
+
+def write(folder, suffix, texts, name="part"):
+    """A file of these texts; None is a null."""
+    path = folder / f"{name}{suffix}"
+    if suffix == ".jsonl":
+        path.write_text("".join(json.dumps({"id": 1, "text": text}) + "\n" for text in texts))
+    elif suffix == ".txt":
+        path.write_text("<|endoftext|>\n".join(texts), encoding="utf-8")
+    else:
+        pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        pytest.importorskip("datasets")
+        table = pyarrow.table({"id": list(range(len(texts))), "text": texts})
+        parquet.write_table(table, path, row_group_size=30)
+    return str(path)
+
+
+def texts(source, position=None):
+    return [
+        text_of(record, batch.json_lines) for batch in source.batches(position) for record in batch.records
+    ]
+
+
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch):
+    monkeypatch.setattr(sources, "BATCH", 300)
+    monkeypatch.setattr(sources, "ROWS", 7)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".txt", ".parquet"])
+def test_all_documents_in_order_and_from_every_position_the_rest(tmp_path, suffix):
+    paths = [write(tmp_path, suffix, TEXTS[:60], "a"), write(tmp_path, suffix, TEXTS[60:], "b")]
+    assert texts(Files(paths)) == TEXTS
+    batches = list(Files(paths).batches())
+    assert len(batches) > 10
+    done = 0
+    for batch in batches:
+        done += len(batch.records)
+        position = json.loads(json.dumps(batch.position))
+        assert texts(Files(paths), position) == TEXTS[done:]
+
+
+def test_globs_are_sorted_and_kinds_may_be_mixed(tmp_path):
+    for name, k in (("b", 1), ("a", 0)):
+        write(tmp_path, ".jsonl", TEXTS[10 * k : 10 * k + 10], name)
+    last = write(tmp_path, ".txt", TEXTS[20:30], "0 [1]")  # its name is no pattern
+    assert texts(Files([str(tmp_path / "*.jsonl"), last])) == TEXTS[:30]
+
+
+def test_a_data_set_of_the_hub_streams_as_a_parquet_file_does(tmp_path):
+    write(tmp_path, ".parquet", TEXTS, "train-00000-of-00001")
+    hub = Hub(str(tmp_path))  # the library reads a folder as it reads a repository
+    assert texts(hub) == TEXTS
+    third = next(islice(hub.batches(), 2, None))
+    assert texts(hub, json.loads(json.dumps(third.position))) == TEXTS[21:]
+
+
+def test_a_text_file_without_separators_is_one_document(tmp_path):
+    (tmp_path / "book.txt").write_text("one\n\n<|endoftext|> in a line is text\n")
+    assert texts(Files([str(tmp_path / "book.txt")])) == ["one\n\n<|endoftext|> in a line is text\n"]
+
+
+def test_a_very_long_text_is_cut_at_the_end_of_a_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "LONGEST", 20)
+    (tmp_path / "book.txt").write_text("0123456789\n" * 5)
+    assert texts(Files([str(tmp_path / "book.txt")])) == ["0123456789\n" * 2] * 2 + ["0123456789\n"]
+
+
+@pytest.mark.parametrize(
+    "record, json_lines",
+    [
+        (None, False),
+        (b"\xff", False),
+        (b"{", True),
+        (b"[]", True),
+        (b'{"body": "x"}', True),
+        (b'{"text": 3}', True),
+        (b'{"text": "\xff"}', True),
+        (rb'{"text": "\ud800"}', True),
+    ],
+)
+def test_a_corrupt_document_is_a_value_error(record, json_lines):
+    with pytest.raises(ValueError):
+        text_of(record, json_lines)
+
+
+def test_text_in_parquet_that_is_not_utf8_spoils_itself_alone(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    binary = pyarrow.array([b"good", b"\xff", None, b"fine"], pyarrow.binary())
+    text = pyarrow.Array.from_buffers(pyarrow.string(), 4, binary.buffers())  # as bad writers do
+    parquet.write_table(pyarrow.table({"text": text}), tmp_path / "bad.parquet")
+    (batch,) = Files([str(tmp_path / "bad.parquet")]).batches()
+    assert batch.records == [b"good", b"\xff", None, b"fine"]
+
+
+def test_a_pattern_without_files_and_a_file_of_another_kind_are_named(tmp_path):
+    with pytest.raises(UserError, match=r"--source=.*\*\.jsonl: no such file"):
+        Files([str(tmp_path / "*.jsonl")])
+    (tmp_path / "mine.pdf").touch()
+    with pytest.raises(UserError, match=r"mine\.pdf: expected .*\.jsonl, \.parquet, \.txt"):
+        Files([str(tmp_path / "mine.pdf")])
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 and not Parquet", None])
+def test_a_garbled_parquet_file_is_named_in_one_line(tmp_path, content, capfd):
+    path = Path(write(tmp_path, ".parquet", TEXTS))
+    path.write_bytes(path.read_bytes()[:-500] if content is None else content)
+    with pytest.raises(UserError, match=r"part\.parquet: cannot be read as Parquet"):
+        list(Files([str(path)]).batches())
+    assert capfd.readouterr().err == ""
+
+
+def test_parquet_without_text_is_named(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    pytest.importorskip("datasets")
+    parquet.write_table(pyarrow.table({"body": ["x"]}), tmp_path / "part.parquet")
+    with pytest.raises(UserError, match=r'part\.parquet: .*column "text"'):
+        list(Files([str(tmp_path / "part.parquet")]).batches())
+
+
+def test_without_datasets_says_what_to_install(tmp_path, monkeypatch):
+    path = write(tmp_path, ".parquet", TEXTS)
+    monkeypatch.setitem(sys.modules, "datasets", None)  # makes `import datasets` fail
+    with pytest.raises(UserError, match="pip install datasets"):
+        list(Files([path]).batches())
+    assert texts(Files([write(tmp_path, ".jsonl", TEXTS)])) == TEXTS
+
+
+@pytest.mark.parametrize("name", ["openwebtext", "tinystories", "fineweb_edu"])
+def test_offline_the_hub_is_named_in_one_line(tmp_path, tokenizer_json, name):
+    pytest.importorskip("datasets")
+    done = subprocess.run(
+        [
+            *(sys.executable, str(ROOT / "data" / name / "prepare.py"), "--to=mine", "--num_proc=1"),
+            f"--tokenizer={tokenizer_json}",
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "from the hub" in done.stderr and done.stderr.count("\n") == 1
+    assert not list((tmp_path / "mine").glob("*.bin"))
