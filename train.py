@@ -55,7 +55,7 @@ def run(options: Options) -> None:
     """The whole run, on the device mesh."""
     meta = load_meta(options.dataset)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
-    check_fit(jax.sharding.get_mesh(), config, options)
+    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     shapes = state_shapes(config, options)
     if options.show_sharding:
         print(sharding_table(shapes.model))
