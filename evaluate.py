@@ -55,6 +55,7 @@ class EvaluateOptions:
     out_dir: Name = "out"  # folder of the run
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # of the data set
+    block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
     hellaswag: Name | None = None  # JSONL file of HellaSwag's examples to score, in place of a data set
     batch_size: Count = 8  # rows computed at once, by all devices together
@@ -97,9 +98,17 @@ def trained_on(out_dir: str) -> str:
     return checkpoints.manifest(checkpoints.latest()).options.dataset
 
 
+def block_size(model: GPT, options: EvaluateOptions) -> int:
+    """How many tokens are read at once. Raises UserError for more than the model can."""
+    most = model.config.block_size
+    if options.block_size and options.block_size > most:
+        raise UserError(f"--block_size is {options.block_size}, but the model reads {most}: give 1 to {most}")
+    return options.block_size or most
+
+
 def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
     """Prints and returns the mean loss over the whole split, in nats per token, and what follows from it."""
-    T = model.config.block_size
+    T = block_size(model, options)
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
@@ -155,7 +164,7 @@ def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOpti
     if tokenizer is None:
         raise UserError(f"out_dir={options.out_dir}: the tokens of this run are not text, it can read none")
     examples = read_examples(options.hellaswag)
-    x, y = rows(examples, from_json(tokenizer).encode, model.config.block_size)
+    x, y = rows(examples, from_json(tokenizer).encode, block_size(model, options))
     (R, T), B = x.shape, options.batch_size
     x = np.pad(x, ((0, -R % B), (0, 0))).reshape(-1, B, T)
     y = np.pad(y, ((0, -R % B), (0, 0)), constant_values=-1).reshape(-1, B, T)

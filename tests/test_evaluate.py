@@ -105,17 +105,18 @@ def nats_of_token(reference, dataset):
     return lambda begin, i: -tables[begin, i - 1 - begin, tokens[i]]
 
 
-@pytest.mark.parametrize("stride", [1, 5, None, T])
-def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_token, stride):
+@pytest.mark.parametrize("size, stride", [(T, 1), (T, 5), (T, None), (T, T), (7, 3), (1, None)])
+def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_token, size, stride):
+    found = result(block_size=size, stride=stride)
+    stride = stride or max(1, size // 2)
     nats = 0.0
     for i in range(1, N_VAL):
         begin = 0
-        while i > begin + T:  # beyond this window: the next begins a stride later
-            begin += stride or T // 2
-        assert begin == 0 or i - begin > T - (stride or T // 2)  # so much context is promised
+        while i > begin + size:  # beyond this window: the next begins a stride later
+            begin += stride
+        assert begin == 0 or i - begin > size - stride  # so much context is promised
         nats += nats_of_token(begin, i)
 
-    found = result(stride=stride)
     assert found["tokens"] == N_VAL - 1
     assert found["loss"] == pytest.approx(nats / (N_VAL - 1), rel=FLOAT32_ROUNDING)
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
@@ -285,6 +286,7 @@ def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, option
         ("--split=test", "--split is 'test', expected one of val, train"),
         ("--stride=0", "--stride is 0, expected an integer, 1 or more"),
         ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),
+        ("--block_size=17", "--block_size is 17, but the model reads 16: give 1 to 16"),
         ("--batch_size=0", "--batch_size is 0, expected an integer, 1 or more"),
         ("--hellaswag=nowhere.jsonl", "--hellaswag=nowhere.jsonl: cannot be read"),
         ("--strid=3", "--strid is not an option; did you mean stride?"),
