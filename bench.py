@@ -69,7 +69,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     meta = dataset_meta(options.dataset, bench.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
-    check_fit(jax.sharding.get_mesh(), config, options)
+    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     print(describe(config, options))
     if bench.memory:
         report_memory(config, options)

@@ -60,7 +60,7 @@ def run(options: Options) -> None:
     meta = load_meta(options.dataset)
     vocab_size = vocabulary(options, meta)
     config = model_config(options, vocab_size, end_of_text(meta.tokenizer))
-    check_fit(jax.sharding.get_mesh(), config, options)
+    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     shapes = state_shapes(config, options)
     if options.show_sharding:
         print(sharding_table(shapes.model))

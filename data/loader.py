@@ -186,19 +186,27 @@ class Batches:
         """How many times the batches before batch i went through the split (on average, when random)."""
         return i * self.batch_size / self.n_windows
 
-    def every_window(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The whole split in order, each token the target once: x, y, int32 (B, T).
+    def every_window(self, stride: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The whole split in order, each token but the first the target once: x, y, int32 (B, T).
 
-        What is left over in the last batch is filled up, with -1 as its targets, so that all have one shape.
+        Windows start `stride` tokens apart, 1 to block_size; by default block_size, so that they share none.
+        What a window shares with the one before is context: its targets are -1, as are those of what is left
+        over in the last batch, which is filled up, so that all have one shape.
         """
         B, T = self.batch_size, self.block_size
-        for first in range(0, len(self.tokens) - 1, B * T):
-            tokens = self.tokens[first : first + B * T + 1]
-            x, y = np.zeros(B * T, np.int32), np.full(B * T, -1, np.int32)
-            x[: len(tokens) - 1], y[: len(tokens) - 1] = tokens[:-1], tokens[1:]
+        stride = stride or T
+        n_targets = len(self.tokens) - 1
+        span = (B - 1) * stride + T + 1  # tokens of a batch
+        for first in range(0, n_targets - T + stride, B * stride):
+            tokens = self.tokens[first : first + span]
             if self.check_draws:
                 self._check(tokens)
-            yield x.reshape(B, T), y.reshape(B, T)
+            filled = np.full(span, -1, np.int32)
+            filled[: len(tokens)] = tokens
+            rows = np.lib.stride_tricks.sliding_window_view(filled, T + 1)[::stride]
+            x, y = np.maximum(rows[:, :-1], 0), rows[:, 1:].copy()
+            y[0 if first else 1 :, : T - stride] = -1
+            yield x, y
 
     def _random_starts(self, i: int) -> np.ndarray:
         # A generator per batch costs 7 microseconds (a bare Philox with an explicit key costs the same).

@@ -19,7 +19,7 @@ import sys
 import jax
 from jax.sharding import AxisType, Mesh
 
-from config.options import Options, UserError
+from config.options import UserError
 from model import GPTConfig
 
 AXES = ("data", "fsdp", "tensor")
@@ -75,10 +75,10 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
     return {name: n_devices // named if name in free else sizes.get(name, 1) for name in AXES}
 
 
-def check_fit(mesh: Mesh, config: GPTConfig, options: Options) -> None:
-    """Raises UserError for a batch or a model that cannot be cut evenly along the axes of the mesh."""
+def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
+    """Raises UserError for a model, or (A) batches of B rows, that the mesh cannot cut evenly."""
     data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
-    A, B, rows = options.gradient_accumulation_steps, options.batch_size, data * fsdp
+    rows = data * fsdp
     if B % rows and A % rows == 0:  # nanoGPT's configs, whose batch_size is that of one device
         raise UserError(
             f"batch_size={B} must be a multiple of data x fsdp = {rows}: --batch_size={B * rows} "
@@ -87,7 +87,7 @@ def check_fit(mesh: Mesh, config: GPTConfig, options: Options) -> None:
     for name, size, axes, parts in (
         ("batch_size", B, "data x fsdp", rows),
         ("n_embd", config.n_embd, "fsdp", fsdp),
-        ("n_kv_head" if options.n_kv_head else "n_head", config.kv_heads, "tensor", tensor),
+        ("n_kv_head" if config.n_kv_head else "n_head", config.kv_heads, "tensor", tensor),
         ("the MLP's hidden size", config.hidden, "tensor", tensor),
     ):
         if size % parts:

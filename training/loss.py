@@ -28,12 +28,20 @@ def cross_entropy(
     0 are left out; with none left the loss is 0.
     """
 
+    return nll_of_rows(x, head, targets, dtype).sum() / count(targets)
+
+
+def nll_of_rows(
+    x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], dtype: str
+) -> Float[Array, " B"]:
+    """-log of the probability of each row's targets >= 0 together, in nats, float32; see `cross_entropy`."""
+
     def add(total, chunk):
         logits = contract("btd,vd->btv", chunk[0], head, dtype, out=jnp.float32)
-        return total + nll(logits, chunk[1]).sum(), None
+        return total + nll(logits, chunk[1]).sum(-1), None
 
-    total, _ = lax.scan(add, jnp.zeros(()), chunks(x, targets, len(head)))
-    return total / count(targets)
+    total, _ = lax.scan(add, jnp.zeros(len(x)), chunks(x, targets, len(head)))
+    return total
 
 
 def _forward(x, head, targets, dtype):

@@ -189,7 +189,7 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another --out_dir") from None
+        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another folder") from None
     finally:
         with suppress(OSError):
             temporary.unlink()

@@ -112,6 +112,20 @@ def test_the_whole_split_in_order_each_token_a_target_once(dataset, batch_size, 
     assert x.min() >= 0 and x.max() < 103  # and its inputs are tokens like any
 
 
+@pytest.mark.parametrize("batch_size", [1, 4, 50])
+@pytest.mark.parametrize("stride", [1, 3, 8])
+def test_overlapping_windows_leave_each_token_enough_context(dataset, stride, batch_size):
+    predicted = []
+    for x, y in batches(dataset, batch_size=batch_size).every_window(stride):
+        assert x.shape == y.shape == (batch_size, 8) and x.dtype == y.dtype == np.int32 and x.min() >= 0
+        for row, at in np.argwhere(y >= 0):
+            token = y[row, at]
+            np.testing.assert_array_equal(x[row, : at + 1], range(token - at - 1, token))
+            assert at + 1 > 8 - stride or token <= 8
+            predicted.append(token)
+    assert predicted == list(range(1, 103))
+
+
 @pytest.mark.parametrize("n_tokens", [9, 16, 17, 24, 25])
 def test_the_last_window_needs_a_token_to_predict(tmp_path, n_tokens):
     write_dataset(tmp_path, np.arange(n_tokens), [0], CharTokenizer(SYMBOLS), "a test")

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 import pytest
 
+import evaluate
 import train
 from config.options import Options, UserError, load
 from parallel.hosts import launched_together, start
@@ -171,6 +172,22 @@ def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(tiny, tmp_pa
     finished(processes)
     assert losses(tmp_path / "one") == losses(tmp_path / "two")
     assert_same_bits(saved_state(tmp_path / "one", 30), saved_state(tmp_path / "two", 30))
+
+
+def test_two_processes_evaluate_a_run_as_one_does(two, tmp_path):
+    paths = tmp_path / "two.json", tmp_path / "one.json"
+    arguments = [f"--out_dir={two}", f"--mesh={MESH}", "--device=cpu"]
+    port = free_port()
+    processes = launch(
+        lambda i: [*arguments, f"--json={paths[0]}", *where(i, port)], program=("evaluate.py",)
+    )
+    (_, first, _), (_, second, _) = finished(processes)
+    assert "bits per byte" in first and "bits per byte" not in second
+    evaluate.main([*arguments, f"--json={paths[1]}"])
+    ours, theirs = (json.loads(path.read_text()) for path in paths)
+    assert ours["tokens"] == theirs["tokens"] == 299
+    # A row's logits and loss are sums over devices, of a few terms, in another order, in each of two layers.
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=16 * 2**-24)
 
 
 def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):

@@ -69,5 +69,5 @@ def test_what_the_mesh_cannot_cut_evenly_is_one_line(mesh, changes, says):
     options = replace(Options(), **(dict(batch_size=8, n_embd=64, n_head=4) | changes))
     config = GPTConfig(n_embd=options.n_embd, n_head=options.n_head, n_kv_head=options.n_kv_head)
     with pytest.raises(UserError, match=says) as error:
-        check_fit(make_mesh(mesh), config, options)
+        check_fit(make_mesh(mesh), config, options.batch_size, options.gradient_accumulation_steps)
     assert "\n" not in str(error.value)

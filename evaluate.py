@@ -1,0 +1,220 @@
+"""Evaluate a trained model: its loss on the whole of a data set, or its accuracy on HellaSwag.
+
+    python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
+    python evaluate.py --out_dir=out-quickstart --split=train --stride=128
+    python evaluate.py --out_dir=out --hellaswag=hellaswag_val.jsonl --json=result.json
+
+The loss is exact: of every token of the split but the first, each predicted once. How well a token is
+predicted depends on how much text before it the model reads. So windows of block_size tokens overlap: each
+begins `stride` tokens after the one before, and of its predictions only the last `stride`, those not made
+yet, count. Every token is thus predicted from at least block_size - stride tokens before it, but for those at
+the very beginning. A smaller stride costs more, and gives a trained model a lower loss; the default, half of
+block_size, reads each token twice. `--stride=<block_size>` is the loss of `train.py --eval_iters=-1`. See
+huggingface.co/docs/transformers/perplexity.
+"""
+
+import json
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Float, Int
+from tqdm import tqdm
+
+from config.options import Address, Count, Name, Steps, UserError, command, given
+from data.loader import Batches, load_meta, prepare_if_missing
+from data.tokenizer import end_of_text, from_json
+from evaluation.hellaswag import accuracies, read_examples, rows
+from model import GPT
+from parallel.hosts import agree_on, assemble, hosts, on_process_0, rows_here
+from parallel.mesh import check_fit, make_mesh
+from parallel.sharding import over_rows
+from training.checkpoint import Checkpoints, load_model
+from training.hardware import choose_device
+from training.loss import nll_of_rows
+from training.metrics import write_whole
+
+Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
+
+
+@dataclass(frozen=True)
+class EvaluateOptions:
+    """Every option of evaluate.py. The comment behind a field is its text in `--help`."""
+
+    program: ClassVar[str] = "evaluate.py"
+    purpose: ClassVar[str] = "Evaluate a trained model: its loss on a whole data set, or HellaSwag."
+
+    init_from: Literal["resume"] = "resume"  # where the model is from: a run's latest checkpoint
+    out_dir: Name = "out"  # folder of the run
+    dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
+    split: Literal["val", "train"] = "val"  # of the data set
+    block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
+    stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
+    hellaswag: Name | None = None  # JSONL file of HellaSwag's examples to score, in place of a data set
+    batch_size: Count = 8  # rows computed at once, by all devices together
+    json: Name | None = None  # file to write the result to as well
+    mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
+    coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
+    num_processes: Count | None = None  # how many processes evaluate together
+    process_id: Steps | None = None  # which of them this one is, from 0
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+
+    def to_json(self) -> dict[str, Any]:
+        """The options as plain JSON values."""
+        return asdict(self)
+
+
+def main(argv: list[str]) -> None:
+    options = EvaluateOptions(**given(argv, EvaluateOptions))
+    with hosts(options):
+        choose_device(options.device)
+        agree_on(options)
+        with jax.set_mesh(make_mesh(options.mesh)):
+            model, tokenizer = load(options)
+            check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
+            evaluate = evaluate_hellaswag if options.hellaswag else evaluate_split
+            result = evaluate(model, tokenizer, options)
+        if options.json:
+            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n")
+
+
+def load(options: EvaluateOptions) -> tuple[GPT, dict | None]:
+    """The model that `init_from` names, on the mesh, and its tokenizer (for data.tokenizer.from_json)."""
+    model, tokenizer, _ = load_model(options.out_dir, dtype=options.dtype)
+    return model, tokenizer
+
+
+def trained_on(out_dir: str) -> str:
+    """The data set of the run's latest checkpoint."""
+    checkpoints = Checkpoints(out_dir)
+    return checkpoints.manifest(checkpoints.latest()).options.dataset
+
+
+def block_size(model: GPT, options: EvaluateOptions) -> int:
+    """How many tokens are read at once. Raises UserError for more than the model can."""
+    most = model.config.block_size
+    if options.block_size and options.block_size > most:
+        raise UserError(f"--block_size is {options.block_size}, but the model reads {most}: give 1 to {most}")
+    return options.block_size or most
+
+
+def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
+    """Prints and returns the mean loss over the whole split, in nats per token, and what follows from it."""
+    T = block_size(model, options)
+    stride = options.stride or max(1, T // 2)
+    if stride > T:
+        raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
+    dataset = options.dataset or trained_on(options.out_dir)
+    on_process_0(prepare_if_missing, dataset)
+    if load_meta(dataset).tokenizer != tokenizer:
+        raise UserError(
+            f"dataset={dataset} has another tokenizer than the model: give one prepared with the model's"
+        )
+    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # none is drawn at random here
+    size = TextSize(tokenizer)
+    windows = size.add_up(batches.every_window(stride))
+    nats, seconds = score(model, windows, (options.batch_size, T), len(batches.tokens) - 1, batches.path)
+
+    total = nats.sum(dtype=np.float64)
+    loss, speed = float(total / size.tokens), size.tokens / seconds
+    perplexity = float(np.exp(loss))
+    per_byte = float(total / math.log(2) / size.bytes) if size.bytes else None
+    print(
+        f"{dataset}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, "
+        + (f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text")
+    )
+    print(f"{size.tokens:,} tokens, in windows of {T} that begin {stride} apart, {speed:,.0f} tokens/s")
+    return {
+        **{"dataset": dataset, "split": options.split, "block_size": T, "stride": stride},
+        **{"tokens": size.tokens, "bytes": size.bytes},
+        **{"loss": loss, "perplexity": perplexity, "bits_per_byte": per_byte, "tokens_per_second": speed},
+    }
+
+
+class TextSize:
+    """Counts the targets that pass, and the UTF-8 bytes of their text; 0 bytes where tokens are not text.
+
+    The end-of-text token counts as a token that is predicted, but is no text.
+    """
+
+    def __init__(self, tokenizer: dict | None):
+        self.tokens = self.bytes = 0
+        self.eot = end_of_text(tokenizer)
+        self.decode = from_json(tokenizer).stream() if tokenizer else lambda ids, final=False: ""
+
+    def add_up(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for x, y in batches:
+            ids = y[y >= 0]
+            self.tokens += len(ids)
+            self.bytes += len(self.decode(ids[ids != self.eot]).encode())
+            yield x, y
+        self.bytes += len(self.decode([], final=True).encode())
+
+
+def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
+    """Prints and returns the accuracies."""
+    if tokenizer is None:
+        raise UserError(f"out_dir={options.out_dir}: the tokens of this run are not text, it can read none")
+    examples = read_examples(options.hellaswag)
+    x, y = rows(examples, from_json(tokenizer).encode, block_size(model, options))
+    (R, T), B = x.shape, options.batch_size
+    x = np.pad(x, ((0, -R % B), (0, 0))).reshape(-1, B, T)
+    y = np.pad(y, ((0, -R % B), (0, 0)), constant_values=-1).reshape(-1, B, T)
+    nats, seconds = score(model, zip(x, y, strict=True), (B, T), (y >= 0).sum(), options.hellaswag)
+
+    found, speed = accuracies(examples, nats[:R]), len(examples) / seconds
+    print(
+        f"{options.hellaswag}: acc {found['acc']:.2%}, acc_norm {found['acc_norm']:.2%} (per character) "
+        f"of {len(examples):,} examples, {speed:,.1f} examples/s"
+    )
+    return {"hellaswag": options.hellaswag, "examples": len(examples), **found, "examples_per_second": speed}
+
+
+def score(
+    model: GPT, batches: Iterable[Batch], shape: tuple[int, int], n_targets: int, source: str | Path
+) -> tuple[Float[np.ndarray, " R"], float]:
+    """-log of the probability of each row's targets together, in nats, and the seconds without compiling.
+
+    The batches have the `shape` (B, T), and `n_targets` in all. Raises UserError, naming the `source`, for
+    tokens that the model does not know.
+    """
+    (B, T), V = shape, model.config.vocab_size
+    compiled = compile_nats(model, B, T)
+    here, nats, running = rows_here(B), [], None
+    quiet = True if jax.process_index() > 0 else None  # None: where stderr is no terminal
+    start = time.perf_counter()
+    with tqdm(total=n_targets, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
+        for x, y in batches:
+            if (largest := max(x.max(), y.max())) >= V:
+                raise UserError(f"{source}: token {largest} is not of the model's vocabulary of {V}")
+            started = compiled(model, assemble(x[here], B), assemble(y[here], B))
+            if running is not None:
+                nats.append(np.asarray(running))  # while the device works on the next
+            running = started
+            bar.update((y >= 0).sum())
+        nats.append(np.asarray(running))
+    return np.concatenate(nats), time.perf_counter() - start
+
+
+def compile_nats(model: GPT, B: int, T: int) -> Callable[..., Float[Array, " B"]]:
+    """`nats_of_rows` for batches of that shape; every process gets all of the result."""
+    batch = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=over_rows(2))
+    everywhere = NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
+    return jax.jit(nats_of_rows, out_shardings=everywhere).lower(model, batch, batch).compile()
+
+
+def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
+    """-log of the probability of each row's targets together, from all that the model reads before each."""
+    return nll_of_rows(model.features(x), model.head, y, model.config.dtype)
+
+
+if __name__ == "__main__":
+    command(main)

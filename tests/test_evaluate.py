@@ -1,0 +1,359 @@
+"""evaluate.py as its user meets it: its figures are those of `transformers`, token by token, on any mesh.
+
+The run that is evaluated is made here: the random weights of a small GPT-2 of `transformers`, saved as
+train.py saves a model.
+"""
+
+import json
+import math
+import string
+from dataclasses import replace
+from functools import cache
+
+import equinox as eqx
+import numpy as np
+import pytest
+import torch
+
+import evaluate
+import train
+from config.options import Options, UserError
+from data.tokenizer import CharTokenizer, TiktokenTokenizer
+from data.writer import write_dataset
+from tests.reference import CONFIGS, as_gpt, random_reference
+from training.checkpoint import Checkpoints, Manifest
+from training.step import create_state, model_config
+
+SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
+TOKENIZER = CharTokenizer(SYMBOLS)
+V, T, N_VAL = 65, CONFIGS["gpt2"].block_size, 200
+
+# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. The forward pass
+# of three layers is about 50 operations in a row, the products among them sums of about 200 terms:
+# sqrt(50 * 200) u = 6e-6 of a logit. The logits are about as large as the log of a probability, or less.
+FLOAT32_ROUNDING = 1e-5
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory):
+    """Random characters: 100 for training and 200 for validation."""
+    folder = tmp_path_factory.mktemp("data") / "random"
+    ids = np.random.default_rng(0).integers(V, size=100 + N_VAL)
+    write_dataset(folder, ids[:100], ids[100:], TOKENIZER, "a test")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return random_reference("gpt2")
+
+
+@pytest.fixture(scope="module")
+def run(reference, dataset, tmp_path_factory):
+    """A run's folder whose one checkpoint has the reference's weights."""
+    return save_run(tmp_path_factory.mktemp("runs") / "gpt2", reference, dataset, TOKENIZER.to_json())
+
+
+def save_run(folder, reference, dataset, tokenizer):
+    options = replace(Options(), out_dir=str(folder), dataset=str(dataset), mlp="gelu", bias=True)
+    options = replace(options, n_layer=3, n_head=4, n_embd=48, block_size=T, device="cpu")
+    state = create_state(model_config(options, V), options)
+    state = eqx.tree_at(lambda state: state.model, state, as_gpt("gpt2", dict(reference.named_parameters())))
+    checkpoints = Checkpoints(str(folder))
+    checkpoints.save(state, Manifest(options, V, tokenizer, best_val_loss=None))
+    checkpoints.wait()
+    return folder
+
+
+@pytest.fixture
+def result(run, tmp_path):
+    """`result(stride=..., ...)` runs evaluate.py's main with these options and returns what it writes."""
+
+    def write(**options):
+        path = tmp_path / "new" / "result.json"
+        options = {"out_dir": run, "mesh": "data:1", "device": "cpu", "json": path} | options
+        evaluate.main([f"--{name}={value}" for name, value in options.items()])
+        return json.loads(path.read_text())
+
+    return write
+
+
+def error(*argv):
+    """The one line that a command line ends in."""
+    with pytest.raises(UserError) as caught:
+        evaluate.main([*argv, "--device=cpu", "--mesh=data:1"])
+    text = str(caught.value)
+    assert text and "\n" not in text
+    return text
+
+
+def log_probabilities(reference, tokens):
+    """Of each token of the vocabulary to come next, after each of the tokens (B, N): (B, N, V)."""
+    with torch.no_grad():
+        return torch.log_softmax(reference(torch.tensor(tokens)).logits, -1).numpy()
+
+
+# --- the loss of a split ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def nats_of_token(reference, dataset):
+    """`nats_of_token(begin, i)` is -log p of token i of val.bin, given those from `begin` on."""
+    tokens = np.fromfile(dataset / "val.bin", "<u2").astype(np.int64)
+    begins = np.arange(N_VAL)[:, None]
+    tables = log_probabilities(reference, tokens[np.minimum(begins + np.arange(T), N_VAL - 1)])
+    return lambda begin, i: -tables[begin, i - 1 - begin, tokens[i]]
+
+
+@pytest.mark.parametrize("size, stride", [(T, 1), (T, 5), (T, None), (T, T), (7, 3), (1, None)])
+def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_token, size, stride):
+    found = result(block_size=size, stride=stride)
+    stride = stride or max(1, size // 2)
+    nats = 0.0
+    for i in range(1, N_VAL):
+        begin = 0
+        while i > begin + size:  # beyond this window: the next begins a stride later
+            begin += stride
+        assert begin == 0 or i - begin > size - stride  # so much context is promised
+        nats += nats_of_token(begin, i)
+
+    assert found["tokens"] == N_VAL - 1
+    assert found["loss"] == pytest.approx(nats / (N_VAL - 1), rel=FLOAT32_ROUNDING)
+    assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, split, capsys):
+    train.main(
+        [f"--out_dir={run}", "--init_from=resume", "--eval_only=True", "--eval_iters=-1", "--mesh=data:1"]
+        + ["--mlp=gelu", "--bias=True", "--n_layer=3", "--n_head=4", "--n_embd=48", f"--block_size={T}"]
+        + [f"--dataset={json.loads(manifest(run))['options']['dataset']}", "--device=cpu"]
+    )
+    printed = capsys.readouterr().out
+    found = result(stride=T, split=split)
+    assert f"{split} loss {found['loss']:.4f}" in printed
+
+
+def manifest(run):
+    return (run / "checkpoints" / "0" / "manifest" / "metadata").read_text()
+
+
+@pytest.mark.parametrize("mesh", ["data:8", "fsdp:8", "data:2,fsdp:2,tensor:2"])
+def test_a_mesh_changes_nothing(result, mesh):
+    assert result(mesh=mesh)["loss"] == pytest.approx(result()["loss"], rel=FLOAT32_ROUNDING)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 100])
+def test_neither_does_the_batch(result, batch_size):
+    assert result(batch_size=batch_size)["loss"] == pytest.approx(result()["loss"], rel=FLOAT32_ROUNDING)
+
+
+def test_what_it_says_is_what_it_writes(result, dataset, capsys):
+    found = result(split="train", stride=4)
+    said, speed = capsys.readouterr().out.splitlines()
+    assert said == (
+        f"{dataset}, train: loss {found['loss']:.4f} nats per token, perplexity {found['perplexity']:.4f}, "
+        f"{found['bits_per_byte']:.4f} bits per byte"
+    )
+    assert speed.startswith("99 tokens, in windows of 16 that begin 4 apart, ")
+    assert found["tokens_per_second"] > 0
+
+
+# --- bits per byte ----------------------------------------------------------------------------------------
+
+
+def test_bits_per_byte_counts_the_bytes_of_characters(result, tmp_path):
+    text = "a é€😀" * 10
+    write_dataset(tmp_path / "bytes", [0] * 20, TOKENIZER.encode(text), TOKENIZER, "a test")
+    found = result(dataset=tmp_path / "bytes")
+    n_bytes = 10 * (1 + 1 + 2 + 3 + 4) - 1  # the first character is read, not predicted
+    assert (found["tokens"], found["bytes"]) == (49, n_bytes)
+    assert found["bits_per_byte"] == pytest.approx(found["loss"] * 49 / math.log(2) / n_bytes)
+
+
+def test_a_character_of_several_tokens_counts_once_and_end_of_text_is_no_text(monkeypatch):
+    encoding = pytest.importorskip("tiktoken").Encoding(
+        "gpt2",  # a token per byte
+        pat_str=r"\S+|\s+",
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={"<|endoftext|>": 50256},
+    )
+    monkeypatch.setattr("tiktoken.get_encoding", lambda name: encoding)
+    targets = TiktokenTokenizer("gpt2").encode("é€<|endoftext|>😀!")
+    assert len(targets) == 2 + 3 + 1 + 4 + 1
+    targets = np.append(targets, [-1]).reshape(-1, 1, 3)  # in batches of one row, which end within characters
+    size = evaluate.TextSize({"type": "tiktoken", "name": "gpt2"})
+    assert len(list(size.add_up((y, y) for y in targets))) == 4
+    assert (size.tokens, size.bytes) == (11, 10)
+
+
+def test_tokens_that_are_not_text_have_a_loss_only(reference, dataset, tmp_path, result, capsys):
+    folder = tmp_path / "numbers"
+    write_dataset(folder, [0] * 20, np.fromfile(dataset / "val.bin", "<u2"), TOKENIZER, "a test")
+    meta = json.loads((folder / "meta.json").read_text()) | {"tokenizer": None}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    run = save_run(tmp_path / "run", reference, folder, tokenizer=None)
+    expected = result()["loss"]
+    found = result(out_dir=run)
+    assert found["loss"] == expected and found["bits_per_byte"] is None
+    assert "no bits per byte" in capsys.readouterr().out
+
+
+# --- HellaSwag --------------------------------------------------------------------------------------------
+
+ENDINGS = ["sits.", "runs to sea.", "is 6 m 5 cm.", "eats 3."]
+
+
+def random_example(rng, longest):
+    """With the fields of the official files, and WikiHow's marks in places."""
+    words = ["a man", "the cat", "[header] How to", "swim", "in 3", "[title] Go.", "a red boat"]
+    a, b = (" ".join(rng.choice(words, size=rng.integers(1, longest))) for _ in range(2))
+    endings = rng.permutation([*ENDINGS[1:], "[step] " + ENDINGS[0]]).tolist()
+    label = int(rng.integers(4))
+    return dict(ind=7, activity_label="Sport", ctx_a=a, ctx_b=b, ctx=f"{a} {b}", endings=endings, label=label)
+
+
+@pytest.fixture(scope="module")
+def jsonl(tmp_path_factory):
+    rng = np.random.default_rng(0)
+    path = tmp_path_factory.mktemp("hellaswag") / "val.jsonl"
+    short = {"ctx": "He", "endings": ["is.", "ran.", "ate 3."], "label": "2"}  # fits in T, has no ctx_a
+    examples = [short] + [random_example(rng, longest) for longest in (2, 3, 5) for _ in range(5)]
+    path.write_text("\n".join(map(json.dumps, examples)) + "\n\n", encoding="utf-8")
+    return path
+
+
+@cache
+def nats_of_endings(reference, path):
+    """For each example its label, endings and -log p of each ending, computed by itself."""
+    found = []
+    for line in path.read_text().splitlines()[:-1]:
+        fields = json.loads(line)
+        context = fields["ctx"]
+        if "ctx_a" in fields:
+            context = unmarked(f"Sport: {fields['ctx_a']} {fields['ctx_b'].capitalize()}")
+        endings = [unmarked(ending) for ending in fields["endings"]]
+        nats = []
+        for ending in endings:
+            tokens = TOKENIZER.encode(f"{context} {ending}")
+            n = len(tokens) - len(context.rstrip())  # a token per character
+            tokens = tokens[-(T + 1) :].astype(np.int64)
+            table = log_probabilities(reference, tokens[None, :-1])[0]
+            nats.append(-sum(table[i - 1, tokens[i]] for i in range(len(tokens) - n, len(tokens))))
+        found.append((int(fields["label"]), endings, np.array(nats)))
+    return found
+
+
+def unmarked(text):
+    """As the harness has it, by hand."""
+    text = text.strip().replace(" [title]", ". ")
+    for mark in ("[header]", "[title]", "[Header]", "[step]"):
+        text = text.replace(mark, "")
+    return text.replace("  ", " ")
+
+
+def test_the_score_of_each_ending_is_that_of_transformers(run, jsonl, reference):
+    options = evaluate.EvaluateOptions(out_dir=str(run), device="cpu")
+    with evaluate.jax.set_mesh(evaluate.make_mesh("data:1")):
+        model, tokenizer = evaluate.load(options)
+        examples = evaluate.read_examples(str(jsonl))
+        x, y = evaluate.rows(examples, evaluate.from_json(tokenizer).encode, T)
+        nats, _ = evaluate.score(model, [(x, y)], x.shape, (y >= 0).sum(), jsonl)
+    expected = nats_of_endings(reference, jsonl)
+    assert [example.endings for example in examples] == [endings for _, endings, _ in expected]
+    np.testing.assert_allclose(nats, np.concatenate([nats for *_, nats in expected]), rtol=FLOAT32_ROUNDING)
+
+
+@pytest.mark.parametrize("options", [{}, {"mesh": "data:4,tensor:2"}, {"batch_size": 5}])
+def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, options, capsys):
+    expected = nats_of_endings(reference, jsonl)
+    acc = np.mean([nats.argmin() == label for label, _, nats in expected])
+    acc_norm = np.mean([(nats / [len(e) for e in ends]).argmin() == label for label, ends, nats in expected])
+    assert 0 < acc < 1 and acc != acc_norm
+    found = result(hellaswag=jsonl, **options)
+    assert (found["examples"], found["acc"], found["acc_norm"]) == (16, acc, acc_norm)
+    said = f"{jsonl}: acc {acc:.2%}, acc_norm {acc_norm:.2%} (per character) of 16 examples"
+    assert capsys.readouterr().out.startswith(said)
+
+
+# --- bad requests -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "argument, says",
+    [
+        ("--dataset=nowhere", "dataset=nowhere: no such data set"),
+        ("--split=test", "--split is 'test', expected one of val, train"),
+        ("--stride=0", "--stride is 0, expected an integer, 1 or more"),
+        ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),
+        ("--block_size=17", "--block_size is 17, but the model reads 16: give 1 to 16"),
+        ("--batch_size=0", "--batch_size is 0, expected an integer, 1 or more"),
+        ("--hellaswag=nowhere.jsonl", "--hellaswag=nowhere.jsonl: cannot be read"),
+        ("--strid=3", "--strid is not an option; did you mean stride?"),
+        ("--init_from=gpt3", "--init_from is 'gpt3', expected"),
+    ],
+)
+def test_a_bad_option_is_one_line(run, argument, says):
+    assert says in error(f"--out_dir={run}", argument)
+
+
+def test_a_batch_that_the_mesh_cannot_cut_is_one_line(run):
+    with pytest.raises(UserError, match="batch_size=6 must be a multiple of data x fsdp = 8"):
+        evaluate.main([f"--out_dir={run}", "--device=cpu", "--mesh=data:8", "--batch_size=6"])
+
+
+def test_a_folder_without_a_run_is_one_line(tmp_path):
+    assert "no checkpoint" in error(f"--out_dir={tmp_path}")
+
+
+def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
+    write_dataset(tmp_path / "other", [0] * 20, [1] * 20, CharTokenizer("ab"), "a test")
+    assert "has another tokenizer than the model" in error(f"--out_dir={run}", f"--dataset={tmp_path}/other")
+
+
+def test_tokens_beyond_the_models_vocabulary_are_one_line(reference, tmp_path):
+    """As of nanoGPT's bins without a description, whose vocabulary is padded, and a model without padding."""
+    write_dataset(tmp_path / "data", [0] * 20, [1] * 19 + [V], CharTokenizer(SYMBOLS + "!"), "a test")
+    meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": None}
+    (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
+    run = save_run(tmp_path / "run", reference, tmp_path / "data", tokenizer=None)
+    text = error(f"--out_dir={run}")
+    assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
+
+
+GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ('{"ctx": "He", ', "not a JSON object"),
+        ("[1, 2]", "no context"),
+        (json.dumps(GOOD | {"ctx": None}), "no context"),
+        (json.dumps(GOOD | {"ctx": " [header] "}), "the context is empty"),
+        (json.dumps(GOOD | {"endings": ["is."]}), "endings must be two texts or more"),
+        (json.dumps(GOOD | {"endings": ["is.", 3]}), "endings must be two texts or more"),
+        (json.dumps(GOOD | {"endings": ["is.", "[step] "]}), "an ending is empty"),
+        (json.dumps(GOOD | {"label": 2}), "label is 2, expected 0 to 1"),
+        (json.dumps(GOOD | {"label": ""}), "label is , expected 0 to 1"),
+        (json.dumps(GOOD | {"endings": ["is.", "ran!"]}), "lacks '!'"),
+        (json.dumps(GOOD | {"endings": ["is.", "a" * 16]}), "an ending has 17 tokens, the model predicts"),
+    ],
+)
+def test_a_bad_example_names_its_line(run, tmp_path, line, says):
+    path = tmp_path / "bad.jsonl"
+    path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
+    text = error(f"--out_dir={run}", f"--hellaswag={path}")
+    assert text.startswith(f"{path}:3: ") and says in text
+
+
+@pytest.mark.parametrize("content, says", [(b"\n", "there is no example in it"), (b"\xff", "cannot be read")])
+def test_a_file_without_examples_is_one_line(run, tmp_path, content, says):
+    path = tmp_path / "bad.jsonl"
+    path.write_bytes(content)
+    assert f"--hellaswag={path}: {says}" in error(f"--out_dir={run}", f"--hellaswag={path}")
+
+
+def test_hellaswag_needs_a_tokenizer(reference, dataset, jsonl, tmp_path):
+    run = save_run(tmp_path / "run", reference, dataset, tokenizer=None)
+    assert "are not text" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")
