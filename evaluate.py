@@ -2,6 +2,7 @@
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
     python evaluate.py --out_dir=out-quickstart --split=train --stride=128
+    python evaluate.py --init_from=gpt2 --dataset=shakespeare
     python evaluate.py --out_dir=out --hellaswag=hellaswag_val.jsonl --json=result.json
 
 The loss is exact: of every token of the split but the first, each predicted once. How well a token is
@@ -36,7 +37,7 @@ from model import GPT
 from parallel.hosts import agree_on, assemble, hosts, on_process_0, rows_here
 from parallel.mesh import check_fit, make_mesh
 from parallel.sharding import over_rows
-from training.checkpoint import Checkpoints, load_model
+from training.checkpoint import Checkpoints, load_model, load_pretrained
 from training.hardware import choose_device
 from training.loss import nll_of_rows
 from training.metrics import write_whole
@@ -51,7 +52,7 @@ class EvaluateOptions:
     program: ClassVar[str] = "evaluate.py"
     purpose: ClassVar[str] = "Evaluate a trained model: its loss on a whole data set, or HellaSwag."
 
-    init_from: Literal["resume"] = "resume"  # where the model is from: a run's latest checkpoint
+    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # of the data set
@@ -88,8 +89,9 @@ def main(argv: list[str]) -> None:
 
 def load(options: EvaluateOptions) -> tuple[GPT, dict | None]:
     """The model that `init_from` names, on the mesh, and its tokenizer (for data.tokenizer.from_json)."""
-    model, tokenizer, _ = load_model(options.out_dir, dtype=options.dtype)
-    return model, tokenizer
+    if options.init_from == "resume":
+        return load_model(options.out_dir, dtype=options.dtype)[:2]
+    return load_pretrained(options.init_from, dtype=options.dtype)
 
 
 def trained_on(out_dir: str) -> str:
@@ -112,6 +114,8 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
+    if options.init_from != "resume" and not options.dataset:
+        raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
     dataset = options.dataset or trained_on(options.out_dir)
     on_process_0(prepare_if_missing, dataset)
     if load_meta(dataset).tokenizer != tokenizer:
@@ -162,7 +166,7 @@ class TextSize:
 def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
     """Prints and returns the accuracies."""
     if tokenizer is None:
-        raise UserError(f"out_dir={options.out_dir}: the tokens of this run are not text, it can read none")
+        raise UserError("--hellaswag is text, and no tokenizer is known for this model: evaluate another")
     examples = read_examples(options.hellaswag)
     x, y = rows(examples, from_json(tokenizer).encode, block_size(model, options))
     (R, T), B = x.shape, options.batch_size

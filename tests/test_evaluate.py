@@ -356,4 +356,4 @@ def test_a_file_without_examples_is_one_line(run, tmp_path, content, says):
 
 def test_hellaswag_needs_a_tokenizer(reference, dataset, jsonl, tmp_path):
     run = save_run(tmp_path / "run", reference, dataset, tokenizer=None)
-    assert "are not text" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")
+    assert "no tokenizer is known" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")
