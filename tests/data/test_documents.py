@@ -210,7 +210,7 @@ def test_few_batches_are_on_their_way_at_a_time(tokenizer_json):
 
 # What a process held at its peak, in KiB, after the first tenth of a source and after all of it. (What the
 # resource module calls the peak includes that of the process which started this one.)
-PEAKS = """
+PEAKS = r"""
     import re, sys
     from pathlib import Path
     from data.documents import write_documents
@@ -220,7 +220,7 @@ PEAKS = """
         folder, source, tokenizer = sys.argv[1:]
         for limit in (200, None):
             write_documents(Path(folder), Files([source]), by_name(tokenizer), 0.25, limit, num_proc=1)
-            print(re.search(r"VmHWM:\\s+(\d+)", Path("/proc/self/status").read_text())[1])
+            print(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 """
 
 
