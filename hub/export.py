@@ -137,6 +137,10 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
             (folder / "vocab.json").write_bytes(read_file_cached(GPT2_FILES + "encoder.json"))
             settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size}
             write_json(folder / "tokenizer_config.json", settings)
+        case {"type": "tokenizers", "json": str(text)}:
+            (folder / "tokenizer.json").write_text(text, encoding="utf-8")
+            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
+            write_json(folder / "tokenizer_config.json", settings)
         case _:
             print("note: transformers has no tokenizer for the tokens of this run: none is written")
 

@@ -82,8 +82,12 @@ class Pretrained:
         return np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
 
     def tokenizer(self) -> dict | None:
-        """What its tokens mean, for data.tokenizer.from_json; None for what that does not read."""
-        return {"type": "tiktoken", "name": "gpt2"} if self.config.vocab_size in GPT2_VOCABULARIES else None
+        """What its tokens mean, for data.tokenizer.from_json; None where the files do not say."""
+        path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
+        # GPT-2's own is read by tiktoken, as its data sets are.
+        if path.is_file() and not (gpt2_sized and self.family is GPT2):
+            return {"type": "tokenizers", "json": path.read_text(encoding="utf-8")}
+        return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
 
 
 @cache

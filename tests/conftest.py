@@ -4,6 +4,7 @@ import os
 
 import jax
 import pytest
+import tokenizers
 
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
@@ -68,3 +69,20 @@ def tiny(tiny_data):
         return [f"--{name}={value}" for name, value in (options | changes).items()]
 
     return command_line
+
+
+@pytest.fixture(scope="session")
+def tokenizer_json(tmp_path_factory):
+    """The path of a tokenizer.json: end-of-text is 0, a token for each byte, and "th", "the" and " the"."""
+    symbols = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = ["<|endoftext|>", *symbols, "th", "the", "Ġthe"]
+    model = tokenizers.models.BPE(
+        {symbol: i for i, symbol in enumerate(vocabulary)}, [("t", "h"), ("th", "e"), ("Ġ", "the")]
+    )
+    tokenizer = tokenizers.Tokenizer(model)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path

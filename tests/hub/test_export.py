@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaForCausalLM
 
 from config.options import Options, UserError
-from data.tokenizer import CharTokenizer, TiktokenTokenizer
+from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from hub import export
 from model import GPT
 from training.checkpoint import Checkpoints, Manifest, load_model, load_pretrained
@@ -147,3 +147,14 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
         theirs.eos_token_id == 50256
         and AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
     )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
+    tokenizer = JsonTokenizer(tokenizer_json.read_text())
+    options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
+    folder = run_export(save_run(tmp_path / "run", options, tokenizer=tokenizer.to_json()), tmp_path / "to")
+    text = "the other\twörld €😀 <|endoftext|>"
+    assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text).tolist()
+    _, description = load_pretrained(str(folder))
+    assert description == tokenizer.to_json()
