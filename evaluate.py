@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
             evaluate = evaluate_hellaswag if options.hellaswag else evaluate_split
             result = evaluate(model, tokenizer, options)
         if options.json:
-            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n")
+            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", "json")
 
 
 def load(options: EvaluateOptions) -> tuple[GPT, dict | None]:

@@ -302,6 +302,12 @@ def test_a_batch_that_the_mesh_cannot_cut_is_one_line(run):
         evaluate.main([f"--out_dir={run}", "--device=cpu", "--mesh=data:8", "--batch_size=6"])
 
 
+def test_a_result_that_cannot_be_written_is_one_line(run, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    text = error(f"--out_dir={run}", f"--json={tmp_path}/file/result.json")
+    assert text.startswith(f"{tmp_path}/file/result.json: cannot be written") and "--json" in text
+
+
 def test_a_folder_without_a_run_is_one_line(tmp_path):
     assert "no checkpoint" in error(f"--out_dir={tmp_path}")
 

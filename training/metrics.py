@@ -181,15 +181,18 @@ def read_records(path: Path) -> list[dict]:
     return records
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file beside its place, then rename it there. Raises UserError when that cannot be done."""
+def write_whole(path: Path, text: str, option: str = "out_dir") -> None:
+    """Write a file beside its place, then rename it there.
+
+    Raises UserError when that cannot be done, naming the `option` that gave the place.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another folder") from None
+        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another --{option}") from None
     finally:
         with suppress(OSError):
             temporary.unlink()
