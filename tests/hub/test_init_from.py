@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,8 @@ import torch
 
 import sample
 import train
-from config.options import UserError
+from config.options import Options, UserError
+from data.loader import NANOGPT
 from model import GPTConfig
 from tests.reference import as_gpt, gpt2, random_reference
 from training.checkpoint import by_name, load_model
@@ -122,6 +124,13 @@ def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tm
     ).save_pretrained(tmp_path / "small")
     text = refusal(train.main, command_line(tmp_path / "out", init_from=tmp_path / "small"))
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
+
+
+def test_nanogpts_padded_vocabulary_fits_gpt2():
+    vocabulary = train.vocabulary(replace(Options(), vocab_size=50257), NANOGPT)
+    assert (vocabulary, train.vocabulary(Options(), NANOGPT)) == (50257, 50304)
+    with pytest.raises(UserError, match="a vocabulary of 50257 tokens, and the model one of 50256"):
+        train.vocabulary(replace(Options(), vocab_size=50256), NANOGPT)
 
 
 def test_a_run_is_not_lost_to_new_weights(command_line, tmp_path):
