@@ -111,6 +111,11 @@ class Options:
     qk_norm: bool = False  # normalise queries and keys
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # of embeddings, attention and residuals; for finetuning try 0.1 or more
+    # LoRA (arXiv:2106.09685): train small matrices beside the weights, which stay as they are
+    lora_rank: Steps = 0  # of the small matrices' product; 0: train the weights themselves
+    lora_alpha: Positive = 32.0  # the product counts alpha / rank times
+    lora_targets: Name = "c_attn,c_proj,c_fc"  # the layers with such matrices; attn.c_proj names one c_proj
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # that the weights are stored in
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # the highest

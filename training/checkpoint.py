@@ -4,6 +4,8 @@
     out_dir/checkpoints/<iter>/     one checkpoint, written by Orbax: the arrays of the model and of the
                                     optimizer, and a manifest with the options and the vocabulary
 
+Of a model with adapters these alone are stored; the manifest names the model below, which is loaded anew.
+
 A checkpoint takes its name only once all of it is on disk, so that one interrupted at any moment leaves the
 one before it. The last `keep_checkpoints` are kept, and the one of the lowest validation loss. Arrays are
 stored by name (`blocks.attn.c_attn.weight`), not as objects: restoring runs no code from the checkpoint.
@@ -17,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
@@ -25,6 +28,7 @@ from config.options import Options, UserError
 from data.tokenizer import end_of_text
 from model import GPT
 from parallel.sharding import dotted
+from training.lora import fingerprint, merge, trained, without_adapters
 from training.step import SHAPE, TrainState, model_config, state_shapes
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
@@ -38,6 +42,7 @@ class Manifest:
     vocab_size: int
     tokenizer: dict | None  # for data.tokenizer.from_json
     best_val_loss: float | None  # the lowest so far; None before the first evaluation
+    base: dict[str, str] | None = None  # of adapters: the `init_from` of the model below, its `fingerprint`
 
     def scored(self, val_loss: float) -> tuple["Manifest", bool]:
         """The manifest after an evaluation, and whether that was the best so far."""
@@ -49,7 +54,12 @@ class Manifest:
 
         Raises UserError when this run's options or data contradict the model there, or its optimizer's state.
         """
-        for name in (*SHAPE, "optimizer"):
+        self.check_same(saved, path, (*SHAPE, *LORA, "optimizer"))
+        return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
+
+    def check_same(self, saved: "Manifest", path: Path, names: tuple[str, ...]) -> None:
+        """Raises UserError when these options or the vocabulary are not those of the checkpoint at `path`."""
+        for name in names:
             ours, theirs = getattr(self.options, name), getattr(saved.options, name)
             if ours != theirs:
                 raise UserError(
@@ -61,7 +71,9 @@ class Manifest:
                 f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
                 "give the data set that it was trained on, or train anew in another --out_dir"
             )
-        return replace(self, best_val_loss=saved.best_val_loss)
+
+
+LORA = ("lora_rank", "lora_alpha", "lora_targets", "lora_base_dtype")  # what adapters are, and stand beside
 
 
 class Checkpoints:
@@ -103,15 +115,17 @@ class Checkpoints:
         Returns the seconds that took: to copy the state. It is written while training goes on.
         """
         start = time.perf_counter()
+        model, optimizer = by_name(trained(state.model)[0]), by_name((state.opt_state, state.step))
         items = ocp.args.Composite(
-            model=ocp.args.StandardSave(by_name(state.model)),
-            optimizer=ocp.args.StandardSave(by_name((state.opt_state, state.step))),
+            model=ocp.args.StandardSave(model),
+            optimizer=ocp.args.StandardSave(optimizer),
             manifest=ocp.args.JsonSave(vars(manifest) | {"options": manifest.options.to_json()}),
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
         with saving(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            free, needed = shutil.disk_usage(self.folder).free, sum(x.nbytes for x in jax.tree.leaves(state))
+            free = shutil.disk_usage(self.folder).free
+            needed = sum(x.nbytes for x in (*model.values(), *optimizer.values()))
             if free < needed:  # asked here, because halfway through a save the answer would be less clear
                 raise OSError(f"{free / 1e6:,.0f} MB are free, it needs {needed / 1e6:,.0f}")
             self.manager.save(int(state.step), args=items, metrics=metrics)
@@ -136,12 +150,29 @@ class Checkpoints:
 
         Of `state` the shapes, dtypes and shardings count: they say which device gets what.
         """
-        restored = self._items(iteration, model=state.model, optimizer=(state.opt_state, state.step))
-        return TrainState(restored["model"], *restored["optimizer"])
+        weights, frozen = trained(state.model)
+        restored = self._items(iteration, model=weights, optimizer=(state.opt_state, state.step))
+        model = eqx.combine(restored["model"], self._frozen(iteration, frozen))
+        return TrainState(model, *restored["optimizer"])
 
     def restore_model(self, iteration: int, model: GPT) -> GPT:
         """The model alone, without the optimizer's arrays, which may be twice as large."""
-        return self._items(iteration, model=model)["model"]
+        weights, frozen = trained(model)
+        weights = self._items(iteration, model=weights)["model"]
+        return eqx.combine(weights, self._frozen(iteration, frozen))
+
+    def _frozen(self, iteration: int, frozen: GPT) -> GPT:
+        """The weights beside which the checkpoint's adapters were trained."""
+        if not jax.tree.leaves(frozen):
+            return frozen
+        base = self.manifest(iteration).base
+        model = load_base(base["init_from"], without_adapters(frozen))
+        if fingerprint(model) != base["fingerprint"]:
+            raise UserError(
+                f"{self.folder / str(iteration)}: its adapters were trained beside other weights than "
+                f"{base['init_from']} has now: put those back, or train anew in another --out_dir"
+            )
+        return named(by_name(model), frozen)
 
     def _items(self, iteration: int, **trees):
         # A target without a sharding would go to the devices that the run was trained on.
@@ -162,9 +193,17 @@ def load_model(
 ) -> tuple[GPT, dict | None, int]:
     """A run's model, its tokenizer (for data.tokenizer.from_json) and the iteration.
 
-    Without an `iteration`, the latest. `dtype` is that of the matrix products, as in `Options`. Raises
-    UserError when there is no such checkpoint, or it is damaged.
+    Without an `iteration`, the latest. `dtype` is that of the matrix products, as in `Options`. Adapters are
+    merged. Raises UserError when there is no such checkpoint, or it is damaged.
     """
+    model, manifest, iteration = load_adapted(out_dir, iteration, dtype)
+    return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
+
+
+def load_adapted(
+    out_dir: str, iteration: int | None = None, dtype: str = "auto"
+) -> tuple[GPT, Manifest, int]:
+    """`load_model` with adapters as they are, and the whole manifest."""
     checkpoints = Checkpoints(out_dir)
     saved = sorted(checkpoints.manager.all_steps())
     if not saved:
@@ -176,7 +215,13 @@ def load_model(
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
     shapes = state_shapes(config, options)
-    return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
+    return checkpoints.restore_model(iteration, shapes.model), manifest, iteration
+
+
+def load_base(init_from: str, shapes: GPT) -> GPT:
+    """The weights that `--init_from=<init_from>` names, as a model of these shapes, dtypes and shardings."""
+    model, _, _ = load_model(init_from)
+    return jax.tree.map(lambda x, like: x.astype(like.dtype), named(by_name(model), shapes), shapes)
 
 
 def by_name(tree) -> dict[str, jax.Array]:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from config.options import Options, UserError
 from model import GPT, GPTConfig
 from parallel.sharding import on_mesh, over_rows, shard
+from training.lora import add_adapters, trained
 from training.loss import cross_entropy
 from training.optimizer import learning_rate, make_optimizer
 
@@ -32,8 +33,8 @@ CPU_TOKENS = 2048
 class TrainState(eqx.Module):
     """All that training changes. The data order and the dropout follow from `step` and the seed."""
 
-    model: GPT
-    opt_state: PyTree
+    model: GPT  # with adapters, these alone are trained (training/lora.py)
+    opt_state: PyTree  # of what is trained
     step: Int[Array, ""]
 
 
@@ -74,15 +75,22 @@ SHAPE = (  # the options that say which arrays a model has and what they mean; a
 )
 
 
-def create_state(config: GPTConfig, options: Options) -> TrainState:
-    """The state before the first step; `options.seed` decides the weights."""
+def create_state(config: GPTConfig, options: Options, base: GPT | None = None) -> TrainState:
+    """The state before the first step, with the weights of `base`, whose memory it uses again.
 
-    @jax.jit
-    def create():
-        model = GPT(config, key=jax.random.fold_in(jax.random.key(options.seed), 0))
-        return shard(TrainState(model, make_optimizer(options).init(model), jnp.zeros((), jnp.int32)))
+    `options.seed` decides the weights if there is none, and the adapters.
+    """
 
-    return create()
+    @partial(jax.jit, donate_argnums=0)
+    def create(base):
+        key = jax.random.fold_in(jax.random.key(options.seed), 0)
+        model = GPT(config, key=key) if base is None else base
+        if options.lora_rank:
+            model = add_adapters(model, options, key)
+        opt_state = make_optimizer(options).init(trained(model)[0])
+        return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
+
+    return create(base)
 
 
 def state_shapes(config: GPTConfig, options: Options) -> TrainState:
@@ -109,8 +117,9 @@ def train_step(
     if jax.default_backend() == "cpu":
         x, y = smaller(x), smaller(y)
     loss, gradients = mean_gradients(state.model, x, y, key)
-    updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, state.model)
-    model = optax.apply_updates(state.model, updates)
+    weights, frozen = trained(state.model)
+    updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, weights)
+    model = eqx.combine(optax.apply_updates(weights, updates), frozen)
     metrics = {
         "loss": loss,
         "grad_norm": optax.tree.norm(gradients),
@@ -132,17 +141,26 @@ def smaller(x: Int[Array, "A B T"]) -> Int[Array, "A B T"]:
 
 
 def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Loss and gradients, averaged in float32 over the A microbatches, which are computed one by one."""
+    """Loss and gradients, averaged in float32 over the A microbatches, which are computed one by one.
+
+    What is not trained has None for its gradient.
+    """
     A = len(x)
+    weights, frozen = trained(model)
+
+    @jax.value_and_grad
+    def gradients(weights, x, y, key):
+        return mean_loss(eqx.combine(weights, frozen), x, y, key)
+
     if A == 1:
-        return jax.value_and_grad(mean_loss)(model, x[0], y[0], key)
+        return gradients(weights, x[0], y[0], key)
 
     def add(total, microbatch):
         x, y, i = microbatch
-        one = jax.value_and_grad(mean_loss)(model, x, y, None if key is None else jax.random.fold_in(key, i))
+        one = gradients(weights, x, y, None if key is None else jax.random.fold_in(key, i))
         return shard(jax.tree.map(jnp.add, total, one)), None
 
-    zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model)))
+    zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights)))
     total, _ = lax.scan(add, zero, (x, y, jnp.arange(A)))
     return jax.tree.map(lambda sum: sum / A, total)
 
