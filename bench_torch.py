@@ -106,7 +106,7 @@ class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.gelu = config.mlp == "gelu"
-        hidden = config.n_hidden
+        hidden = config.hidden
         self.c_fc = nn.Linear(config.n_embd, hidden if self.gelu else 2 * hidden, bias=config.bias)
         self.c_proj = nn.Linear(hidden, config.n_embd, bias=config.bias)
         self.drop = nn.Dropout(config.dropout)

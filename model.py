@@ -39,9 +39,12 @@ class GPTConfig:
     n_head: int = 12
     n_kv_head: int | None = None  # None: as many as n_head; fewer: grouped queries (arXiv:2305.13245)
     n_embd: int = 768
+    n_hidden: int | None = None  # F; None: as many parameters as GPT-2's MLP has, see `hidden`
     position: Literal["learned", "rope"] = "learned"  # rope: arXiv:2104.09864
     rope_theta: float = 10000.0
+    rope_scaling: float = 1.0  # how many times slower slow rotations turn: see `frequencies`
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467
+    norm_eps: float = 1e-5
     mlp: Literal["swiglu", "gelu"] = "swiglu"  # swiglu: arXiv:2002.05202
     bias: bool = False
     qk_norm: bool = False  # arXiv:2302.05442
@@ -55,13 +58,16 @@ class GPTConfig:
     remat: Literal["none", "block", "dots"] = "none"  # what is kept for the backward pass: see `remat`
 
     def __post_init__(self):
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd"):
+        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"{name}={value} must be 1 or more")
         if self.eot is not None and not 0 <= self.eot < self.vocab_size:
             raise ValueError(f"eot={self.eot} must be a token of the vocabulary, below {self.vocab_size}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be from 0 up to, but not including, 1")
+        for name in ("rope_theta", "rope_scaling", "norm_eps"):
+            if not (value := getattr(self, name)) > 0:
+                raise ValueError(f"{name}={value} must be above 0")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
         if self.n_head % self.kv_heads:
@@ -78,8 +84,10 @@ class GPTConfig:
         return self.n_embd // self.n_head
 
     @property
-    def n_hidden(self) -> int:
+    def hidden(self) -> int:
         """F. SwiGLU's three matrices at 8/3 D hold as many parameters as GELU's two at 4 D."""
+        if self.n_hidden is not None:
+            return self.n_hidden
         return 4 * self.n_embd if self.mlp == "gelu" else 64 * math.ceil(8 * self.n_embd / 3 / 64)
 
     def flops_per_token(self, T: int) -> int:
@@ -90,7 +98,7 @@ class GPTConfig:
         layer's attention cost 12 T D. Like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
         causal half that a good kernel skips, and leaves out all that is not a matrix product.
         """
-        D, F, kv_width = self.n_embd, self.n_hidden, self.kv_heads * self.head_size
+        D, F, kv_width = self.n_embd, self.hidden, self.kv_heads * self.head_size
         attention = 2 * D * D + 2 * D * kv_width
         mlp = (2 if self.mlp == "gelu" else 3) * D * F
         matrices = self.n_layer * (attention + mlp) + self.vocab_size * D
@@ -253,8 +261,8 @@ class CausalSelfAttention(eqx.Module):
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.config.position == "rope":
-            at = positions(T, start, first)
-            q, k = rotate(q, at, self.config.rope_theta), rotate(k, at, self.config.rope_theta)
+            at, per_position = positions(T, start, first), frequencies(self.config)
+            q, k = rotate(q, at, per_position), rotate(k, at, per_position)
         if kv is not None:
             k, v = kv = tuple(
                 lax.dynamic_update_slice_in_dim(old, new.astype(old.dtype), start, axis=2)
@@ -274,7 +282,7 @@ class MLP(eqx.Module):
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         fc_key, proj_key = jax.random.split(key)
-        D, F = config.n_embd, config.n_hidden
+        D, F = config.n_embd, config.hidden
         self.c_fc = Linear(config, D, *([F] if config.mlp == "gelu" else [2, F]), key=fc_key)
         self.c_proj = Linear(config, F, D, std=residual_std(config), key=proj_key)
         self.config = config
@@ -294,8 +302,10 @@ class Norm(eqx.Module):
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
     center: bool = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, size: int):
+        self.eps = config.norm_eps
         self.center = config.norm == "layernorm"
         self.weight = jnp.ones(size)
         self.bias = jnp.zeros(size) if config.bias and self.center else None
@@ -304,7 +314,7 @@ class Norm(eqx.Module):
         y = x.astype(jnp.float32)
         if self.center:
             y = y - y.mean(-1, keepdims=True)
-        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + 1e-5) * self.weight
+        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
         if self.bias is not None:
             y = y + self.bias
         return y.astype(x.dtype)
@@ -404,13 +414,24 @@ def positions(T: int, start, first: Int[Array, "B T"] | None) -> Int[Array, "_ T
     return at if first is None else at - first
 
 
+def frequencies(config: GPTConfig) -> Float[Array, " half"]:
+    """Radians per position by which each pair of components turns: 1, and ever less.
+
+    `rope_scaling` other than 1 is Llama 3's way to longer contexts: what turns less than once in the 8192
+    tokens it was first trained on is so many times slower, what turns more than four times there stays, and
+    in between it goes from one to the other (arXiv:2407.21783; transformers' rope_type "llama3").
+    """
+    C = config.head_size
+    turning = config.rope_theta ** (-jnp.arange(0, C, 2) / C)
+    stays = jnp.clip((turning * 8192 / (2 * math.pi) - 1) / (4 - 1), 0, 1)
+    return turning if config.rope_scaling == 1 else turning * (stays + (1 - stays) / config.rope_scaling)
+
+
 def rotate(
-    x: Float[Array, "B *heads T C"], at: Int[Array, "_ T"], theta: float
+    x: Float[Array, "B *heads T C"], at: Int[Array, "_ T"], per_position: Float[Array, " half"]
 ) -> Float[Array, "B *heads T C"]:
     """Rotary embedding of positions `at`, in Llama's layout: component i turns with component i + C/2."""
-    C = x.shape[-1]
-    frequencies = theta ** (-jnp.arange(0, C, 2) / C)  # (C/2,)
-    angles = jnp.expand_dims(at[..., None] * frequencies, range(1, x.ndim - 2))  # (1 or B, 1..., T, C/2)
+    angles = jnp.expand_dims(at[..., None] * per_position, range(1, x.ndim - 2))  # (1 or B, 1..., T, C/2)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

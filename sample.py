@@ -3,6 +3,7 @@
     python sample.py --out_dir=out-quickstart                       every option: python sample.py --help
     python sample.py --out_dir=out-shakespeare-char --start="ROMEO:" --num_samples=3 --temperature=0
     python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt
+    python sample.py --init_from=gpt2-xl --start="What is the answer to life?"
 
 A checkpoint holds all this needs: neither the config file nor the data set has to be there. The samples are
 drawn together, as one batch; the first appears as it is made, the others when it is done. Only text goes to
@@ -21,7 +22,7 @@ from config.options import Count, Limit, Name, NonNegative, Seed, UserError, com
 from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from generation.decode import generate
 from model import GPT
-from training.checkpoint import load_model
+from training.checkpoint import load_model, load_pretrained
 from training.hardware import choose_device
 
 SEPARATOR = "---------------"  # nanoGPT's, after each sample
@@ -37,7 +38,7 @@ class SampleOptions:
     program: ClassVar[str] = "sample.py"
     purpose: ClassVar[str] = "Write text with a trained model."
 
-    init_from: Literal["resume"] = "resume"  # where the model is from: a run's latest checkpoint
+    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
     start: Text = "\n"  # prompt, or FILE:prompt.txt
     num_samples: Count = 10  # samples to draw
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
     options = SampleOptions(**given(argv, SampleOptions))
     choose_device(options.device)
     text = prompt_text(options.start)
-    model, tokenizer = load(options)
+    model, tokenizer = load(options, longest=len(text.encode(errors="replace")) + options.max_new_tokens)
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
     if len(prompt) > block_size:
@@ -76,13 +77,16 @@ def main(argv: list[str]) -> None:
     write_samples(text, chunks, tokenizer)
 
 
-def load(options: SampleOptions) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
-    """The model of a run, computing in `options.dtype`, and its tokenizer."""
-    model, description, _ = load_model(options.out_dir, dtype=options.dtype)
+def load(options: SampleOptions, longest: int) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
+    """The model, computing in `options.dtype`, and its tokenizer. No token of `longest` is under a byte."""
+    if options.init_from == "resume":
+        model, description, _ = load_model(options.out_dir, dtype=options.dtype)
+        what = f"out_dir={options.out_dir}: the tokens of this run are not text"
+    else:
+        model, description = load_pretrained(options.init_from, options.dtype, longest)
+        what = f"init_from={options.init_from}: it has no tokenizer that can be read here"
     if description is None:
-        raise UserError(
-            f"out_dir={options.out_dir}: the tokens of this run are not text, none can be written"
-        )
+        raise UserError(f"{what}, none can be written")
     return model, from_json(description)
 
 

@@ -3,7 +3,8 @@
 `load(argv)` turns a command line into `Options`. Later sources win over earlier ones:
 
     the defaults below                  nanoGPT's, under nanoGPT's names
-    <out_dir>/options.json              the run's own options, when `init_from` goes on with a run
+    <out_dir>/options.json              the run's own options, when `init_from` goes on with a run,
+                                        or the shape of the weights that it names
     config files                        python train.py config/quickstart.py
     the command line                    --batch_size=32, or --batch_size 32
 
@@ -83,7 +84,7 @@ class Options:
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
-    init_from: Literal["scratch", "resume", "auto"] = "scratch"  # auto: resume if a checkpoint exists
+    init_from: Name = "scratch"  # resume, auto (resume if there is a run), gpt2, a hub id, a folder, a run's
     overwrite: bool = False  # start anew in an out_dir that already holds a run
     seed: Seed = 1337  # of the initial weights, the batches and the dropout
     profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
@@ -103,9 +104,13 @@ class Options:
     n_head: Count = 12  # attention heads
     n_kv_head: Count | None = None  # key/value heads, shared by groups of query heads; None: n_head
     n_embd: Count = 768  # width of the residual stream
+    n_hidden: Count | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
+    vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
     position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary
     rope_theta: Positive = 10000.0  # base of the rotary frequencies
+    rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
+    norm_eps: Positive = 1e-5  # added to the mean square that a normalisation divides by
     mlp: Literal["swiglu", "gelu"] = "swiglu"  # gelu is GPT-2's; both have as many parameters
     bias: bool = False  # biases in the linear layers and layernorms
     qk_norm: bool = False  # normalise queries and keys
@@ -116,6 +121,7 @@ class Options:
     lora_alpha: Positive = 32.0  # the product counts alpha / rank times
     lora_targets: Name = "c_attn,c_proj,c_fc"  # the layers with such matrices; attn.c_proj names one c_proj
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # that the weights are stored in
+    lora_merge: Name | None = None  # only write the run in out_dir to this folder, its matrices merged
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # the highest
@@ -158,18 +164,23 @@ class Options:
         return cls(**{name: checked(name, value, f"{origin}: ", cls) for name, value in values.items()})
 
 
+RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
+
 # These say what one command does, or where; a resumed run does not take them over from its options.json.
 NOT_RESUMED = (
-    *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding"),
+    *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding", "lora_merge"),
     *("coordinator", "num_processes", "process_id"),
 )
 
 
-def load(argv: list[str]) -> Options:
-    """The options of a command line, or `UserError`. `--help` prints them all and exits."""
+def load(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | None = None) -> Options:
+    """The options of a command line, or `UserError`. `--help` prints them all and exits.
+
+    `shape_of` gives the options that the weights of some name, as in `--init_from=gpt2`, decide.
+    """
     values = given(argv, Options)
-    options = replace(starting_point(values), **values)
-    if options.overwrite and options.init_from != "scratch":
+    options = replace(starting_point(values, shape_of), **values)
+    if options.overwrite and options.init_from in RESUMING:
         raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
     return options
 
@@ -206,12 +217,23 @@ def read(path: str) -> Options:
     return Options.from_json(values, origin=path)
 
 
-def starting_point(values: dict[str, Any]) -> Options:
-    """The options that `values` are laid over: those of the run to go on with, or else the defaults."""
+def starting_point(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
+    """The options that `values` are laid over: of the run or the weights to go on with, or the defaults."""
+    init_from = values.get("init_from", Options.init_from)
     path = os.path.join(values.get("out_dir", Options.out_dir), "options.json")
-    if values.get("init_from", Options.init_from) == "scratch" or not os.path.exists(path):
+    if init_from in RESUMING and os.path.exists(path):
+        return replace(read(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
+    if init_from in ("scratch", *RESUMING):
         return Options()
-    return replace(read(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
+    if shape_of is None:
+        raise UserError(f"init_from={init_from}: expected one of scratch, {', '.join(RESUMING)} here")
+    shape = shape_of(init_from)
+    for name, theirs in shape.items():
+        ours = values.get(name, theirs)
+        if ours != theirs and not (name == "block_size" and ours < theirs):
+            remedy = "leave it out, or give fewer" if name == "block_size" else "leave it out"
+            raise UserError(f"{name}={ours}, but {init_from} has {name}={theirs}: {remedy}")
+    return replace(Options(), **shape)
 
 
 def split(argv: list[str], cls: type) -> tuple[list[str], dict[str, Any]]:

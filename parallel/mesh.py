@@ -79,7 +79,7 @@ def check_fit(mesh: Mesh, config: GPTConfig, options: Options) -> None:
         ("batch_size", B, "data x fsdp", rows),
         ("n_embd", config.n_embd, "fsdp", fsdp),
         ("n_kv_head" if options.n_kv_head else "n_head", config.kv_heads, "tensor", tensor),
-        ("the MLP's hidden size", config.n_hidden, "tensor", tensor),
+        ("the MLP's hidden size", config.hidden, "tensor", tensor),
     ):
         if size % parts:
             raise UserError(

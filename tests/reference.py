@@ -65,7 +65,7 @@ def llama(config: GPTConfig) -> LlamaForCausalLM:
             num_attention_heads=config.n_head,
             num_key_value_heads=config.kv_heads,
             hidden_size=config.n_embd,
-            intermediate_size=config.n_hidden,
+            intermediate_size=config.hidden,
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             rms_norm_eps=1e-5,
             tie_word_embeddings=config.tie_embeddings,

@@ -16,64 +16,28 @@ import logging
 import shutil
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.options import Options, UserError
 from data.tokenizer import end_of_text
+from hub.weights import open_pretrained
 from model import GPT
+from parallel.hosts import on_process_0
 from parallel.sharding import dotted
 from training.lora import fingerprint, merge, trained, without_adapters
-from training.step import SHAPE, TrainState, model_config, state_shapes
+from training.manifest import Manifest, damaged, first_line, latest_manifest, read_manifest
+from training.metrics import write_whole
+from training.step import SHAPE, TrainState, model_config, shape_options, state_around, state_shapes
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says of itself, besides its arrays."""
-
-    options: Options
-    vocab_size: int
-    tokenizer: dict | None  # for data.tokenizer.from_json
-    best_val_loss: float | None  # the lowest so far; None before the first evaluation
-    base: dict[str, str] | None = None  # of adapters: the `init_from` of the model below, its `fingerprint`
-
-    def scored(self, val_loss: float) -> tuple["Manifest", bool]:
-        """The manifest after an evaluation, and whether that was the best so far."""
-        improved = self.best_val_loss is None or val_loss < self.best_val_loss
-        return replace(self, best_val_loss=val_loss) if improved else self, improved
-
-    def after(self, saved: "Manifest", path: Path) -> "Manifest":
-        """The manifest of a run that goes on from the checkpoint at `path`.
-
-        Raises UserError when this run's options or data contradict the model there, or its optimizer's state.
-        """
-        self.check_same(saved, path, (*SHAPE, *LORA, "optimizer"))
-        return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
-
-    def check_same(self, saved: "Manifest", path: Path, names: tuple[str, ...]) -> None:
-        """Raises UserError when these options or the vocabulary are not those of the checkpoint at `path`."""
-        for name in names:
-            ours, theirs = getattr(self.options, name), getattr(saved.options, name)
-            if ours != theirs:
-                raise UserError(
-                    f"{name}={ours}, but the checkpoint {path} has {name}={theirs}: "
-                    "give the same, or train anew in another --out_dir"
-                )
-        if (self.vocab_size, self.tokenizer) != (saved.vocab_size, saved.tokenizer):
-            raise UserError(
-                f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
-                "give the data set that it was trained on, or train anew in another --out_dir"
-            )
-
-
-LORA = ("lora_rank", "lora_alpha", "lora_targets", "lora_base_dtype")  # what adapters are, and stand beside
 
 
 class Checkpoints:
@@ -137,13 +101,7 @@ class Checkpoints:
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        path = self.folder / str(iteration) / "manifest" / "metadata"
-        try:
-            values = json.loads(path.read_text())
-            options = Options.from_json(values.pop("options"), origin=str(path))
-            return Manifest(options=options, **values)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise damaged(path.parents[1], error) from None
+        return read_manifest(self.folder / str(iteration))
 
     def restore(self, iteration: int, state: TrainState) -> TrainState:
         """The state saved at `iteration`, whatever the mesh it was saved from.
@@ -165,12 +123,15 @@ class Checkpoints:
         """The weights beside which the checkpoint's adapters were trained."""
         if not jax.tree.leaves(frozen):
             return frozen
-        base = self.manifest(iteration).base
-        model = load_base(base["init_from"], without_adapters(frozen))
+        base, path = self.manifest(iteration).base, self.folder / str(iteration)
+        try:
+            model = load_weights(base["init_from"], without_adapters(frozen))
+        except UserError as error:
+            raise UserError(f"{path}: the model below its adapters cannot be loaded: {error}") from None
         if fingerprint(model) != base["fingerprint"]:
             raise UserError(
-                f"{self.folder / str(iteration)}: its adapters were trained beside other weights than "
-                f"{base['init_from']} has now: put those back, or train anew in another --out_dir"
+                f"{path}: its adapters were trained beside other weights than {base['init_from']} has now: "
+                "put those back, or train anew in another --out_dir"
             )
         return named(by_name(model), frozen)
 
@@ -218,10 +179,61 @@ def load_adapted(
     return checkpoints.restore_model(iteration, shapes.model), manifest, iteration
 
 
-def load_base(init_from: str, shapes: GPT) -> GPT:
-    """The weights that `--init_from=<init_from>` names, as a model of these shapes, dtypes and shardings."""
-    model, _, _ = load_model(init_from)
-    return jax.tree.map(lambda x, like: x.astype(like.dtype), named(by_name(model), shapes), shapes)
+def load_weights(init_from: str, shapes: GPT) -> GPT:
+    """The weights that `--init_from=<init_from>` means: those of a run's folder, or what `hub` finds.
+
+    They have the dtypes and shardings of `shapes`, whose block_size may be smaller. Raises UserError.
+    """
+    if not is_run(init_from):
+        return open_pretrained(init_from).load(shapes)
+    model = named(by_name(load_model(init_from)[0]), shapes)
+    return jax.tree.map(lambda x, like: x[: len(like)].astype(like.dtype), model, shapes)
+
+
+def weights_shape(init_from: str) -> dict[str, Any]:
+    """The options that describe the shape and the vocabulary of those weights. Raises UserError."""
+    if not is_run(init_from):
+        return shape_options(open_pretrained(init_from).config)
+    manifest = latest_manifest(init_from)
+    shape = {name: getattr(manifest.options, name) for name in SHAPE}
+    return shape | {"vocab_size": manifest.vocab_size}
+
+
+def is_run(folder: str) -> bool:
+    return (Path(folder) / "checkpoints").is_dir()
+
+
+def save_merged(out_dir: str, to: str) -> int:
+    """Save the latest checkpoint of the run in `out_dir`, its adapters merged, as an ordinary run in `to`.
+
+    Returns its iteration. Raises UserError.
+    """
+    model, manifest, iteration = load_adapted(out_dir)
+    if not manifest.options.lora_rank:
+        raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
+    checkpoints = Checkpoints(to)
+    if checkpoints.latest() is not None:
+        raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
+    options = replace(manifest.options, out_dir=to, lora_rank=0)
+    state = state_around(merge(model), options)
+    state = TrainState(state.model, state.opt_state, jnp.asarray(iteration, jnp.int32))
+    checkpoints.save(state, replace(manifest, options=options, base=None))
+    checkpoints.wait()
+    on_process_0(write_whole, Path(to) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
+    return iteration
+
+
+def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
+    """The model that `--init_from=<name>` means, and its tokenizer (for data.tokenizer.from_json).
+
+    Without room for more than `longest` tokens, if it is given: a key/value cache is as long as block_size,
+    which some models have in the hundred thousands. `dtype` is as in `Options`. Raises UserError.
+    """
+    pretrained = open_pretrained(name)
+    options = replace(Options(), dtype=dtype, **shape_options(pretrained.config))
+    options = replace(options, block_size=min(options.block_size, longest or options.block_size))
+    config = model_config(options, options.vocab_size)
+    return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
 
 
 def by_name(tree) -> dict[str, jax.Array]:
@@ -249,13 +261,3 @@ def saving(folder: Path):
             f"{folder}: cannot save a checkpoint ({first_line(error)}): make room there; "
             "the checkpoints before it are whole, and --init_from=resume goes on from them"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
-
-
-def damaged(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{path}: the checkpoint is damaged ({first_line(error)}): delete this folder to use the one before"
-    )

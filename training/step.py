@@ -10,6 +10,7 @@ Every leaf of the state is an array, so `jax.jit` takes it as it is and starts a
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -70,27 +71,36 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
 
 
 SHAPE = (  # the options that say which arrays a model has and what they mean; a resumed run agrees on them
-    *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "position", "rope_theta"),
-    *("norm", "mlp", "bias", "qk_norm", "tie_embeddings"),
+    *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
+    *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "tie_embeddings"),
 )
 
 
-def create_state(config: GPTConfig, options: Options, base: GPT | None = None) -> TrainState:
-    """The state before the first step, with the weights of `base`, whose memory it uses again.
+def shape_options(config: GPTConfig) -> dict[str, Any]:
+    """The options that describe a model's shape and vocabulary."""
+    return {name: getattr(config, name) for name in (*SHAPE, "vocab_size")}
 
-    `options.seed` decides the weights if there is none, and the adapters.
-    """
 
-    @partial(jax.jit, donate_argnums=0)
-    def create(base):
-        key = jax.random.fold_in(jax.random.key(options.seed), 0)
-        model = GPT(config, key=key) if base is None else base
-        if options.lora_rank:
-            model = add_adapters(model, options, key)
-        opt_state = make_optimizer(options).init(trained(model)[0])
-        return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
+def create_state(config: GPTConfig, options: Options) -> TrainState:
+    """The state before the first step; `options.seed` decides the weights."""
 
-    return create(base)
+    @jax.jit
+    def create():
+        return first_state(GPT(config, key=jax.random.fold_in(jax.random.key(options.seed), 0)), options)
+
+    return create()
+
+
+def state_around(model: GPT, options: Options) -> TrainState:
+    """The state before the first step of a model with weights of its own, which is consumed."""
+    return jax.jit(partial(first_state, options=options), donate_argnums=0)(model)
+
+
+def first_state(model: GPT, options: Options) -> TrainState:
+    if options.lora_rank:
+        model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
+    opt_state = make_optimizer(options).init(trained(model)[0])
+    return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
 
 
 def state_shapes(config: GPTConfig, options: Options) -> TrainState:

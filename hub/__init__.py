@@ -1,0 +1,1 @@
+"""Weights in from Hugging Face's format, and out to it."""

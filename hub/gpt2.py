@@ -1,0 +1,77 @@
+"""GPT-2 in Hugging Face's format: `GPT2LMHeadModel`, also in the files of openai-community/gpt2.
+
+Its matrices are (in, out), as ours; its queries, keys and values come one after another, ours head by head.
+Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
+"""
+
+from typing import Any
+
+from hub.family import Family, check_fixed, numbers
+from model import GPTConfig
+
+SIZES = {
+    "block_size": "n_positions",
+    "vocab_size": "vocab_size",
+    "n_layer": "n_layer",
+    "n_head": "n_head",
+    "n_embd": "n_embd",
+    "norm_eps": "layer_norm_epsilon",
+}
+FIXED = {
+    "activation_function": "gelu_new",
+    "scale_attn_weights": True,
+    "scale_attn_by_inverse_layer_idx": False,
+    "add_cross_attention": False,
+    "quantization_config": None,
+}
+
+
+def read_config(values: dict[str, Any]) -> GPTConfig:
+    check_fixed(values, FIXED)
+    tie = values.get("tie_word_embeddings", True)
+    sizes = numbers(values, SIZES)
+    if values.get("n_inner") not in (None, 4 * sizes["n_embd"]):
+        raise ValueError(f"n_inner is {values['n_inner']!r}, and only 4 n_embd can be computed here")
+    return GPTConfig(**sizes, mlp="gelu", bias=True, tie_embeddings=bool(tie))
+
+
+def write_config(config: GPTConfig) -> dict[str, Any]:
+    return {theirs: getattr(config, ours) for ours, theirs in SIZES.items()} | {
+        "activation_function": "gelu_new",
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def needs(config: GPTConfig) -> dict[str, Any]:
+    fixed = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": False}
+    return fixed | {"n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    prefix="transformer.",
+    not_weights=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # causal masks
+    read_config=read_config,
+    write_config=write_config,
+    needs=needs,
+    tensors={
+        "wte": ("v d -> v d", "transformer.wte.weight"),
+        "wpe": ("t d -> t d", "transformer.wpe.weight"),
+        "blocks.ln_1.weight": ("d -> d", "transformer.h.{i}.ln_1.weight"),
+        "blocks.ln_1.bias": ("d -> d", "transformer.h.{i}.ln_1.bias"),
+        "blocks.attn.c_attn.weight": ("d (g k c) -> d k g c", "transformer.h.{i}.attn.c_attn.weight"),
+        "blocks.attn.c_attn.bias": ("(g k c) -> k g c", "transformer.h.{i}.attn.c_attn.bias"),
+        "blocks.attn.c_proj.weight": ("i d -> i d", "transformer.h.{i}.attn.c_proj.weight"),
+        "blocks.attn.c_proj.bias": ("d -> d", "transformer.h.{i}.attn.c_proj.bias"),
+        "blocks.ln_2.weight": ("d -> d", "transformer.h.{i}.ln_2.weight"),
+        "blocks.ln_2.bias": ("d -> d", "transformer.h.{i}.ln_2.bias"),
+        "blocks.mlp.c_fc.weight": ("d f -> d f", "transformer.h.{i}.mlp.c_fc.weight"),
+        "blocks.mlp.c_fc.bias": ("f -> f", "transformer.h.{i}.mlp.c_fc.bias"),
+        "blocks.mlp.c_proj.weight": ("f d -> f d", "transformer.h.{i}.mlp.c_proj.weight"),
+        "blocks.mlp.c_proj.bias": ("d -> d", "transformer.h.{i}.mlp.c_proj.bias"),
+        "ln_f.weight": ("d -> d", "transformer.ln_f.weight"),
+        "ln_f.bias": ("d -> d", "transformer.ln_f.bias"),
+        "lm_head": ("v d -> v d", "lm_head.weight"),
+    },
+)

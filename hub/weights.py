@@ -1,0 +1,202 @@
+"""Checkpoints in Hugging Face's format: a folder, or a model of the hub, opened and read into a GPT.
+
+    pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
+    model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
+
+Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model. They come from
+safetensors files alone, whole or in shards: nothing is unpickled, and torch is not needed.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from safetensors import SafetensorError, safe_open
+
+from config.options import UserError
+from hub.download import locate
+from hub.family import Entry, Family, dotted, entries, to_ours
+from hub.gpt2 import GPT2
+from hub.llama import LLAMA
+from model import GPT, GPTConfig
+
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA)}
+FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
+GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A checkpoint whose config.json was understood; its weights are not read yet."""
+
+    folder: Path
+    family: Family
+    config: GPTConfig  # its block_size is the checkpoint's own
+
+    def load(self, shapes: GPT) -> GPT:
+        """The model, with the dtypes and shardings of `shapes`; without a sharding, on the first device.
+
+        `shapes` may have a smaller block_size than `config`: the position embeddings beyond it are left out.
+        In all else that makes its shape it is of `config`. Raises UserError when the tensors in the files are
+        not those that config.json says.
+        """
+        layout, tensors = entries(self.family, self.config), Tensors(self.folder, self.family.prefix)
+        tensors.check(layout.values(), self.family)
+        return jax.tree_util.tree_map_with_path(
+            lambda path, target: self.array(tensors, layout[dotted(path)], target), shapes
+        )
+
+    def array(self, tensors: "Tensors", entry: Entry, target: jax.ShapeDtypeStruct) -> jax.Array:
+        """An array of the model, read from its tensors; one in blocks is filled layer by layer."""
+        sharding = target.sharding or SingleDeviceSharding(jax.devices()[0])
+        if entry.layers is None:
+            rows = target.shape[0]  # those of wpe may be fewer than in the file
+            return place(self.joined(tensors, entry, None, target.dtype)[:rows], sharding)
+        # Donated, the array takes its own place in memory again: the device holds it and one layer.
+        fill = jax.jit(
+            lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
+            donate_argnums=0,
+            out_shardings=sharding,
+        )
+        array = jnp.zeros(target.shape, target.dtype, device=sharding)
+        for i in range(entry.layers):
+            layer = self.joined(tensors, entry, i, target.dtype)
+            array = fill(array, place(layer, of_a_layer(sharding)), i)
+        return array
+
+    def joined(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
+        """An array of the model, or layer i of it, on the host."""
+        parts = [
+            to_ours(tensors.read(name).astype(dtype, copy=False), entry.pattern, self.config)
+            for name in entry.names(i)
+        ]
+        return np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
+
+    def tokenizer(self) -> dict | None:
+        """What its tokens mean, for data.tokenizer.from_json; None for what that does not read."""
+        return {"type": "tiktoken", "name": "gpt2"} if self.config.vocab_size in GPT2_VOCABULARIES else None
+
+
+@cache
+def open_pretrained(name: str) -> Pretrained:
+    """The checkpoint that `--init_from=<name>` means.
+
+    Raises UserError when it is nowhere, or when its config.json is damaged or of a model we do not have.
+    """
+    folder = locate(name)
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UserError(f"{path}: no such file: give a folder with config.json and model.safetensors")
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError("expected a JSON object")
+        if (kind := values.get("model_type")) not in FAMILIES:
+            raise ValueError(f"model_type is {kind!r}, and only {', '.join(FAMILIES)} can be read")
+        family = FAMILIES[kind]
+        return Pretrained(folder, family, family.read_config(values))
+    except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, or not a model of ours
+        raise UserError(f"{path}: cannot be used: {error}") from None
+
+
+class Tensors:
+    """The tensors in the safetensors files of a folder, read one by one. Raises UserError."""
+
+    def __init__(self, folder: Path, prefix: str):
+        self.folder = folder
+        self.files = {}  # of each tensor: its open file, and its name there
+        for path in weight_files(folder):
+            try:
+                file = safe_open(path, framework="numpy")
+            except (OSError, SafetensorError) as error:
+                raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
+            for name in file.keys():
+                whole = name if name.startswith((prefix, "lm_head.")) else prefix + name
+                self.files[whole] = file, name
+
+    def check(self, layout: Iterable[Entry], family: Family) -> None:
+        """Raises UserError unless the tensors are those of `layout`, by name, shape and type."""
+        wanted = {
+            name.format(i=i): shape
+            for entry in layout
+            for name, shape in entry.tensors.items()
+            for i in range(entry.layers or 1)
+        }
+        self.refuse_any("has no tensor", wanted.keys() - self.files.keys())
+        head, embedding = family.tensors["lm_head"][1], family.tensors["wte"][1]
+        # Some files have the head although config.json says that it is the embedding.
+        tied = head not in wanted and head in self.files
+        if tied and not np.array_equal(self.read(head), self.read(embedding)):
+            raise self.wrong(f"tensor {head} is not {embedding}, but config.json has tie_word_embeddings")
+        extra = {name for name in self.files.keys() - wanted if not re.fullmatch(family.not_weights, name)}
+        self.refuse_any("has the unknown tensor", extra - {head} if tied else extra)
+        for name, shape in wanted.items():
+            found = self.slice(name)
+            if tuple(found.get_shape()) != shape:
+                raise self.wrong(
+                    f"tensor {name} is {tuple(found.get_shape())}, and config.json makes it {shape}"
+                )
+            if found.get_dtype() not in FLOATS:
+                raise self.wrong(
+                    f"tensor {name} is {found.get_dtype()}, and only {', '.join(FLOATS)} are read"
+                )
+
+    def refuse_any(self, what: str, names: set[str]) -> None:
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise self.wrong(f"the checkpoint {what} {min(names)}{more}")
+
+    def wrong(self, what: str) -> UserError:
+        return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
+
+    def slice(self, name: str):
+        file, there = self.files[name]
+        return file.get_slice(there)
+
+    def read(self, name: str) -> np.ndarray:
+        file, there = self.files[name]
+        return file.get_tensor(there)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: one, or the shards that an index names. Raises UserError."""
+    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if whole.is_file():
+        return [whole]
+    if not index.is_file():
+        convert = (
+            'python -c "from transformers import AutoModelForCausalLM as M; '
+            "M.from_pretrained('<that>').save_pretrained('<new folder>')\""
+        )
+        raise UserError(
+            f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run code, "
+            f"and is never read: where you trust it, convert it with torch and transformers, {convert}"
+        )
+    try:
+        paths = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index}: cannot be read as an index of shards ({error!r})") from None
+    for path in paths:
+        if not path.is_file():
+            raise UserError(f"{path}: no such file, but {index.name} names it: download it again")
+    return paths
+
+
+def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
+    """An array of the host on the devices, each of which takes its part."""
+    return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
+
+
+def of_a_layer(sharding: Sharding) -> Sharding:
+    """The sharding of one layer of an array in blocks."""
+    if isinstance(sharding, NamedSharding):
+        return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
+    return sharding
