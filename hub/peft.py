@@ -5,9 +5,10 @@
     model = AutoModelForCausalLM.from_pretrained("gpt2")            # in Python: what the run started from
     model = PeftModel.from_pretrained(model, "my-adapter")
 
-If the run started from another of ours, the model is that one as `python -m hub.export` writes it; of this run
-it writes the model with the adapters merged. PEFT has A as (r, in) and B as (out, r), whichever way round the
-model has its own matrices. Where one layer of ours is several of theirs, all have the same A, each its part of B.
+If the run started from another of ours, the model is that one as `python -m hub.export` writes it; of a LoRA
+run that command writes the model with the adapters merged. PEFT has A as (r, in) and B as (out, r), whichever
+way round the model has its own matrices. Where one layer of ours is several of theirs, all have the same A,
+and each its part of B.
 """
 
 from dataclasses import dataclass

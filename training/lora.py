@@ -81,7 +81,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
     return jax.tree_util.tree_map_with_path(adapt, model, is_leaf=is_linear)
 
 
-def targets(text: str, names: list[str]) -> set[str]:
+def targets(text: str, names: list[str]) -> list[str]:
     """Of the layers' names, those that end with a name in `text`, as all of blocks.mlp.c_proj, c_proj do."""
     chosen = set()
     for target in text.split(","):
@@ -92,7 +92,7 @@ def targets(text: str, names: list[str]) -> set[str]:
                 f"{', '.join(name.removeprefix('blocks.') for name in names)}, or their last parts"
             )
         chosen |= found
-    return chosen
+    return [name for name in names if name in chosen]
 
 
 def is_linear(x) -> bool:

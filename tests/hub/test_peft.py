@@ -14,7 +14,7 @@ from training.checkpoint import load_model
 
 @pytest.fixture
 def run(tiny, tmp_path):
-    """`run(name, ...)` saves a random reference and trains adapters beside it: the model, the run's folder."""
+    """`run(name, ...)` trains adapters beside a random reference: that model, and the run's folder."""
 
     def train_beside(name, **changes):
         model = random_reference(name)

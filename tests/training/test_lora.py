@@ -3,6 +3,7 @@
 import json
 import shutil
 from dataclasses import replace
+from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from parallel.sharding import over_rows
-from training.checkpoint import Checkpoints, by_name, load_adapted, load_model
+from training.checkpoint import by_name, load_adapted, load_model
 from training.lora import add_adapters, fingerprint, merge, trained, without_adapters
 from training.step import compile_step, create_state, mean_gradients, model_config, state_around
 
@@ -141,7 +142,7 @@ def test_adapters_that_cannot_be_are_one_line(changes, says):
 # --- what is trained, and what that costs -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lion"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_training_changes_the_adapters_alone_and_learns(optimizer):
     options = replace(GPT2, **LORA, optimizer=optimizer, gradient_accumulation_steps=2)
     state = state_around(base(options), options)
@@ -175,8 +176,9 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
     assert bytes_of["adapters"] < bytes_of["frozen"] / 20
 
     full, lora = (steps[rank].memory_analysis() for rank in (0, 4))
-    moments = 2 * (bytes_of["frozen"] - bytes_of["adapters"])
-    assert full.argument_size_in_bytes - lora.argument_size_in_bytes == pytest.approx(moments, abs=1000)
+    moments = 2 * bytes_of["frozen"]
+    less = full.argument_size_in_bytes - lora.argument_size_in_bytes
+    assert less == moments - 3 * bytes_of["adapters"]  # which, and whose moments, only one of them has
     # With 64 tokens, what a step makes is little but gradients: all of the weights', or all but none.
     assert full.temp_size_in_bytes > bytes_of["frozen"]
     assert lora.temp_size_in_bytes < bytes_of["frozen"] / 2
@@ -222,17 +224,23 @@ def gradients(options, mesh):
         return float(loss), jax.tree.map(np.asarray, by_name(gradients)), fingerprint(without_adapters(model))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_loss_gradients_and_fingerprint_are_those_of_one_device_on_every_mesh(variant):
-    expected_loss, expected, expected_print = gradients(VARIANTS[variant], "data:1")
-    for mesh in ("data:2,fsdp:2,tensor:2", "fsdp:8", "tensor:8"):
-        loss, found, print_of_base = gradients(VARIANTS[variant], mesh)
-        assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
-        assert print_of_base == expected_print
-        assert found.keys() == expected.keys()
-        for name, array in found.items():
-            error = np.linalg.norm(array - expected[name]) / np.linalg.norm(expected[name])
-            assert error < FLOAT32_ROUNDING, (mesh, name)
+@cache
+def on_one_device(variant):
+    return gradients(VARIANTS[variant], "data:1")
+
+
+@pytest.mark.parametrize(
+    "variant, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8"), ("llama", "tensor:8")]
+)
+def test_loss_gradients_and_fingerprint_are_those_of_one_device_on_every_mesh(variant, mesh):
+    expected_loss, expected, expected_print = on_one_device(variant)
+    loss, found, print_of_base = gradients(VARIANTS[variant], mesh)
+    assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
+    assert print_of_base == expected_print
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        error = np.linalg.norm(array - expected[name]) / np.linalg.norm(expected[name])
+        assert error < FLOAT32_ROUNDING, name
 
 
 def test_a_fingerprint_sees_one_weight_change_and_two_change_places():
@@ -289,9 +297,9 @@ def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lo
     assert iteration == 10 and manifest.base["init_from"] == str(base_run)
     assert losses[10] < losses[0]
     assert_same_bits(without_adapters(model), load_model(str(base_run))[0])
-    stored = Checkpoints(str(lora_run)).manager.item_metadata(10)["model"]
-    assert set(stored) == by_name(trained(model)[0]).keys()
-    assert all("lora_" in name for name in stored)
+    stored = json.loads((lora_run / "checkpoints" / "10" / "model" / "_METADATA").read_text())
+    names = {entry["key_metadata"][0]["key"] for entry in stored["tree_metadata"].values()}
+    assert names == by_name(trained(model)[0]).keys() and all("lora_" in name for name in names)
 
 
 def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run, tmp_path):
@@ -321,7 +329,7 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     capsys.readouterr()
     texts = []
     for out_dir in (lora_run, tmp_path / "merged", base_run):
-        sample.main([f"--out_dir={out_dir}", "--num_samples=1", "--max_new_tokens=100", "--device=cpu"])
+        sample.main([f"--out_dir={out_dir}", "--start=the", "--num_samples=1", "--max_new_tokens=100"])
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
 
@@ -376,7 +384,6 @@ def test_another_vocabulary_than_the_bases_is_refused(tiny, base_run, tmp_path):
 @pytest.mark.parametrize(
     "changes, says",
     [
-        ({"init_from": "scratch"}, "lora_rank=2 trains beside the weights of a model, and there are none"),
         ({"lora_targets": "c_atn"}, "no layer is called 'c_atn'"),
         ({"lora_rank": 17}, "lora_rank=17 is more than the rank of"),
         ({"lora_rank": -1}, "lora_rank is -1, expected an integer, 0 or more"),
@@ -384,6 +391,13 @@ def test_another_vocabulary_than_the_bases_is_refused(tiny, base_run, tmp_path):
 )
 def test_a_run_that_cannot_start_is_one_line(tiny, base_run, tmp_path, changes, says):
     assert says in refusal(train.main, adapt(tiny, base_run, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("init_from", ["scratch", "auto"])
+def test_adapters_of_no_model_are_one_line(tiny, tmp_path, init_from):
+    text = refusal(train.main, tiny(tmp_path / "out", init_from=init_from, lora_rank=2))
+    assert "lora_rank=2 trains beside the weights of a model, and there are none" in text
     assert not (tmp_path / "out").exists()
 
 
