@@ -178,7 +178,8 @@ class GPT(eqx.Module):
         self, tokens: Int[Array, "B T"], start, first: Int[Array, "B T"] | None = None
     ) -> Float[Array, "B T D"]:
         """The residual stream of tokens at positions `start` and on, before the first block."""
-        x, T = self.wte[tokens], tokens.shape[1]
+        # Matrices may be stored in bfloat16 (training/lora.py); the residual stream begins in float32.
+        x, T = self.wte[tokens].astype(jnp.float32), tokens.shape[1]
         if self.wpe is not None:
             if T > self.config.block_size:
                 raise ValueError(f"{T} tokens are more than block_size={self.config.block_size} positions")

@@ -4,6 +4,7 @@
     python train.py config/quickstart.py --batch_size=32        --key=value goes over the config file
     python train.py --out_dir=out-quickstart --init_from=resume     goes on where a run stopped
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
+    python train.py --init_from=out-bard --lora_rank=8 --out_dir=out-lora     adapters beside a run's weights
 
 Ctrl-C and SIGTERM save a checkpoint and end the run with status 0. A resumed run's weights are, to the bit,
 those of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
@@ -14,6 +15,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -23,13 +25,20 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 from config.options import RESUMING, Options, UserError, command, load
 from data.loader import NANOGPT, Batches, Meta, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
-from hub.weights import open_pretrained
 from model import GPT, GPTConfig
 from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here
 from parallel.mesh import check_fit, make_mesh
 from parallel.sharding import draw_sharding, sharding_table
-from training.checkpoint import Checkpoints, Manifest
+from training.checkpoint import (
+    Checkpoints,
+    is_run,
+    load_weights,
+    save_merged,
+    weights_shape,
+)
 from training.hardware import choose_device, reuse_freed_memory, share_one_heap
+from training.lora import fingerprint, trained, without_adapters
+from training.manifest import Manifest, latest_manifest
 from training.metrics import Metrics, write_whole
 from training.profile import Profile
 from training.step import (
@@ -38,25 +47,28 @@ from training.step import (
     compile_step,
     create_state,
     model_config,
-    shape_options,
     state_around,
     state_shapes,
 )
 
 
 def main(argv: list[str]) -> None:
-    options = load(argv, lambda name: shape_options(open_pretrained(name).config))
+    options = load(argv, weights_shape)
     share_one_heap()
     with hosts(options):
         choose_device(options.device)
         agree_on(options)
-        on_process_0(prepare_if_missing, options.dataset)
         with jax.set_mesh(make_mesh(options.mesh)):
-            run(options)
+            if options.lora_merge is None:
+                run(options)
+            else:
+                iteration = save_merged(options.out_dir, options.lora_merge)
+                print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
 
 
 def run(options: Options) -> None:
     """The whole run, on the device mesh."""
+    on_process_0(prepare_if_missing, options.dataset)
     meta = load_meta(options.dataset)
     vocab_size = vocabulary(options, meta)
     config = model_config(options, vocab_size, end_of_text(meta.tokenizer))
@@ -74,17 +86,19 @@ def run(options: Options) -> None:
     check_same(dataset=meta, checkpoint=resume_at)
     if resume_at is not None:
         manifest = manifest.after(checkpoints.manifest(resume_at), checkpoints.folder / str(resume_at))
-    parameters = sum(x.size for x in jax.tree.leaves(shapes.model))
-    print(f"{parameters:,} parameters on {jax.devices()[0].device_kind}")
+    parameters, learning = (
+        sum(x.size for x in jax.tree.leaves(tree)) for tree in (shapes.model, trained(shapes.model)[0])
+    )
+    part = f", of which {learning:,} are trained," if options.lora_rank else ""
+    print(f"{parameters:,} parameters{part} on {jax.devices()[0].device_kind}")
 
     with stop_signals() as stop_asked:
         evaluate = make_evaluate(options, shapes.model)
-        if not options.eval_only:
-            claim_folder(options, checkpoints)
-        state = state_to_start_from(options, config, shapes, checkpoints, resume_at)
+        state, manifest = state_to_start_from(manifest, config, shapes, checkpoints, resume_at)
         if options.eval_only:
             print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
             return
+        claim_folder(options, checkpoints)
         metrics = Metrics(options, resume_at or 0, config, jax.sharding.get_mesh().size)
         try:
             train(options, state, batches, evaluate, checkpoints, manifest, metrics, stop_asked)
@@ -112,18 +126,32 @@ def vocabulary(options: Options, meta: Meta) -> int:
 
 
 def state_to_start_from(
-    options: Options, config: GPTConfig, shapes: TrainState, checkpoints: Checkpoints, resume_at: int | None
-) -> TrainState:
-    """The state that training begins with: that of a checkpoint, around given weights, or a new one."""
+    manifest: Manifest, config: GPTConfig, shapes: TrainState, checkpoints: Checkpoints, resume_at: int | None
+) -> tuple[TrainState, Manifest]:
+    """The state that training begins with: that of a checkpoint, around given weights, or a new one.
+
+    With the manifest, which now names the weights that adapters stand beside.
+    """
+    options = manifest.options
     if resume_at is not None:
         state = checkpoints.restore(resume_at, shapes)
         print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
-        return state
+        return state, manifest
     if options.init_from in ("scratch", *RESUMING):
-        return create_state(config, options)
-    pretrained = open_pretrained(options.init_from)
-    print(f"starting from the weights of {pretrained.folder}")
-    return state_around(pretrained.load(shapes.model), options)
+        if options.lora_rank:
+            raise UserError(
+                f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
+                "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
+            )
+        return create_state(config, options), manifest
+    if is_run(options.init_from):
+        manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
+    model = load_weights(options.init_from, without_adapters(shapes.model))
+    print(f"starting from the weights of {options.init_from}")
+    if options.lora_rank:
+        base = {"init_from": options.init_from, "fingerprint": fingerprint(model)}
+        manifest = replace(manifest, base=base)
+    return state_around(model, options), manifest
 
 
 def train(

@@ -84,7 +84,7 @@ class Options:
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
-    init_from: Name = "scratch"  # or resume, auto (resume if there is a run), gpt2, a folder or a hub id
+    init_from: Name = "scratch"  # resume, auto (resume if there is a run), gpt2, a hub id, a folder, a run's
     overwrite: bool = False  # start anew in an out_dir that already holds a run
     seed: Seed = 1337  # of the initial weights, the batches and the dropout
     profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
@@ -116,6 +116,12 @@ class Options:
     qk_norm: bool = False  # normalise queries and keys
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # of embeddings, attention and residuals; for finetuning try 0.1 or more
+    # LoRA (arXiv:2106.09685): train small matrices beside the weights, which stay as they are
+    lora_rank: Steps = 0  # of the small matrices' product; 0: train the weights themselves
+    lora_alpha: Positive = 32.0  # the product counts alpha / rank times
+    lora_targets: Name = "c_attn,c_proj,c_fc"  # the layers with such matrices; attn.c_proj names one c_proj
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # that the weights are stored in
+    lora_merge: Name | None = None  # only write the run in out_dir to this folder, its matrices merged
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # the highest
@@ -162,7 +168,7 @@ RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
 # These say what one command does, or where; a resumed run does not take them over from its options.json.
 NOT_RESUMED = (
-    *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding"),
+    *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding", "lora_merge"),
     *("coordinator", "num_processes", "process_id"),
 )
 

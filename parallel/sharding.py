@@ -27,7 +27,11 @@ RULES = (
     (r"mlp\.c_fc\.weight", (None, "fsdp", ..., "tensor")),  # (L, D, F) or (L, D, 2, F)
     (r"mlp\.c_fc\.bias", (..., "tensor")),  # (L, F) or (L, 2, F)
     (r"c_proj\.weight", (None, "tensor", "fsdp")),  # (L, H C, D) and (L, F, D)
-    (r".*", (...,)),  # norms, the other biases and counters are small: every device has them
+    # Of an adapter, only the axis that it shares with the cut side of its layer is cut (training/lora.py).
+    (r"attn\.c_attn\.lora_b", (None, None, "tensor", ...)),  # (L, r, K, G + 2, C)
+    (r"mlp\.c_fc\.lora_b", (..., "tensor")),  # (L, r, F) or (L, r, 2, F)
+    (r"c_proj\.lora_a", (None, "tensor", None)),  # (L, H C, r) and (L, F, r)
+    (r".*", (...,)),  # norms, the rest and counters are small: every device has them
 )
 
 

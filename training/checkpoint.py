@@ -4,6 +4,8 @@
     out_dir/checkpoints/<iter>/     one checkpoint, written by Orbax: the arrays of the model and of the
                                     optimizer, and a manifest with the options and the vocabulary
 
+Of a model with adapters these alone are stored; the manifest names the model below, which is loaded anew.
+
 A checkpoint takes its name only once all of it is on disk, so that one interrupted at any moment leaves the
 one before it. The last `keep_checkpoints` are kept, and the one of the lowest validation loss. Arrays are
 stored by name (`blocks.attn.c_attn.weight`), not as objects: restoring runs no code from the checkpoint.
@@ -14,10 +16,13 @@ import logging
 import shutil
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
@@ -25,44 +30,14 @@ from config.options import Options, UserError
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPT
+from parallel.hosts import on_process_0
 from parallel.sharding import dotted
-from training.step import SHAPE, TrainState, model_config, shape_options, state_shapes
+from training.lora import fingerprint, merge, trained, without_adapters
+from training.manifest import Manifest, damaged, first_line, latest_manifest, read_manifest
+from training.metrics import write_whole
+from training.step import SHAPE, TrainState, model_config, shape_options, state_around, state_shapes
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """What a checkpoint says of itself, besides its arrays."""
-
-    options: Options
-    vocab_size: int
-    tokenizer: dict | None  # for data.tokenizer.from_json
-    best_val_loss: float | None  # the lowest so far; None before the first evaluation
-
-    def scored(self, val_loss: float) -> tuple["Manifest", bool]:
-        """The manifest after an evaluation, and whether that was the best so far."""
-        improved = self.best_val_loss is None or val_loss < self.best_val_loss
-        return replace(self, best_val_loss=val_loss) if improved else self, improved
-
-    def after(self, saved: "Manifest", path: Path) -> "Manifest":
-        """The manifest of a run that goes on from the checkpoint at `path`.
-
-        Raises UserError when this run's options or data contradict the model there, or its optimizer's state.
-        """
-        for name in (*SHAPE, "optimizer"):
-            ours, theirs = getattr(self.options, name), getattr(saved.options, name)
-            if ours != theirs:
-                raise UserError(
-                    f"{name}={ours}, but the checkpoint {path} has {name}={theirs}: "
-                    "give the same, or train anew in another --out_dir"
-                )
-        if (self.vocab_size, self.tokenizer) != (saved.vocab_size, saved.tokenizer):
-            raise UserError(
-                f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
-                "give the data set that it was trained on, or train anew in another --out_dir"
-            )
-        return replace(self, best_val_loss=saved.best_val_loss)
 
 
 class Checkpoints:
@@ -104,15 +79,17 @@ class Checkpoints:
         Returns the seconds that took: to copy the state. It is written while training goes on.
         """
         start = time.perf_counter()
+        model, optimizer = by_name(trained(state.model)[0]), by_name((state.opt_state, state.step))
         items = ocp.args.Composite(
-            model=ocp.args.StandardSave(by_name(state.model)),
-            optimizer=ocp.args.StandardSave(by_name((state.opt_state, state.step))),
+            model=ocp.args.StandardSave(model),
+            optimizer=ocp.args.StandardSave(optimizer),
             manifest=ocp.args.JsonSave(vars(manifest) | {"options": manifest.options.to_json()}),
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
         with saving(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
-            free, needed = shutil.disk_usage(self.folder).free, sum(x.nbytes for x in jax.tree.leaves(state))
+            free = shutil.disk_usage(self.folder).free
+            needed = sum(x.nbytes for x in (*model.values(), *optimizer.values()))
             if free < needed:  # asked here, because halfway through a save the answer would be less clear
                 raise OSError(f"{free / 1e6:,.0f} MB are free, it needs {needed / 1e6:,.0f}")
             self.manager.save(int(state.step), args=items, metrics=metrics)
@@ -124,25 +101,39 @@ class Checkpoints:
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        path = self.folder / str(iteration) / "manifest" / "metadata"
-        try:
-            values = json.loads(path.read_text())
-            options = Options.from_json(values.pop("options"), origin=str(path))
-            return Manifest(options=options, **values)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise damaged(path.parents[1], error) from None
+        return read_manifest(self.folder / str(iteration))
 
     def restore(self, iteration: int, state: TrainState) -> TrainState:
         """The state saved at `iteration`, whatever the mesh it was saved from.
 
         Of `state` the shapes, dtypes and shardings count: they say which device gets what.
         """
-        restored = self._items(iteration, model=state.model, optimizer=(state.opt_state, state.step))
-        return TrainState(restored["model"], *restored["optimizer"])
+        weights, frozen = trained(state.model)
+        restored = self._items(iteration, model=weights, optimizer=(state.opt_state, state.step))
+        model = eqx.combine(restored["model"], self._frozen(iteration, frozen))
+        return TrainState(model, *restored["optimizer"])
 
     def restore_model(self, iteration: int, model: GPT) -> GPT:
         """The model alone, without the optimizer's arrays, which may be twice as large."""
-        return self._items(iteration, model=model)["model"]
+        weights, frozen = trained(model)
+        weights = self._items(iteration, model=weights)["model"]
+        return eqx.combine(weights, self._frozen(iteration, frozen))
+
+    def _frozen(self, iteration: int, frozen: GPT) -> GPT:
+        """The weights beside which the checkpoint's adapters were trained."""
+        if not jax.tree.leaves(frozen):
+            return frozen
+        base, path = self.manifest(iteration).base, self.folder / str(iteration)
+        try:
+            model = load_weights(base["init_from"], without_adapters(frozen))
+        except UserError as error:
+            raise UserError(f"{path}: the model below its adapters cannot be loaded: {error}") from None
+        if fingerprint(model) != base["fingerprint"]:
+            raise UserError(
+                f"{path}: its adapters were trained beside other weights than {base['init_from']} has now: "
+                "put those back, or train anew in another --out_dir"
+            )
+        return named(by_name(model), frozen)
 
     def _items(self, iteration: int, **trees):
         # A target without a sharding would go to the devices that the run was trained on.
@@ -163,9 +154,17 @@ def load_model(
 ) -> tuple[GPT, dict | None, int]:
     """A run's model, its tokenizer (for data.tokenizer.from_json) and the iteration.
 
-    Without an `iteration`, the latest. `dtype` is that of the matrix products, as in `Options`. Raises
-    UserError when there is no such checkpoint, or it is damaged.
+    Without an `iteration`, the latest. `dtype` is that of the matrix products, as in `Options`. Adapters are
+    merged. Raises UserError when there is no such checkpoint, or it is damaged.
     """
+    model, manifest, iteration = load_adapted(out_dir, iteration, dtype)
+    return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
+
+
+def load_adapted(
+    out_dir: str, iteration: int | None = None, dtype: str = "auto"
+) -> tuple[GPT, Manifest, int]:
+    """`load_model` with adapters as they are, and the whole manifest."""
     checkpoints = Checkpoints(out_dir)
     saved = sorted(checkpoints.manager.all_steps())
     if not saved:
@@ -177,7 +176,51 @@ def load_model(
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
     shapes = state_shapes(config, options)
-    return checkpoints.restore_model(iteration, shapes.model), manifest.tokenizer, iteration
+    return checkpoints.restore_model(iteration, shapes.model), manifest, iteration
+
+
+def load_weights(init_from: str, shapes: GPT) -> GPT:
+    """The weights that `--init_from=<init_from>` means: those of a run's folder, or what `hub` finds.
+
+    They have the dtypes and shardings of `shapes`, whose block_size may be smaller. Raises UserError.
+    """
+    if not is_run(init_from):
+        return open_pretrained(init_from).load(shapes)
+    model = named(by_name(load_model(init_from)[0]), shapes)
+    return jax.tree.map(lambda x, like: x[: len(like)].astype(like.dtype), model, shapes)
+
+
+def weights_shape(init_from: str) -> dict[str, Any]:
+    """The options that describe the shape and the vocabulary of those weights. Raises UserError."""
+    if not is_run(init_from):
+        return shape_options(open_pretrained(init_from).config)
+    manifest = latest_manifest(init_from)
+    shape = {name: getattr(manifest.options, name) for name in SHAPE}
+    return shape | {"vocab_size": manifest.vocab_size}
+
+
+def is_run(folder: str) -> bool:
+    return (Path(folder) / "checkpoints").is_dir()
+
+
+def save_merged(out_dir: str, to: str) -> int:
+    """Save the latest checkpoint of the run in `out_dir`, its adapters merged, as an ordinary run in `to`.
+
+    Returns its iteration. Raises UserError.
+    """
+    model, manifest, iteration = load_adapted(out_dir)
+    if not manifest.options.lora_rank:
+        raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
+    checkpoints = Checkpoints(to)
+    if checkpoints.latest() is not None:
+        raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
+    options = replace(manifest.options, out_dir=to, lora_rank=0)
+    state = state_around(merge(model), options)
+    state = TrainState(state.model, state.opt_state, jnp.asarray(iteration, jnp.int32))
+    checkpoints.save(state, replace(manifest, options=options, base=None))
+    checkpoints.wait()
+    on_process_0(write_whole, Path(to) / "options.json", json.dumps(options.to_json(), indent=1) + "\n")
+    return iteration
 
 
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
@@ -218,13 +261,3 @@ def saving(folder: Path):
             f"{folder}: cannot save a checkpoint ({first_line(error)}): make room there; "
             "the checkpoints before it are whole, and --init_from=resume goes on from them"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
-
-
-def damaged(path: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{path}: the checkpoint is damaged ({first_line(error)}): delete this folder to use the one before"
-    )

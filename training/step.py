@@ -24,6 +24,7 @@ from config.options import Options, UserError
 from model import GPT, GPTConfig
 from parallel.mesh import one_cpu
 from parallel.sharding import on_mesh, over_rows, shard
+from training.lora import add_adapters, trained
 from training.loss import cross_entropy
 from training.optimizer import learning_rate, make_optimizer
 
@@ -35,8 +36,8 @@ CPU_TOKENS = 2048
 class TrainState(eqx.Module):
     """All that training changes. The data order and the dropout follow from `step` and the seed."""
 
-    model: GPT
-    opt_state: PyTree
+    model: GPT  # with adapters, these alone are trained (training/lora.py)
+    opt_state: PyTree  # of what is trained
     step: Int[Array, ""]
 
 
@@ -98,7 +99,10 @@ def state_around(model: GPT, options: Options) -> TrainState:
 
 
 def first_state(model: GPT, options: Options) -> TrainState:
-    return shard(TrainState(model, make_optimizer(options).init(model), jnp.zeros((), jnp.int32)))
+    if options.lora_rank:
+        model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
+    opt_state = make_optimizer(options).init(trained(model)[0])
+    return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
 
 
 def state_shapes(config: GPTConfig, options: Options) -> TrainState:
@@ -125,8 +129,9 @@ def train_step(
     if jax.default_backend() == "cpu":
         x, y = smaller(x), smaller(y)
     loss, gradients = mean_gradients(state.model, x, y, key)
-    updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, state.model)
-    model = optax.apply_updates(state.model, updates)
+    weights, frozen = trained(state.model)
+    updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, weights)
+    model = eqx.combine(optax.apply_updates(weights, updates), frozen)
     metrics = {
         "loss": loss,
         "grad_norm": optax.tree.norm(gradients),
@@ -148,17 +153,26 @@ def smaller(x: Int[Array, "A B T"]) -> Int[Array, "A B T"]:
 
 
 def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Loss and gradients, averaged in float32 over the A microbatches, which are computed one by one."""
+    """Loss and gradients, averaged in float32 over the A microbatches, which are computed one by one.
+
+    What is not trained has None for its gradient.
+    """
     A = len(x)
+    weights, frozen = trained(model)
+
+    @jax.value_and_grad
+    def gradients(weights, x, y, key):
+        return mean_loss(eqx.combine(weights, frozen), x, y, key)
+
     if A == 1:
-        return jax.value_and_grad(mean_loss)(model, x[0], y[0], key)
+        return gradients(weights, x[0], y[0], key)
 
     def add(total, microbatch):
         x, y, i = microbatch
-        one = jax.value_and_grad(mean_loss)(model, x, y, None if key is None else jax.random.fold_in(key, i))
+        one = gradients(weights, x, y, None if key is None else jax.random.fold_in(key, i))
         return shard(jax.tree.map(jnp.add, total, one)), None
 
-    zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), model)))
+    zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights)))
     total, _ = lax.scan(add, zero, (x, y, jnp.arange(A)))
     return jax.tree.map(lambda sum: sum / A, total)
 

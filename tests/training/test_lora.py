@@ -1,0 +1,419 @@
+"""LoRA: what adapters compute, that they alone are trained and kept, and runs with them, start to end."""
+
+import json
+import shutil
+from dataclasses import replace
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import sample
+import train
+from config.options import Options, UserError
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
+from parallel.mesh import make_mesh
+from parallel.sharding import over_rows
+from training.checkpoint import by_name, load_adapted, load_model
+from training.lora import add_adapters, fingerprint, merge, trained, without_adapters
+from training.step import compile_step, create_state, mean_gradients, model_config, state_around
+
+V, T = 64, 8
+TINY = replace(
+    Options(),
+    **dict(n_layer=2, n_head=8, n_embd=64, block_size=T, batch_size=8, gradient_accumulation_steps=1),
+    **dict(unroll=1, learning_rate=1e-2, warmup_iters=0, lr_decay_iters=100),
+)
+GPT2 = replace(TINY, mlp="gelu", bias=True)
+LLAMA = replace(
+    TINY, position="rope", norm="rmsnorm", n_head=16, n_kv_head=8, tie_embeddings=False, qk_norm=True
+)
+VARIANTS = {"gpt2": GPT2, "llama": LLAMA}
+LORA = dict(lora_rank=4, lora_alpha=8.0)
+
+# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. A forward and a
+# backward pass of two layers are about 100 operations in a row, the products among them sums of about 200
+# terms: sqrt(100 * 200) u.
+FLOAT32_ROUNDING = 1e-5
+
+
+def base(options):
+    """An ordinary model, which may be consumed."""
+    return create_state(model_config(options, V), replace(options, lora_rank=0)).model
+
+
+def with_b(model):
+    """An adapted model whose B is no longer zero: as large as A, the same on every mesh."""
+
+    def fill(path, x):
+        return jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape) / 8 if "lora_b" in str(path) else x
+
+    return jax.tree_util.tree_map_with_path(fill, model)
+
+
+def adapted(options):
+    return with_b(state_around(base(options), replace(options, **LORA)).model)
+
+
+def batch(seed=0):
+    return np.random.default_rng(seed).integers(V, size=(2, 1, 8, T), dtype=np.int32)
+
+
+def assert_same_bits(ours, theirs):
+    ours, theirs = by_name(ours), by_name(theirs)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name].dtype == theirs[name].dtype, name
+        assert np.asarray(ours[name]).tobytes() == np.asarray(theirs[name]).tobytes(), name
+
+
+# --- what adapters compute ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_fresh_adapters_change_nothing_and_stand_beside_what_is_there(variant):
+    options, tokens = VARIANTS[variant], batch()[0, 0]
+    before = base(options)
+    after = add_adapters(before, replace(options, **LORA), jax.random.key(0))
+    assert (after(tokens) == before(tokens)).all()
+    adapters, frozen = map(by_name, trained(after))
+    assert len(adapters) == 8 and all(name.rsplit(".")[-1] in ("lora_a", "lora_b") for name in adapters)
+    assert_same_bits(without_adapters(after), before)
+    assert frozen.keys() == by_name(before).keys()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_merged_is_w_plus_a_b_and_computes_the_same(variant):
+    model, tokens = adapted(VARIANTS[variant]), batch()[0, 0]
+    merged, parts = by_name(merge(model)), {name: np.float64(x) for name, x in by_name(model).items()}
+    for name in merged:
+        expected = parts[name]
+        if (layer := name.removesuffix(".weight")) + ".lora_a" in parts:
+            L, r, *out = parts[f"{layer}.lora_b"].shape
+            b = parts[f"{layer}.lora_b"].reshape(L, r, -1)
+            expected = expected + 8 / 4 * (parts[f"{layer}.lora_a"] @ b).reshape(L, -1, *out)
+        np.testing.assert_allclose(merged[name], expected, rtol=FLOAT32_ROUNDING, atol=FLOAT32_ROUNDING)
+    unmerged, expected = merge(model)(tokens), model(tokens)
+    assert np.linalg.norm(unmerged - expected) < FLOAT32_ROUNDING * np.linalg.norm(expected)
+    assert np.linalg.norm(without_adapters(model)(tokens) - expected) > 0.1 * np.linalg.norm(expected)
+
+
+def test_an_ordinary_model_is_its_own_base_and_trained_as_a_whole():
+    model = base(GPT2)
+    assert_same_bits(without_adapters(model), model)
+    weights, frozen = trained(model)
+    assert_same_bits(weights, model)
+    assert not jax.tree.leaves(frozen)
+
+
+@pytest.mark.parametrize(
+    "targets, layers",
+    [
+        ("c_attn", {"attn.c_attn"}),
+        ("c_proj", {"attn.c_proj", "mlp.c_proj"}),
+        ("attn.c_proj, c_fc", {"attn.c_proj", "mlp.c_fc"}),
+        ("blocks.mlp.c_proj,c_proj", {"attn.c_proj", "mlp.c_proj"}),
+    ],
+)
+def test_targets_are_the_ends_of_names(targets, layers):
+    model = add_adapters(base(TINY), replace(TINY, **LORA, lora_targets=targets), jax.random.key(0))
+    assert {name[len("blocks.") : -len(".lora_a")] for name in by_name(trained(model)[0])} == layers
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"lora_targets": "c_attn,proj"}, "no layer is called 'proj'; give some of attn.c_attn, attn.c_proj"),
+        ({"lora_targets": "c_attn,"}, "no layer is called ''"),
+        ({"lora_targets": "wte"}, "no layer is called 'wte'"),
+        ({"lora_rank": 65}, "lora_rank=65 is more than the rank of blocks.attn.c_attn, which is 64 at most"),
+    ],
+)
+def test_adapters_that_cannot_be_are_one_line(changes, says):
+    options = replace(TINY, **LORA | changes)
+    with pytest.raises(UserError) as error:
+        add_adapters(base(TINY), options, jax.random.key(0))
+    assert says in str(error.value) and "\n" not in str(error.value)
+
+
+# --- what is trained, and what that costs -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_training_changes_the_adapters_alone_and_learns(optimizer):
+    options = replace(GPT2, **LORA, optimizer=optimizer, gradient_accumulation_steps=2)
+    state = state_around(base(options), options)
+    before = jax.tree.map(np.array, state.model)
+    step, losses = compile_step(state, options), []
+    for _ in range(10):
+        x, y = batch().repeat(2, axis=1)
+        state, metrics = step(state, x, y)
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 0.1
+    (adapters, frozen), (first_adapters, first_frozen) = trained(state.model), trained(before)
+    assert_same_bits(frozen, first_frozen)
+    for name, x in by_name(adapters).items():
+        assert (np.asarray(x) != by_name(first_adapters)[name]).any(), name
+
+
+def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimized):
+    options = replace(GPT2, n_embd=256, batch_size=8, unroll=0)
+    config, steps = model_config(options, V), {}
+    for rank in (0, 4):
+        options = replace(options, lora_rank=rank)
+        state = create_state(config, options)
+        steps[rank] = compile_step(state, options)
+    adapters, frozen = trained(state.model)
+    bytes_of = {
+        name: sum(x.nbytes for x in jax.tree.leaves(tree))
+        for name, tree in {"adapters": adapters, "frozen": frozen, "opt_state": state.opt_state}.items()
+    }
+    counters = sum(x.nbytes for x in jax.tree.leaves(state.opt_state) if x.ndim == 0)
+    assert bytes_of["opt_state"] == 2 * bytes_of["adapters"] + counters
+    assert bytes_of["adapters"] < bytes_of["frozen"] / 20
+
+    full, lora = (steps[rank].memory_analysis() for rank in (0, 4))
+    moments = 2 * bytes_of["frozen"]
+    less = full.argument_size_in_bytes - lora.argument_size_in_bytes
+    assert less == moments - 3 * bytes_of["adapters"]  # which, and whose moments, only one of them has
+    # With 64 tokens, what a step makes is little but gradients: all of the weights', or all but none.
+    assert full.temp_size_in_bytes > bytes_of["frozen"]
+    assert lora.temp_size_in_bytes < bytes_of["frozen"] / 2
+
+    # Forward and backward are three products for every weight, without its gradient two. Of the adapters, of
+    # 4 / 256 to 4 / 1024 of the size, and attention, over 8 tokens, there is less than a tenth of that.
+    flops = {rank: steps[rank].cost_analysis()["flops"] for rank in steps}
+    assert flops[4] < 1.1 * 2 / 3 * flops[0]
+
+
+def test_the_base_may_be_bfloat16_and_then_takes_half_the_memory():
+    options = replace(GPT2, **LORA, lora_base_dtype="bfloat16")
+    ordinary = base(options)
+    rounded = jax.tree.map(
+        lambda x: np.float32(x.astype(jnp.bfloat16)) if x.ndim > 2 else np.float32(x), ordinary.blocks
+    )
+    print_of_base = fingerprint(ordinary)
+    state = state_around(ordinary, options)
+    dtypes = {name: x.dtype for name, x in by_name(state.model).items()}
+    assert dtypes["wte"] == dtypes["blocks.mlp.c_fc.weight"] == jnp.bfloat16
+    assert (
+        dtypes["ln_f.weight"]
+        == dtypes["blocks.mlp.c_fc.bias"]
+        == dtypes["blocks.mlp.c_fc.lora_a"]
+        == jnp.float32
+    )
+    assert fingerprint(without_adapters(state.model)) == print_of_base
+    assert_same_bits(merge(state.model).blocks.mlp.c_fc.weight, rounded.mlp.c_fc.weight)
+    step = compile_step(state, options)
+    for _ in range(5):
+        state, metrics = step(state, *batch())
+    assert metrics["loss"] < np.log(V) and state.model.wte.dtype == jnp.bfloat16
+
+
+# --- meshes -------------------------------------------------------------------------------------------------
+
+
+def gradients(options, mesh):
+    with jax.set_mesh(make_mesh(mesh)):
+        model = adapted(options)
+        x, y = jax.device_put(batch(), over_rows(4))
+        loss, gradients = jax.jit(lambda *arguments: mean_gradients(*arguments, None))(model, x, y)
+        return float(loss), jax.tree.map(np.asarray, by_name(gradients)), fingerprint(without_adapters(model))
+
+
+@cache
+def on_one_device(variant):
+    return gradients(VARIANTS[variant], "data:1")
+
+
+@pytest.mark.parametrize(
+    "variant, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8"), ("llama", "tensor:8")]
+)
+def test_loss_gradients_and_fingerprint_are_those_of_one_device_on_every_mesh(variant, mesh):
+    expected_loss, expected, expected_print = on_one_device(variant)
+    loss, found, print_of_base = gradients(VARIANTS[variant], mesh)
+    assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
+    assert print_of_base == expected_print
+    assert found.keys() == expected.keys()
+    for name, array in found.items():
+        error = np.linalg.norm(array - expected[name]) / np.linalg.norm(expected[name])
+        assert error < FLOAT32_ROUNDING, name
+
+
+def test_a_fingerprint_sees_one_weight_change_and_two_change_places():
+    model = base(GPT2)
+    weight = np.array(model.blocks.mlp.c_fc.weight)
+    swapped, changed = weight.copy(), weight.copy()
+    swapped[0, 0, 0], swapped[0, 0, 1] = weight[0, 0, 1], weight[0, 0, 0]
+    changed[1, 2, 3] *= 1.01  # more than bfloat16's rounding, 2^-8
+    prints = {fingerprint({"weight": x}) for x in (weight, swapped, changed, -weight)}
+    assert len(prints) == 4
+    assert fingerprint({"weight": weight.copy()}) in prints
+
+
+# --- runs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def base_run(tiny, tmp_path_factory):
+    """An ordinary run of 10 steps. Not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "base"
+    train.main(tiny(out))
+    return out
+
+
+@pytest.fixture(scope="module")
+def lora_run(tiny, base_run, tmp_path_factory):
+    """Adapters for it, after 10 steps. Not to be changed."""
+    out = tmp_path_factory.mktemp("runs") / "lora"
+    train.main(adapt(tiny, base_run, out))
+    return out
+
+
+def adapt(tiny, base_run, out_dir, **changes):
+    """The command line of a LoRA run; the model's shape is that of its base."""
+    options = {"init_from": base_run, "lora_rank": 2, "eval_iters": -1} | changes
+    shape = ("--n_", "--block_size")
+    return [word for word in tiny(out_dir, **options) if not word.startswith(shape)]
+
+
+def records(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def refusal(main, arguments):
+    with pytest.raises(UserError) as error:
+        main(arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lora_run):
+    losses = {r["iter"]: r["val/loss"] for r in records(lora_run) if "val/loss" in r}
+    model, manifest, iteration = load_adapted(str(lora_run))
+    assert iteration == 10 and manifest.base["init_from"] == str(base_run)
+    assert losses[10] < losses[0]
+    assert_same_bits(without_adapters(model), load_model(str(base_run))[0])
+    stored = json.loads((lora_run / "checkpoints" / "10" / "model" / "_METADATA").read_text())
+    names = {entry["key_metadata"][0]["key"] for entry in stored["tree_metadata"].values()}
+    assert names == by_name(trained(model)[0]).keys() and all("lora_" in name for name in names)
+
+
+def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run, tmp_path):
+    train.main(adapt(tiny, base_run, tmp_path, max_iters=5))
+    train.main([f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=10"])
+    ours, theirs = (load_adapted(str(out)) for out in (tmp_path, lora_run))
+    assert_same_bits(ours[0], theirs[0])
+    assert ours[1].base == theirs[1].base
+    assert [r.get("loss") for r in records(tmp_path)] == [r.get("loss") for r in records(lora_run)]
+
+
+def test_a_run_resumes_on_a_mesh_with_a_bfloat16_base(tiny, base_run, tmp_path):
+    changes = dict(mesh="data:2,fsdp:2,tensor:2", lora_base_dtype="bfloat16")
+    train.main(adapt(tiny, base_run, tmp_path, max_iters=5, **changes))
+    train.main([f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=10", "--mesh=fsdp:4"])
+    assert load_adapted(str(tmp_path))[0].wte.dtype == jnp.bfloat16
+    assert load_model(str(tmp_path))[0].wte.dtype == jnp.float32
+
+
+def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_run, tmp_path, capsys):
+    train.main([f"--out_dir={lora_run}", "--init_from=resume", "--eval_only=True"])
+    val_loss = float(capsys.readouterr().out.split("val loss ")[-1])
+    assert val_loss == pytest.approx(records(lora_run)[-1]["val/loss"], abs=0.6e-4)  # printed to 4 digits
+
+    train.main([f"--out_dir={lora_run}", f"--lora_merge={tmp_path / 'merged'}", "--mesh=data:1"])
+    assert_same_bits(load_model(str(tmp_path / "merged"))[0], load_model(str(lora_run))[0])
+    capsys.readouterr()
+    texts = []
+    for out_dir in (lora_run, tmp_path / "merged", base_run):
+        sample.main([f"--out_dir={out_dir}", "--start=the", "--num_samples=1", "--max_new_tokens=100"])
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != texts[2]
+
+    train.main([f"--out_dir={tmp_path / 'merged'}", "--init_from=resume", "--max_iters=11"])
+    assert load_model(str(tmp_path / "merged"))[2] == 11  # an ordinary run, which goes on as one
+
+
+def test_all_weights_may_start_from_a_runs_with_a_shorter_context(tiny, base_run, tmp_path):
+    arguments = [word for word in adapt(tiny, base_run, tmp_path, lora_rank=0) if "max_iters" not in word]
+    train.main([*arguments, "--block_size=4", "--max_iters=1", "--learning_rate=1e-6"])
+    ours, theirs = by_name(load_model(str(tmp_path))[0]), by_name(load_model(str(base_run))[0])
+    for name, x in ours.items():  # one step of Adam moves a weight by learning_rate at most
+        np.testing.assert_allclose(x, theirs[name][: len(x)], atol=2e-6)
+
+
+@pytest.fixture
+def copies(base_run, lora_run, tmp_path):
+    """The two runs, to be changed; the adapters' manifest names the copied base."""
+    base, lora = tmp_path / "base", tmp_path / "lora"
+    shutil.copytree(base_run, base)
+    shutil.copytree(lora_run, lora)
+    for path in lora.glob("checkpoints/*/manifest/metadata"):
+        path.write_text(path.read_text().replace(str(base_run), str(base)))
+    return base, lora
+
+
+def test_adapters_of_another_base_are_refused(copies):
+    base, lora = copies
+    load_model(str(lora))
+    train.main([f"--out_dir={base}", "--init_from=resume", "--max_iters=11"])
+    for main, arguments in ((train.main, ["--init_from=resume", "--max_iters=11"]), (sample.main, [])):
+        text = refusal(main, [f"--out_dir={lora}", *arguments])
+        assert f"{lora / 'checkpoints' / '10'}: its adapters were trained beside other weights" in text
+        assert str(base) in text
+
+
+def test_a_base_that_is_gone_is_named(copies):
+    base, lora = copies
+    shutil.rmtree(base)
+    text = refusal(sample.main, [f"--out_dir={lora}"])
+    assert "the model below its adapters cannot be loaded" in text and str(base) in text
+
+
+def test_another_vocabulary_than_the_bases_is_refused(tiny, base_run, tmp_path):
+    other, ids = tmp_path / "other", np.zeros(50, int)
+    write_dataset(other, ids, ids, CharTokenizer("abc"), "a test")
+    text = refusal(train.main, adapt(tiny, base_run, tmp_path / "out", dataset=other))
+    assert f"dataset={other} has another vocabulary than" in text and str(base_run) in text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"lora_targets": "c_atn"}, "no layer is called 'c_atn'"),
+        ({"lora_rank": 17}, "lora_rank=17 is more than the rank of"),
+        ({"lora_rank": -1}, "lora_rank is -1, expected an integer, 0 or more"),
+    ],
+)
+def test_a_run_that_cannot_start_is_one_line(tiny, base_run, tmp_path, changes, says):
+    assert says in refusal(train.main, adapt(tiny, base_run, tmp_path / "out", **changes))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("init_from", ["scratch", "auto"])
+def test_adapters_of_no_model_are_one_line(tiny, tmp_path, init_from):
+    text = refusal(train.main, tiny(tmp_path / "out", init_from=init_from, lora_rank=2))
+    assert "lora_rank=2 trains beside the weights of a model, and there are none" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_shape_that_contradicts_the_base_is_one_line(tiny, base_run, tmp_path):
+    text = refusal(train.main, [*adapt(tiny, base_run, tmp_path / "out"), "--n_layer=3"])
+    assert "n_layer=3" in text and f"{base_run} has n_layer=2" in text
+
+
+@pytest.mark.parametrize("change", ["lora_rank=4", "lora_rank=0", "lora_targets=c_fc", "lora_alpha=1"])
+def test_resume_refuses_other_adapters(lora_run, change):
+    text = refusal(train.main, [f"--out_dir={lora_run}", "--init_from=resume", f"--{change}"])
+    assert change in text and "the checkpoint" in text
+
+
+def test_merging_what_has_no_adapters_or_into_a_run_is_one_line(base_run, lora_run, tmp_path):
+    text = refusal(train.main, [f"--out_dir={base_run}", f"--lora_merge={tmp_path}"])
+    assert "has no adapters to merge" in text
+    text = refusal(train.main, [f"--out_dir={lora_run}", f"--lora_merge={base_run}"])
+    assert f"lora_merge={base_run} holds a run" in text
