@@ -27,7 +27,8 @@ class Speed:
         tokens_per_second             over all devices
         tokens_per_second_per_device  the same, shared out
         mfu                           model FLOP/s over the devices' peak, as nanoGPT and PaLM
-                                      (arXiv:2204.02311) have it; without a known bfloat16 peak there is none
+                                      (arXiv:2204.02311) have it; none for LoRA, nor without a known bfloat16
+                                      peak
         hfu                           the same of all the FLOPs that XLA counts: those of norms and the like,
                                       and what `remat` computes twice
         memory_mb                     the most that the first device has held, in 10^6 bytes; on a CPU, which
@@ -41,7 +42,8 @@ class Speed:
         self.peak = peak_flops(jax.devices()[0].device_kind) if known else None
         self.flops = {}  # per token
         if self.peak:
-            self.flops["mfu"] = config.flops_per_token(options.block_size)
+            if not options.lora_rank:  # the formula has a gradient for every weight
+                self.flops["mfu"] = config.flops_per_token(options.block_size)
             if counted := counted_flops(config, options):
                 self.flops["hfu"] = counted / self.tokens
         self.recent = deque(maxlen=RECENT)

@@ -197,14 +197,15 @@ def counted_flops(config: GPTConfig, options: Options) -> float | None:
     """
     config = replace(config, unroll=0, attention="einsum")
 
-    def loss(model, x, y):
-        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+    def loss(weights, frozen, x, y):
+        logits = eqx.combine(weights, frozen)(x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
 
     try:
         with jax.set_mesh(one_cpu()):
-            model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+            model = eqx.filter_eval_shape(create_state, config, options).model
             row = jax.ShapeDtypeStruct((1, options.block_size), jnp.int32)
-            counted = jax.jit(jax.value_and_grad(loss)).lower(model, row, row).cost_analysis()
+            counted = jax.jit(jax.value_and_grad(loss)).lower(*trained(model), row, row).cost_analysis()
     except RuntimeError:
         return None
     return counted["flops"] * options.gradient_accumulation_steps * options.batch_size

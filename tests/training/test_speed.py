@@ -106,6 +106,24 @@ def test_hfu_counts_what_is_computed_twice(clock, monkeypatch, remat):
     assert 1 < figures["hfu"] / figures["mfu"] / (products / config.flops_per_token(T)) < 1.02
 
 
+def test_adapters_have_an_hfu_that_leaves_out_the_gradients_of_the_weights(clock, monkeypatch):
+    T, V, D, L, r = 64, 512, 256, 2, 8
+    options = replace(OPTIONS, block_size=T, n_layer=L, n_embd=D, lora_rank=r, lora_targets="mlp.c_fc")
+    config = GPTConfig(
+        block_size=T, dtype="bfloat16", vocab_size=V, n_layer=L, n_head=4, n_embd=D, mlp="gelu"
+    )
+    monkeypatch.setattr(jax, "devices", lambda: [H100])
+    speed = Speed(options, config, devices=1)
+    run_step(speed, clock, 0, 1e-3)
+    figures = speed.figures()
+    assert "mfu" not in figures
+    matrices = L * 12 * D * D + V * D
+    # Each product forth and back to its input; those of the adapters to their weights, too.
+    products = 4 * matrices + 12 * L * T * D + 6 * L * r * (D + 4 * D)
+    # What is no product is as much as above, of two thirds as many products.
+    assert 1 < figures["hfu"] * 989e12 / figures["tokens_per_second"] / products < 1.03
+
+
 def test_there_is_no_mfu_without_a_known_peak(clock, monkeypatch):
     unknown = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
     monkeypatch.setattr(jax, "devices", lambda: [H100])
