@@ -67,7 +67,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
     """Measures what was asked for on the device mesh, and prints it."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
-    meta = dataset_meta(options.dataset, bench.vocab_size)
+    meta = dataset_meta(options.dataset, bench.vocab_size or options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options)
     print(describe(config, options))

@@ -56,7 +56,8 @@ def main(argv: list[str]) -> None:
     options = SampleOptions(**given(argv, SampleOptions))
     choose_device(options.device)
     text = prompt_text(options.start)
-    model, tokenizer = load(options, longest=len(text.encode(errors="replace")) + options.max_new_tokens)
+    prompt_bytes = len(text.encode(errors="replace"))  # its tokens are no more than these
+    model, tokenizer = load(options, longest=prompt_bytes + options.max_new_tokens)
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
     if len(prompt) > block_size:
@@ -77,8 +78,11 @@ def main(argv: list[str]) -> None:
     write_samples(text, chunks, tokenizer)
 
 
-def load(options: SampleOptions, longest: int) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
-    """The model, computing in `options.dtype`, and its tokenizer. No token of `longest` is under a byte."""
+def load(options: SampleOptions, longest: int | None = None) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
+    """The model, computing in `options.dtype`, and its tokenizer.
+
+    Weights that are not of a run come with room for `longest` tokens at most.
+    """
     if options.init_from == "resume":
         model, description, _ = load_model(options.out_dir, dtype=options.dtype)
         what = f"out_dir={options.out_dir}: the tokens of this run are not text"

@@ -70,6 +70,7 @@ class Pretrained:
         for i in range(entry.layers):
             layer = self.joined(tensors, entry, i, target.dtype)
             array = fill(array, place(layer, of_a_layer(sharding)), i)
+            array.block_until_ready()  # or the host would read ahead and hold several layers
         return array
 
     def joined(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
@@ -99,8 +100,8 @@ def open_pretrained(name: str) -> Pretrained:
         values = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(values, dict):
             raise ValueError("expected a JSON object")
-        if (kind := values.get("model_type")) not in FAMILIES:
-            raise ValueError(f"model_type is {kind!r}, and only {', '.join(FAMILIES)} can be read")
+        if (kind := str(values.get("model_type"))) not in FAMILIES:
+            raise ValueError(f"model_type is {kind}, and only {', '.join(FAMILIES)} can be read")
         family = FAMILIES[kind]
         return Pretrained(folder, family, family.read_config(values))
     except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, or not a model of ours

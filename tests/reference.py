@@ -18,7 +18,22 @@ CONFIGS = {
     "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
     "llama": GPTConfig(**SHAPE, n_kv_head=2, position="rope", norm="rmsnorm", tie_embeddings=False),
     "llama, tied": GPTConfig(**SHAPE, n_kv_head=1, position="rope", norm="rmsnorm", rope_theta=500.0),
+    # Of its 6 frequencies, one is scaled in part and two are scaled in full.
+    "llama 3": GPTConfig(
+        **SHAPE,
+        n_kv_head=2,
+        n_hidden=100,
+        position="rope",
+        norm="rmsnorm",
+        norm_eps=1e-2,
+        rope_theta=500000.0,
+        rope_scaling=32.0,
+        tie_embeddings=False,
+    ),
 }
+# transformers' parameters of the scaling, as in Llama 3.2's config.json.
+LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LLAMA3 |= {"original_max_position_embeddings": 8192}
 
 # A layer's tensors: ours, and Llama's, which are (out, in), and apart where ours are one.
 LLAMA_LAYER = {
@@ -45,6 +60,7 @@ def random_reference(name: str) -> torch.nn.Module:
 def gpt2(config: GPTConfig) -> GPT2LMHeadModel:
     return GPT2LMHeadModel(
         GPT2Config(
+            layer_norm_epsilon=config.norm_eps,
             vocab_size=config.vocab_size,
             n_positions=config.block_size,
             n_layer=config.n_layer,
@@ -66,8 +82,11 @@ def llama(config: GPTConfig) -> LlamaForCausalLM:
             num_key_value_heads=config.kv_heads,
             hidden_size=config.n_embd,
             intermediate_size=config.hidden,
-            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
-            rms_norm_eps=1e-5,
+            rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta}
+            | ({} if config.rope_scaling == 1 else LLAMA3 | {"factor": config.rope_scaling}),
+            rms_norm_eps=config.norm_eps,
+            bos_token_id=None,
+            eos_token_id=None,
             tie_word_embeddings=config.tie_embeddings,
         )
     )

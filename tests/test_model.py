@@ -553,6 +553,7 @@ def test_attention_weights_are_dropped_out():
         (dict(n_embd=96, n_head=6, n_kv_head=4), "n_head=6 .*n_kv_head=4"),
         (dict(n_embd=36, n_head=4, position="rope"), "rope .*n_embd / n_head is 9"),
         *((dict({name: 0}), f"{name}=0 ") for name in ("block_size", "vocab_size", "n_layer", "n_embd")),
+        *((dict({name: 0}), f"{name}=0 ") for name in ("n_hidden", "norm_eps", "rope_theta", "rope_scaling")),
         (dict(n_head=0), "n_head=0 "),
         (dict(n_kv_head=0), "n_kv_head=0 "),
         (dict(n_kv_head=-2), "n_kv_head=-2 "),

@@ -175,7 +175,7 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
         ("--max_new_tokens=0", "--max_new_tokens is 0, expected an integer, 1 or more"),
         ("--start=", "--start is '', expected a text that is not empty"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
-        ("--init_from=gpt2-xl", "--init_from is 'gpt2-xl', expected one of resume"),
+        ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
         ("--num_sample=1", "--num_sample is not an option; did you mean num_samples?"),
         ("--batch_size=1", "--batch_size is not an option; python sample.py --help lists them all"),
     ],

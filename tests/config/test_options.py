@@ -318,7 +318,7 @@ def test_a_wrong_type_in_a_config_file_says_what_was_expected(name, value, expec
         ("--learning_rate=1e999", "--learning_rate is inf, expected a number above 0"),
         ("--bias=yes", "--bias is 'yes', expected True or False"),
         ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu"),
-        ("--init_from=nowhere", "--init_from is 'nowhere', expected one of scratch, resume, auto"),
+        ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
         ("--device=rocket", "--device is 'rocket', expected one of auto, cpu, cuda, tpu"),
     ],
 )

@@ -1,0 +1,365 @@
+"""Checkpoints in Hugging Face's format become the same model here, and what is no checkpoint is refused.
+
+The checkpoints are written by `transformers` with random weights; nothing is downloaded.
+"""
+
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+import tracemalloc
+from dataclasses import replace
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from config.options import Options, UserError
+from hub.weights import open_pretrained
+from model import GPT, GPTConfig, frequencies
+from parallel.mesh import make_mesh
+from tests.reference import CONFIGS, as_gpt, gpt2, llama, random_reference
+from training.step import model_config, shape_options, state_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def load(folder, **changes):
+    """The model of a checkpoint, on one device."""
+    pretrained = open_pretrained(str(folder))
+    config = replace(pretrained.config, **changes)
+    return pretrained.load(eqx.filter_eval_shape(GPT, config, key=jax.random.key(0)))
+
+
+def saved(name, folder, **settings):
+    """The reference CONFIGS[name], whose checkpoint is written to the folder."""
+    reference = random_reference(name)
+    reference.save_pretrained(folder, **settings)
+    return reference
+
+
+def assert_same(ours, theirs):
+    for (path, x), (_, y) in zip(*map(jax.tree.leaves_with_path, (ours, theirs)), strict=True):
+        assert x.dtype == y.dtype == jnp.float32
+        np.testing.assert_array_equal(x, y, err_msg=str(path))
+
+
+def logits(reference, T=8):
+    """Tokens, and what the reference gives for them."""
+    tokens = np.random.default_rng(0).integers(reference.config.vocab_size, size=(2, T))
+    with torch.no_grad():
+        expected = reference(torch.tensor(tokens)).logits.numpy()
+    assert expected.std() > 0.1
+    return tokens, expected
+
+
+def assert_logits(model, tokens, expected):
+    """To 1e-4: see test_model's FLOAT32_ROUNDING, of logits of about 10."""
+    np.testing.assert_allclose(jax.jit(GPT.__call__)(model, tokens), expected, rtol=0, atol=1e-4)
+
+
+def refusal(folder):
+    """The one line with which a checkpoint is refused."""
+    with pytest.raises(UserError) as caught:
+        load(folder)
+    text = str(caught.value)
+    assert "\n" not in text and str(folder) in text
+    return text
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint of GPT-2 to spoil."""
+    saved("gpt2", tmp_path)
+    return tmp_path
+
+
+def change_config(folder, **values):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def change_tensors(folder, change, name="model.safetensors"):
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name)
+
+
+# --- the same model ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
+    reference = saved(name, tmp_path)
+    model = load(tmp_path)
+    assert (model.config.kv_heads, model.config.hidden) == (CONFIGS[name].kv_heads, CONFIGS[name].hidden)
+    expected = replace(CONFIGS[name], n_kv_head=model.config.n_kv_head, n_hidden=model.config.n_hidden)
+    assert model.config == replace(expected, rope_theta=model.config.rope_theta)
+    assert CONFIGS[name].position == "learned" or model.config.rope_theta == CONFIGS[name].rope_theta
+    assert_same(model, as_gpt(name, dict(reference.named_parameters())))
+    assert_logits(model, *logits(reference))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        dict(n_layer=12, n_head=12, n_embd=768),
+        pytest.param(dict(n_layer=48, n_head=25, n_embd=1600), marks=pytest.mark.slow),
+    ],
+    ids=["gpt2", "gpt2-xl"],
+)
+def test_logits_at_the_sizes_of_gpt2(shape, tmp_path):
+    torch.manual_seed(0)
+    reference = gpt2(GPTConfig(vocab_size=50257, block_size=1024, mlp="gelu", bias=True, **shape)).eval()
+    reference.save_pretrained(tmp_path)
+    tokens, expected = logits(reference, T=4)
+    del reference  # of gpt2-xl, each of the two takes 6 GB
+    assert_logits(load(tmp_path, unroll=1), tokens, expected)
+
+
+def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):
+    expected = load(folder)
+
+    def as_openai(tensors):
+        for name in list(tensors):
+            tensors[name.removeprefix("transformer.")] = tensors.pop(name)
+        for i in range(3):
+            tensors[f"h.{i}.attn.bias"] = torch.ones(1, 1, 16, 16).tril()
+            tensors[f"h.{i}.attn.masked_bias"] = torch.tensor(-1e4)
+
+    change_tensors(folder, as_openai)
+    assert_same(load(folder), expected)
+
+
+def test_a_config_of_transformers_4_says_the_rotation_in_two_entries(tmp_path):
+    saved("llama 3", tmp_path)
+    expected = load(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    rope = values.pop("rope_parameters")
+    values |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    open_pretrained.cache_clear()
+    assert load(tmp_path).config == expected.config
+    values["rope_scaling"] = None
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    open_pretrained.cache_clear()
+    assert load(tmp_path).config == replace(expected.config, rope_scaling=1.0)
+
+
+def test_llama_3s_frequencies_are_those_of_transformers():
+    config = replace(CONFIGS["llama 3"], n_head=1, n_kv_head=1, n_embd=128)
+    expected = LlamaRotaryEmbedding(llama(config).config).inv_freq.numpy()
+    assert (expected < np.asarray(frequencies(replace(config, rope_scaling=1.0))) * 0.99).sum() > 10
+    # A power, a clip and a few products in float32, each exact to 2^-24 relative to its result, the power to
+    # a few of that per unit of the exponent's logarithm, 13.
+    np.testing.assert_allclose(frequencies(config), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_shards_are_read_like_one_file(name, tmp_path):
+    reference = saved(name, tmp_path, max_shard_size="40KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3 and not (tmp_path / "model.safetensors").exists()
+    assert_same(load(tmp_path), as_gpt(name, dict(reference.named_parameters())))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_becomes_float32(dtype, tmp_path):
+    reference = random_reference("llama").to(dtype)
+    reference.save_pretrained(tmp_path)
+    assert_same(load(tmp_path), as_gpt("llama", dict(reference.float().named_parameters())))
+
+
+def test_a_tied_head_may_be_in_the_file_but_not_another_one(folder):
+    expected = load(folder)
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": t["transformer.wte.weight"].clone()}))
+    assert_same(load(folder), expected)
+    change_tensors(folder, lambda t: t.update({"lm_head.weight": t["lm_head.weight"] + 1}))
+    assert "tensor lm_head.weight is not transformer.wte.weight" in refusal(folder)
+
+
+def test_a_smaller_block_size_leaves_out_the_last_positions(tmp_path):
+    reference = saved("gpt2", tmp_path)
+    model = load(tmp_path, block_size=8)
+    assert model.wpe.shape == (8, 48)
+    assert_logits(model, *logits(reference, T=8))
+
+
+@pytest.mark.parametrize("mesh", ["data:2,fsdp:2,tensor:2", "fsdp:8", "data:1"])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_weights_go_where_the_mesh_wants_them(name, mesh, tmp_path):
+    saved(name, tmp_path)
+    expected, pretrained = load(tmp_path), open_pretrained(str(tmp_path))
+    options = replace(Options(), **shape_options(pretrained.config))
+    with jax.set_mesh(make_mesh(mesh)):
+        shapes = state_shapes(model_config(options, options.vocab_size), options).model
+        model = pretrained.load(shapes)
+        for ours, target in zip(jax.tree.leaves(model), jax.tree.leaves(shapes), strict=True):
+            assert ours.sharding.is_equivalent_to(target.sharding, ours.ndim)
+            assert ours.sharding.shard_shape(ours.shape) == ours.addressable_shards[0].data.shape
+        assert_same(model, expected)
+
+
+def test_the_host_holds_one_tensor_at_a_time(tmp_path):
+    config = GPTConfig(vocab_size=65, block_size=16, n_layer=16, n_head=4, n_embd=256, mlp="gelu", bias=True)
+    gpt2(config).save_pretrained(tmp_path)
+    whole, largest = (tmp_path / "model.safetensors").stat().st_size, 4 * 256 * 1024
+    assert whole > 40 * largest
+    load(tmp_path)  # so that the caches of compiling and importing are filled, and not counted
+    tracemalloc.start()  # counts what NumPy and safetensors take; the devices' arrays are JAX's own
+    try:
+        model = jax.block_until_ready(load(tmp_path))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert model.blocks.mlp.c_fc.weight.shape == (16, 256, 1024)
+    # One and what it is converted to, at most, and some kilobytes of names.
+    assert largest < peak < 3 * largest
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+def test_a_folder_without_weights_says_how_to_convert_a_pickle(folder):
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    text = refusal(folder)
+    assert "no model.safetensors" in text and "save_pretrained" in text
+
+
+def test_a_folder_without_config(tmp_path):
+    assert "config.json: no such file" in refusal(tmp_path)
+
+
+def test_a_missing_tensor_is_named(folder):
+    change_tensors(folder, lambda tensors: tensors.pop("transformer.h.1.mlp.c_fc.bias"))
+    assert "has no tensor transformer.h.1.mlp.c_fc.bias" in refusal(folder)
+
+
+def test_many_missing_tensors_are_counted(folder):
+    change_config(folder, n_layer=4)
+    assert "has no tensor transformer.h.3.attn.c_attn.bias and 11 more" in refusal(folder)
+
+
+def test_an_extra_tensor_is_named(folder):
+    change_tensors(folder, lambda tensors: tensors.update({"transformer.h.0.extra": torch.zeros(1)}))
+    assert "has the unknown tensor transformer.h.0.extra" in refusal(folder)
+
+
+def test_a_wrong_shape_is_named(folder):
+    change_tensors(folder, lambda t: t.update({"transformer.ln_f.bias": torch.zeros(47)}))
+    assert "tensor transformer.ln_f.bias is (47,), and config.json makes it (48,)" in refusal(folder)
+
+
+def test_a_quantised_tensor_is_named(folder):
+    change_tensors(folder, lambda t: t.update({"transformer.ln_f.bias": torch.zeros(48, dtype=torch.int8)}))
+    assert "tensor transformer.ln_f.bias is I8" in refusal(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 5, 200, -1])
+def test_a_file_cut_short_is_named(folder, kept):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert f"{path}: damaged or cut short" in refusal(folder)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    saved("gpt2", tmp_path, max_shard_size="40KB")
+    gone = sorted(tmp_path.glob("*.safetensors"))[1]
+    gone.unlink()
+    assert f"{gone}: no such file" in refusal(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": 1}')
+    assert "cannot be read as an index" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, values, says",
+    [
+        ("gpt2", dict(model_type="mamba"), "model_type is mamba, and only gpt2, llama can be read"),
+        ("gpt2", dict(model_type=["gpt2"]), "model_type is ['gpt2'], and"),
+        ("gpt2", dict(activation_function="gelu"), "activation_function is 'gelu'"),
+        ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
+        ("gpt2", dict(n_inner=100), "n_inner is 100"),
+        ("gpt2", dict(n_layer="3"), "n_layer is '3', expected an integer"),
+        ("gpt2", dict(n_layer=None), "n_layer is None, expected an integer"),
+        ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
+        ("gpt2", dict(vocab_size=0), "vocab_size=0 must be 1 or more"),
+        ("llama", dict(attention_bias=True), "attention_bias is True"),
+        ("llama", dict(mlp_bias=True), "mlp_bias is True"),
+        ("llama", dict(head_dim=16), "head_dim is 16"),
+        ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
+        ("llama", dict(sliding_window=4096), "sliding_window is 4096"),
+        ("llama", dict(model_type="mistral"), "model_type is mistral"),
+        ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_type is 'yarn'"),
+        ("llama", dict(rope_parameters=dict(rope_type="llama3")), "the factor of rope_type 'llama3' is None"),
+        (
+            "llama",
+            dict(rope_parameters=dict(rope_type="llama3", factor=8, low_freq_factor=2)),
+            "low_freq_factor is 2, and only 1 can be computed",
+        ),
+        ("llama", dict(rope_parameters=[1]), "its rope parameters are [1]"),
+    ],
+)
+def test_a_model_that_we_do_not_have_is_named(name, values, says, tmp_path):
+    saved(name, tmp_path)
+    change_config(tmp_path, **values)
+    assert f"{tmp_path / 'config.json'}: cannot be used: {says}" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff\xff"])
+def test_a_config_that_is_not_json_is_named(folder, content):
+    (folder / "config.json").write_bytes(content)
+    assert "config.json: cannot be used" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "no/such/folder", "/no/such/folder"])
+def test_a_name_that_is_neither_a_folder_nor_of_the_hub(name):
+    with pytest.raises(
+        UserError, match=f"init_from={name}: there is no such folder; expected scratch, .*gpt2"
+    ):
+        open_pretrained(name)
+
+
+def locate(name, **environment):
+    """What `locate` says of a name, in a process of its own: the hub's library reads these variables once."""
+    script = f"from hub.download import locate; locate({name!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, env=os.environ | environment, capture_output=True, text=True
+    )
+    return done.stderr.strip().splitlines()[-1]
+
+
+def test_the_hub_without_a_network_is_one_line(tmp_path):
+    for name, repository in (("gpt2-xl", "openai-community/gpt2-xl"), ("some/model", "some/model")):
+        text = locate(name, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+        assert f"init_from={name}: {repository} on the Hugging Face hub is not on this machine" in text
+        assert "no network" in text
+
+
+@pytest.mark.parametrize(
+    "code, says", [("RepoNotFound", "is not there, or it is private"), ("GatedRepo", "is gated")]
+)
+def test_what_the_hub_refuses_is_one_line(code, says, tmp_path):
+    class Hub(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(403 if code == "GatedRepo" else 401)
+            self.send_header("X-Error-Code", code)
+            self.end_headers()
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        text = locate("some/model", HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="0")
+        server.shutdown()
+    assert f"init_from=some/model: some/model on the Hugging Face hub {says}" in text
