@@ -160,7 +160,7 @@ def test_training_changes_the_adapters_alone_and_learns(optimizer):
 
 
 def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimized):
-    options = replace(GPT2, n_embd=256, batch_size=8, unroll=0)
+    options = replace(GPT2, n_layer=4, n_embd=256)
     config, steps = model_config(options, V), {}
     for rank in (0, 4):
         options = replace(options, lora_rank=rank)
@@ -179,9 +179,8 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
     moments = 2 * bytes_of["frozen"]
     less = full.argument_size_in_bytes - lora.argument_size_in_bytes
     assert less == moments - 3 * bytes_of["adapters"]  # which, and whose moments, only one of them has
-    # With 64 tokens, what a step makes is little but gradients: all of the weights', or all but none.
-    assert full.temp_size_in_bytes > bytes_of["frozen"]
-    assert lora.temp_size_in_bytes < bytes_of["frozen"] / 2
+    # Both keep the same for the backward pass; the rest is gradients: of all weights in float32, or of none.
+    assert full.temp_size_in_bytes - lora.temp_size_in_bytes > bytes_of["frozen"]
 
     # Forward and backward are three products for every weight, without its gradient two. Of the adapters, of
     # 4 / 256 to 4 / 1024 of the size, and attention, over 8 tokens, there is less than a tenth of that.
