@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from config.options import Count, Limit, Name, NonNegative, Seed, UserError, command, given
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
+from data.tokenizer import Tokenizer, from_json
 from generation.decode import generate
 from model import GPT
 from training.checkpoint import load_model, load_pretrained
@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
     write_samples(text, chunks, tokenizer)
 
 
-def load(options: SampleOptions, longest: int | None = None) -> tuple[GPT, CharTokenizer | TiktokenTokenizer]:
+def load(options: SampleOptions, longest: int | None = None) -> tuple[GPT, Tokenizer]:
     """The model, computing in `options.dtype`, and its tokenizer.
 
     Weights that are not of a run come with room for `longest` tokens at most.
@@ -118,9 +118,7 @@ def candidates(top_k: int | None, vocab_size: int) -> int:
     return top_k or min(200, vocab_size)
 
 
-def write_samples(
-    text: str, chunks: Iterator[np.ndarray], tokenizer: CharTokenizer | TiktokenTokenizer
-) -> None:
+def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer) -> None:
     """Write the prompt and what follows it, once for each row of the chunks of tokens, (B, n) each."""
     write(text)
     decode = tokenizer.stream()
