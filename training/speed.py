@@ -26,7 +26,7 @@ class Speed:
         tokens_per_second             over all devices
         tokens_per_second_per_device  the same, shared out
         mfu                           model FLOP/s over the devices' peak, as nanoGPT and PaLM
-                                      (arXiv:2204.02311) have it; without a known bfloat16 peak there is none
+                                      (arXiv:2204.02311) have it; none with LoRA or without a known peak
         memory_mb                     the most that the first device has held, in 10^6 bytes; on a CPU, which
                                       does not tell, the most that the process has
     """
@@ -35,7 +35,8 @@ class Speed:
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
         self.devices = devices
         self.flops_per_token = config.flops_per_token(options.block_size)
-        known = config.dtype == "bfloat16"  # the peaks are bfloat16's
+        # The peaks are bfloat16's, and the FLOPs those of a step that trains all weights.
+        known = config.dtype == "bfloat16" and not options.lora_rank
         self.peak = peak_flops(jax.devices()[0].device_kind) if known else None
         self.recent = deque(maxlen=RECENT)
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0  # since the last figures

@@ -92,7 +92,8 @@ def test_there_is_no_mfu_without_a_known_peak(clock, monkeypatch):
     unknown = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
     monkeypatch.setattr(jax, "devices", lambda: [H100])
     float32 = Speed(OPTIONS, replace(CONFIG, dtype="float32"), devices=1)
-    for unpeaked in (unknown, float32):
+    adapters = Speed(replace(OPTIONS, lora_rank=4), CONFIG, devices=1)  # whose step does less
+    for unpeaked in (unknown, float32, adapters):
         run_step(unpeaked, clock, 0, 1)
         assert "mfu" not in unpeaked.figures()
 
