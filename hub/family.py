@@ -31,9 +31,7 @@ class Family:
     architecture: str  # the class of transformers
     prefix: str  # of all tensors but the head's; checkpoints of the model without a head leave it out
     tensors: dict[str, tuple[str, ...]]  # our array: the pattern, and their tensors
-    not_weights: (
-        str  # a regular expression of tensors that some checkpoints hold, and that follow from others
-    )
+    not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
     read_config: Callable[[dict[str, Any]], GPTConfig]  # of config.json; raises ValueError
     write_config: Callable[[GPTConfig], dict[str, Any]]  # the reverse, for a model that `needs` allows
     needs: Callable[[GPTConfig], dict[str, Any]]  # what must be so in a model for it to be of this family

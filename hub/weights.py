@@ -3,7 +3,8 @@
     pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
     model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
 
-Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model. They come from
+Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model: with GPT-2's
+498 MB, 158 MB at most, of which the token embedding, the largest tensor, takes 154. They come from
 safetensors files alone, whole or in shards: nothing is unpickled, and torch is not needed.
 """
 
