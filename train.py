@@ -145,6 +145,8 @@ def state_to_start_from(
             )
         return create_state(config, options), manifest
     if is_run(options.init_from):
+        if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
+            raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
         manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
     model = load_weights(options.init_from, without_adapters(shapes.model))
     print(f"starting from the weights of {options.init_from}")

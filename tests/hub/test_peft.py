@@ -32,8 +32,10 @@ def run(tiny, tmp_path):
     return train_beside
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-@pytest.mark.parametrize("targets", ["c_attn,c_proj,c_fc", "attn.c_proj"])
+@pytest.mark.parametrize(
+    "name, targets",
+    [*((name, "c_attn,c_proj,c_fc") for name in CONFIGS), ("gpt2", "attn.c_proj"), ("llama", "attn.c_proj")],
+)
 def test_peft_computes_the_same(run, name, targets, tmp_path):
     theirs, folder = run(name, lora_targets=targets)
     export.main([f"--out_dir={folder}", f"--to={tmp_path / 'adapter'}"])

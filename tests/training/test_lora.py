@@ -400,6 +400,13 @@ def test_adapters_of_no_model_are_one_line(tiny, tmp_path, init_from):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_base_is_not_overwritten_by_its_adapters(tiny, copies):
+    base, _ = copies
+    text = refusal(train.main, adapt(tiny, base, base, overwrite=True))
+    assert f"init_from={base} is out_dir too" in text
+    assert load_model(str(base))[2] == 10
+
+
 def test_a_shape_that_contradicts_the_base_is_one_line(tiny, base_run, tmp_path):
     text = refusal(train.main, [*adapt(tiny, base_run, tmp_path / "out"), "--n_layer=3"])
     assert "n_layer=3" in text and f"{base_run} has n_layer=2" in text
