@@ -122,7 +122,7 @@ def training(argv: list[str], options: LaunchOptions) -> Job:
             f"modal volume rm -r {VOLUME} runs/{run_name}"
         )
     dataset = Path(values.get("dataset", Options.dataset))
-    if dataset.is_dir() and not (ROOT / "data" / dataset).is_dir():
+    if dataset.is_dir() and (dataset.is_absolute() or not (ROOT / "data" / dataset).is_dir()):
         raise UserError(
             f"dataset={dataset} is a folder here: modal volume put {VOLUME} {dataset} "
             f"data/{dataset.name}, then give --dataset={dataset.name}"
