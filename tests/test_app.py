@@ -412,3 +412,24 @@ def test_two_machines_find_each_other(at_modal, tiny):
     assert len(server.containers) == 2
     loss = next(line for line in one.splitlines() if line.startswith("train loss"))
     assert loss in two
+
+
+@containers
+def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
+    """They share no folder: what one writes to the Volume, the other one does not see while it runs."""
+    command = [*remote(tiny, **LONG | {"max_iters": 200}, mesh="data:-1"), "--nodes=2"]
+    disturbance = Disturbance("preempt", first_checkpoint)
+    status, printed, server = at_modal(*command, disturbances=[disturbance])
+    assert status == 0, printed
+    assert len(server.containers) == 4 and "resuming at iter" in printed
+    assert iterations(at_modal.volume / "runs" / "run")[-1] == 200
+    assert weights(at_modal.volume / "runs" / "run")  # one process reads them
+
+
+@containers
+def test_weights_divided_among_machines_are_refused_at_the_start(at_modal, tiny):
+    """No machine could write the checkpoint, and they share no folder to write it together."""
+    status, printed, server = at_modal(*remote(tiny, mesh="fsdp:2"), "--nodes=2")
+    assert status == 2 and len(server.containers) == 2
+    assert "not the same folder for all machines" in printed and "Traceback" not in printed
+    assert not (at_modal.volume / "runs" / "run" / "checkpoints").exists()
