@@ -26,7 +26,7 @@ from config.options import RESUMING, Options, UserError, command, load
 from data.loader import NANOGPT, Batches, Meta, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
-from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here
+from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here, shared
 from parallel.mesh import check_fit, make_mesh
 from parallel.sharding import draw_sharding, sharding_table
 from training.checkpoint import (
@@ -81,7 +81,8 @@ def run(options: Options) -> None:
     batches = StepBatches(options)
     manifest = Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)
 
-    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints)
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
+    checkpoints.check(shapes)
     resume_at = where_to_resume(options, checkpoints)
     check_same(dataset=meta, checkpoint=resume_at)
     if resume_at is not None:

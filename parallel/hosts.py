@@ -17,6 +17,7 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import jax
@@ -145,6 +146,22 @@ def on_process_0(act: Callable[..., None], *arguments) -> None:
         act(*arguments)
     if jax.process_count() > 1:
         multihost_utils.sync_global_devices(act.__name__)
+
+
+def shared(folder: Path) -> bool:
+    """Whether what process 0 writes into a folder is there for all."""
+    if jax.process_count() == 1:
+        return True
+    sign = folder / f".{multihost_utils.broadcast_one_to_all(np.int32(time.time()))}.tmp"
+    on_process_0(write_sign, sign)
+    seen = multihost_utils.process_allgather(np.array(sign.exists()))
+    on_process_0(sign.unlink)
+    return bool(seen.all())
+
+
+def write_sign(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
 
 
 def rows_here(B: int) -> np.ndarray | slice:

@@ -13,6 +13,7 @@ stored by name (`blocks.attn.c_attn.weight`), not as objects: restoring runs no 
 
 import json
 import logging
+import math
 import shutil
 import time
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
@@ -41,15 +43,21 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save 
 
 
 class Checkpoints:
-    """The checkpoints below `out_dir`. Raises UserError when they cannot be read or written."""
+    """The checkpoints below `out_dir`. Raises UserError when they cannot be read or written.
 
-    def __init__(self, out_dir: str, keep: int = 1):
+    Of many processes each writes what its devices hold into one folder. If they do not share it (`shared` is
+    False), process 0 writes everything, and every process reads from its own copy of the folder.
+    """
+
+    def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
+        self.shared = shared
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
             best_fn=val_loss,  # has the metrics stored, so that a resumed run knows the best as well
             create=False,
+            multiprocessing_options=processes(together=shared),
         )
         try:
             items = ("model", "optimizer", "manifest")
@@ -59,6 +67,14 @@ class Checkpoints:
                 f"{self.folder}: a checkpoint's metrics/metrics is damaged ({first_line(error)}): "
                 "delete that checkpoint's folder"
             ) from None
+
+    def check(self, state: TrainState) -> None:
+        """Raises UserError for a state (its shapes and shardings) that could not be saved."""
+        if not self.shared and any(held_here(x) < x.size for x in jax.tree.leaves(state)):
+            raise UserError(
+                f"{self.folder} is not the same folder for all machines, so process 0 has to hold the whole "
+                "state and save it: let --mesh divide the weights within a machine only, as data:2,fsdp:8 may"
+            )
 
     def latest(self) -> int | None:
         """The iteration of the newest checkpoint."""
@@ -79,6 +95,10 @@ class Checkpoints:
         Returns the seconds that took: to copy the state. It is written while training goes on.
         """
         start = time.perf_counter()
+        if not self.shared:
+            if jax.process_index() > 0:
+                return 0.0
+            state = jax.tree.map(on_host, state)
         model, optimizer = by_name(trained(state.model)[0]), by_name((state.opt_state, state.step))
         items = ocp.args.Composite(
             model=ocp.args.StandardSave(model),
@@ -234,6 +254,27 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))
     config = model_config(options, options.vocab_size)
     return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
+
+
+def processes(together: bool) -> ocp.options.MultiprocessingOptions:
+    """Has Orbax wait for all processes, or for none but this one."""
+    i = jax.process_index()
+    alone = {"primary_host": i, "active_processes": {i}, "barrier_sync_key_prefix": str(i)}
+    return ocp.options.MultiprocessingOptions(**{} if together else alone)
+
+
+def on_host(x: jax.Array) -> np.ndarray:
+    """All of an array, of which this process holds every part."""
+    whole = np.empty(x.shape, x.dtype)
+    for shard in x.addressable_shards:
+        whole[shard.index] = shard.data
+    return whole
+
+
+def held_here(x: jax.Array | jax.ShapeDtypeStruct) -> int:
+    """How many of an array's elements the devices of this process hold."""
+    parts = {str(index) for index in x.sharding.addressable_devices_indices_map(x.shape).values()}
+    return len(parts) * math.prod(x.sharding.shard_shape(x.shape))
 
 
 def by_name(tree) -> dict[str, jax.Array]:

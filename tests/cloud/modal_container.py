@@ -1,0 +1,268 @@
+"""Containers as Modal has them, for the stand-in in modal_server.py: Modal's own entrypoint in a chroot.
+
+A container sees the uploaded files at their paths, a copy of each Volume as it was when the container
+started, and for the rest this machine. What it writes to a Volume is lost unless it commits. Of several
+containers in a cluster all get the input, and the output of the first counts. Needs Linux's user namespaces
+(`unshare`).
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from google.protobuf.empty_pb2 import Empty
+from modal_proto import api_pb2 as pb
+
+from tests.cloud.modal_service import Disturbance, Service
+
+RESULT = pb.GenericResult
+# Arguments: the container's root, pairs of a path here and one in the container, -- and the command.
+ENTER = """set -e; root=$1; shift
+for top in /*; do
+  if [ -e "$root$top" ]; then continue
+  elif [ -L "$top" ]; then cp -a "$top" "$root$top"
+  elif [ -d "$top" ]; then mkdir "$root$top"; mount --rbind "$top" "$root$top"
+  fi
+done
+while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done; shift
+exec chroot "$root" /usr/bin/env -C /root "$@" """
+
+
+class Call:
+    """One call of a function: attempts, until one has a result or all that are allowed have failed."""
+
+    def __init__(self, server, function_id: str, call_id: str, input_id: str, input):
+        self.server, self.function_id, self.call_id = server, function_id, call_id
+        self.input_id, self.input = input_id, input
+        self.app_id, self.function = server.functions[function_id]
+        self.output, self.ended = None, asyncio.Event()
+
+    async def execute(self) -> None:
+        try:
+            for _ in range(1 + self.function.retry_policy.retries):
+                output = None
+                while output is None and self.app_id not in self.server.stopped:
+                    output = await self.attempt()  # None: the container is gone, and another gets the input
+                if output is None or output.result.status == RESULT.GENERIC_STATUS_SUCCESS:
+                    break
+            self.output = output
+        except Exception as error:  # of this stand-in's own: the client must not wait for ever
+            self.output = self.outcome(RESULT(status=RESULT.GENERIC_STATUS_FAILURE, exception=repr(error)))
+            raise
+        finally:
+            self.ended.set()
+
+    async def attempt(self) -> pb.FunctionGetOutputsItem | None:
+        assert len(self.server.containers) < 8, "the containers never come to an end"
+        size = self.function._experimental_group_size or 1
+        together = asyncio.Barrier(size)
+        containers = [Container(self, rank, size, together) for rank in range(size)]
+        self.server.containers += containers
+        await asyncio.gather(*(container.run() for container in containers))
+        return containers[0].output
+
+    def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
+        return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
+
+
+class Container(Service):
+    """One container, and the server that it talks to."""
+
+    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat", "VolumeReload"})
+
+    def __init__(self, call: Call, rank: int, size: int, together: asyncio.Barrier):
+        super().__init__(requests=[])
+        self.call, self.server, self.rank, self.size, self.together = call, call.server, rank, size, together
+        self.app_id, self.task_id = call.app_id, call.server.new_id("ta")
+        self.folder = self.server.state / "containers" / self.task_id
+        self.volumes, self.committed = {}, {}
+        self.input_given, self.output, self.process = False, None, None
+
+    async def run(self) -> None:
+        """Start the container, and disturb it if it is its turn. Returns when it is gone."""
+        await self.start()
+        disturbances = self.server.disturbances
+        disturbance = disturbances.pop(0) if disturbances and self.rank == 0 else None
+        (self.folder / "root" / "root").mkdir(parents=True)
+        binds = [*self.files(), *self.interpreter()]
+        arguments = self.folder / "arguments"
+        arguments.write_bytes(self.arguments().SerializeToString())
+        self.process = await asyncio.create_subprocess_exec(
+            *("unshare", "-rm", "sh", "-c", ENTER, "sh", str(self.folder / "root")),
+            *itertools.chain(*binds),
+            *("--", sys.executable, "-m", "modal._container_entrypoint"),
+            env=self.environment(arguments),
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        disturbing = asyncio.ensure_future(self.disturb(disturbance)) if disturbance else None
+        while chunk := await self.process.stdout.read(65536):
+            log = pb.TaskLogs(data=chunk.decode(errors="replace"), file_descriptor=pb.FILE_DESCRIPTOR_STDOUT)
+            self.server.logs[self.app_id].put_nowait(pb.TaskLogsBatch(task_id=self.task_id, items=[log]))
+        await self.process.wait()
+        if disturbing:
+            disturbing.cancel()
+        self.grpc.close()
+        self.server.requests += self.requests
+        assert self.output or self.input_given or self.app_id in self.server.stopped, "it could not start"
+
+    async def disturb(self, disturbance: Disturbance) -> None:
+        volume = next(iter(self.volumes.values()))
+        while not disturbance.when(volume):
+            await asyncio.sleep(0.02)
+        if disturbance.what == "timeout":
+            self.output = self.call.outcome(RESULT(status=RESULT.GENERIC_STATUS_TIMEOUT, exception="timeout"))
+        if disturbance.what in ("timeout", "crash"):
+            self.kill()
+        if disturbance.what == "kill":
+            os.kill(child(self.process.pid), signal.SIGKILL)
+        if disturbance.what == "preempt":
+            os.kill(self.process.pid, signal.SIGINT)
+        if disturbance.what == "ctrl-c":
+            self.server.client.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        if self.process and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """As when the App is stopped: SIGINT, and time to end."""
+        if self.process:
+            if self.process.returncode is None and not self.output:
+                os.kill(self.process.pid, signal.SIGINT)
+            await self.process.wait()
+
+    def files(self) -> list[tuple[str, str]]:
+        """Write the uploaded files and copy the Volumes. Returns what to bind, and where."""
+        root, function = self.folder / "root", self.call.function
+        for file in itertools.chain(*(self.server.mounts[mount] for mount in function.mount_ids)):
+            path = root / file.filename.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.server.files[file.sha256_hex])
+        hosts = self.folder / "hosts"
+        # How a container of a cluster finds its address.
+        hosts.write_text(Path("/etc/hosts").read_text() + "\n::1 i6pn.modal.local\n")
+        binds = [(str(hosts), "/etc/hosts")]
+        for mount in function.volume_mounts:
+            copy = self.folder / mount.volume_id
+            self.volumes[mount.volume_id] = shutil.copytree(self.server.volumes[mount.volume_id], copy)
+            self.committed[mount.volume_id] = listing(copy)
+            (root / mount.mount_path.lstrip("/")).mkdir(parents=True)
+            binds.append((str(copy), mount.mount_path))
+        return binds
+
+    def interpreter(self) -> list[tuple[str, str]]:
+        """This Python, where it lies below a folder that the uploaded files replace."""
+        root, binds = self.folder / "root", []
+        for prefix in sorted({Path(sys.prefix), Path(sys.base_prefix)}):
+            if (root / prefix.parts[1]).exists():
+                (root / str(prefix).lstrip("/")).mkdir(parents=True, exist_ok=True)
+                binds.append((str(prefix), str(prefix)))
+        return binds
+
+    def arguments(self) -> pb.ContainerArguments:
+        function, function_id = self.call.function, self.call.function_id
+        handle = self.server.metadata(function, self.app_id)
+        layout = pb.AppLayout(
+            function_ids={function.function_name: function_id},
+            objects=[
+                *(pb.Object(object_id=needed.object_id) for needed in function.object_dependencies),
+                pb.Object(object_id=function_id, function_handle_metadata=handle),
+            ],
+        )
+        return pb.ContainerArguments(
+            task_id=self.task_id,
+            function_id=function_id,
+            app_id=self.app_id,
+            function_def=function,
+            app_layout=layout,
+        )
+
+    def environment(self, arguments: Path) -> dict[str, str]:
+        passed_on = {name: os.environ[name] for name in os.environ if name.startswith("JAX_")}
+        secrets = (self.server.secret_values[secret] for secret in self.call.function.secret_ids)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": "/root",
+            "PYTHONPATH": "/root",  # the image's
+            "MODAL_IS_REMOTE": "1",
+            "MODAL_SERVER_URL": self.url,
+            "MODAL_TASK_ID": self.task_id,
+            "MODAL_CLOUD_PROVIDER": "CLOUD_PROVIDER_OCI",
+            "MODAL_CONTAINER_ARGUMENTS_PATH": str(arguments),
+            **passed_on,
+            **{name: value for secret in secrets for name, value in secret.items()},
+        }
+
+    async def FunctionGetInputs(self, r):
+        item = pb.FunctionGetInputsItem(kill_switch=True)
+        if not self.input_given:
+            item = pb.FunctionGetInputsItem(
+                input_id=self.call.input_id,
+                input=self.call.input,
+                function_call_id=self.call.call_id,
+                function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
+            )
+        self.input_given = True
+        return pb.FunctionGetInputsResponse(inputs=[item])
+
+    async def FunctionPutOutputs(self, r):
+        self.output = self.call.outcome(r.outputs[0].result, r.outputs[0].data_format)
+        return Empty()
+
+    async def TaskResult(self, r):  # it failed before it took the input
+        self.output = self.call.outcome(r.result, pb.DATA_FORMAT_PICKLE)
+        return Empty()
+
+    async def TaskClusterHello(self, r):
+        await self.together.wait()
+        return pb.TaskClusterHelloResponse(
+            cluster_id="cu-1", cluster_rank=self.rank, container_ips=["::1"] * self.size
+        )
+
+    async def VolumeGetOrCreate(self, r):
+        return await self.server.VolumeGetOrCreate(r)
+
+    async def VolumeCommit(self, r):
+        """Bring what changed in this container's copy to the Volume; what another one changed stays."""
+        copy, volume = self.volumes[r.volume_id], self.server.volumes[r.volume_id]
+        before, now = self.committed[r.volume_id], listing(copy)
+        for path in sorted(now.keys() - before.keys() | {p for p in now if now[p] != before.get(p)}):
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                (volume / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(copy / path, volume / path)
+        for path in sorted(before.keys() - now.keys()):
+            (volume / path).unlink(missing_ok=True)
+        for path in sorted(volume.rglob("*"), reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        self.committed[r.volume_id] = now
+        return pb.VolumeCommitResponse(skip_reload=True)
+
+
+def listing(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The files below a folder, each with its time and size."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
+    return found
+
+
+def child(pid: int) -> int:
+    """The process id of the only child of a process."""
+    children = [
+        int(status.parent.name)
+        for status in Path("/proc").glob("[0-9]*/stat")
+        if status.read_text().rpartition(")")[2].split()[1] == str(pid)
+    ]
+    (only,) = children
+    return only

@@ -1,0 +1,435 @@
+"""app.py as its user meets it: here, without a network; and by the real `modal` on a stand-in for its server.
+
+The stand-in (tests/cloud) notes what is asked of Modal. What is to run in a container really runs in one.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import app
+from config.options import Options, UserError, given
+from tests.cloud.modal_server import ModalServer
+from tests.cloud.modal_service import Disturbance
+from training.checkpoint import by_name, load_model
+
+ROOT = Path(app.__file__).parent
+SENT = {"train.py", "sample.py", "model.py"}
+ROOMS = {"cloud", "config", "data", "generation", "hub", "parallel", "training"}
+INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "data/python_char/train.bin")
+# All that a run here may ask of Modal: to be noted as an App, which `modal run` itself does.
+HARMLESS = {"EnvironmentGetOrCreate", "ClientHello"} | {
+    f"App{name}" for name in ("Create", "Publish", "Heartbeat", "GetLogs", "ClientDisconnect")
+}
+LONG = {"max_iters": 600, "eval_interval": 50, "log_interval": 100, "lr_decay_iters": 600}
+
+
+def namespaces(*kinds: str) -> bool:
+    return subprocess.run(["unshare", *kinds, "true"], capture_output=True).returncode == 0
+
+
+no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
+containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """A copy of the project, with files that must not travel."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in [*SENT, *ROOMS, "app.py", "requirements.txt"]:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.bin", "__pycache__"))
+        elif (ROOT / name).exists():
+            shutil.copy(ROOT / name, folder)
+    for name in INTRUDERS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("secret")
+    supervise = folder / "cloud" / "supervise.py"  # a test cannot wait for ten seconds between commits
+    assert "INTERVAL = 10" in supervise.read_text()
+    supervise.write_text(supervise.read_text().replace("INTERVAL = 10", "INTERVAL = 0.2"))
+    return folder
+
+
+@pytest.fixture
+def at_modal(project, tmp_path, tiny_data):
+    """`at_modal("run", "app.py", ...)`: exit status and output of that `modal` command, and the server."""
+    volume = tmp_path / "modal" / "volumes" / "nanojaxgpt"
+    shutil.copytree(tiny_data, volume / "data" / "tiny")
+
+    def modal(*words, environment=None, python=("-m", "modal"), **server):
+        async def talk():
+            async with ModalServer(tmp_path / "modal", **server) as stand_in:
+                command = [sys.executable, *python, *words]
+                return *await stand_in.command(command, project, environment), stand_in
+
+        return asyncio.run(talk())
+
+    modal.volume = volume
+    return modal
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny, project, tmp_path_factory):
+    """A long run here: its folder. Its weights are what a disturbed one must arrive at."""
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    subprocess.run([sys.executable, "app.py", *tiny(out, **LONG)], cwd=project, check=True)
+    return out
+
+
+def remote(tiny, **changes) -> list[str]:
+    """The words of a tiny run at Modal, whose out_dir is `run` and whose data are in the Volume."""
+    return ["run", "app.py", "--run-on-remote", *tiny("run", **{"dataset": "tiny"} | changes)]
+
+
+def weights(out: Path) -> dict[str, bytes]:
+    return {name: x.tobytes() for name, x in by_name(load_model(str(out))[0]).items()}
+
+
+def iterations(out: Path) -> list[int]:
+    return sorted(int(path.name) for path in (out / "checkpoints").glob("*") if path.name.isdigit())
+
+
+def errors(printed: str) -> list[str]:
+    assert "Traceback" not in printed
+    return [line for line in printed.splitlines() if line.lower().startswith("error: ")]
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    "argv, is_remote",
+    [
+        (["--run-on-remote", "true"], True),
+        (["--run-on-remote"], True),
+        (["--run-on-remote=true"], True),
+        (["--run_on_remote=True"], True),
+        (["--run-on-remote", "false"], False),
+        (["--run-on-remote=false"], False),
+        ([], False),
+    ],
+)
+def test_every_form_of_the_flag_before_and_after_other_words(argv, is_remote):
+    others = ["config/quickstart.py", "--batch-size", "8", "--bias=True"]
+    for words in (argv + others, others + argv):
+        ours, theirs = app.split(words)
+        assert given(ours, app.LaunchOptions).get("run_on_remote", False) is is_remote
+        assert theirs == others
+
+
+def test_launcher_options_take_a_value_after_a_space_or_a_sign():
+    ours, theirs = app.split(
+        ["--gpu", "H100:8", "c.py", "--timeout-hours=0.5", "--n_layer", "2", "--retries"]
+    )
+    assert ours == ["--gpu=H100:8", "--timeout-hours=0.5", "--retries="]
+    assert theirs == ["c.py", "--n_layer", "2"]
+
+
+def test_no_launcher_option_hides_one_of_the_scripts():
+    from sample import SampleOptions
+
+    launcher = set(app.types(app.LaunchOptions))
+    assert not launcher & (set(app.types(Options)) | set(app.types(SampleOptions)))
+
+
+def test_options_travel_with_their_values(tmp_path):
+    config = tmp_path / "elsewhere.py"
+    config.write_text("n_layer = 2 * 3\ndataset = 'python_char'\nout_dir = 'runs/mine'\nn_kv_head = None\n")
+    argv = [str(config), "--learning_rate", "1e-3", "--wandb_project=a b"]
+    job = app.training(argv, app.LaunchOptions())
+    assert job.run_name == "mine"
+    there = given(job.words, Options)
+    here = given(argv, Options)
+    assert there == {name: value for name, value in here.items() if name != "out_dir"}
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--n_layers=2"], "--n_layers is not an option; did you mean n_layer?"),
+        (["config/nosuch.py"], "config/nosuch.py: there is no such config file"),
+        (["--timeout-hours=25"], "--timeout_hours is 25, expected a number above 0, up to Modal's 24"),
+        (["--gpu"], "--gpu is '', expected a name"),
+        (["--dry-run=maybe"], "--dry_run is 'Maybe', expected True or False"),
+        (["--run-name=a/b"], "--run_name is 'a/b', expected letters"),
+        (["--out_dir=/"], "--run_name is '', expected letters"),
+        (["--overwrite=True"], "modal volume rm -r nanojaxgpt runs/out"),
+        (["--dataset={folder}"], "modal volume put nanojaxgpt {folder}"),
+        (["--wandb_log=True"], "--secret=NAME"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_is_rented(argv, says, tmp_path):
+    argv = [word.format(folder=tmp_path) for word in argv]
+    with pytest.raises(UserError) as raised:
+        app.launch("train.py", ["--run-on-remote", *argv])
+    assert says.format(folder=tmp_path) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        ([], "--run-name is missing"),
+        (["--run-name=x", "--nodes=2"], "--nodes=2 is for training"),
+        (["--run-name=x", "--start=FILE:nosuch.txt"], "--start=FILE:nosuch.txt: cannot be read"),
+    ],
+)
+def test_a_mistake_about_samples_is_answered_before_anything_is_rented(argv, says):
+    with pytest.raises(UserError, match=says):
+        app.launch("sample.py", ["--run-on-remote", *argv])
+
+
+def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
+    (tmp_path / "prompt.txt").write_text("Twas brillig\n")
+    job = app.sampling(
+        ["--num_samples=1", f"--start=FILE:{tmp_path}/prompt.txt"], app.LaunchOptions(run_name="x")
+    )
+    assert job.words == ["--num_samples=1", "--start=Twas brillig\n"]
+    job = app.sampling(["--start", f"FILE:{tmp_path}/prompt.txt"], app.LaunchOptions(run_name="x"))
+    assert job.words == ["--start", "Twas brillig\n"]
+
+
+# Here
+
+
+@no_network
+def test_here_it_needs_neither_modal_nor_a_network(project, tiny, tmp_path):
+    (tmp_path / "modal.py").write_text("raise ImportError('not installed')")
+
+    def alone(*words):
+        return subprocess.run(
+            ["unshare", "-rn", sys.executable, project / "app.py", *words],
+            cwd=tmp_path,
+            env=os.environ | {"PYTHONPATH": str(tmp_path)},
+            capture_output=True,
+            text=True,
+        )
+
+    run = alone(*tiny("out"), "--run-name=mine", "--run-on-remote", "false")
+    assert run.returncode == 0 and iterations(tmp_path / "mine") == [5, 10]
+    run = alone(*tiny("out", n_head=3))
+    assert run.returncode == 2 and len(errors(run.stderr)) == 1
+    run = alone("--run-on-remote", *tiny("out", dataset="tiny"))
+    assert run.returncode == 2 and "pip install modal" in errors(run.stderr)[0]
+    run = alone("--dry-run", *tiny("out", dataset="tiny"), "--gpu=H100:8", "--nodes=2", "--secret=wandb")
+    assert run.returncode == 0
+    assert all(
+        text in run.stdout for text in ("2 with H100:8", "24 h", "wandb", "jax[cuda13]", "--n_embd=16")
+    )
+    listed = {line.strip() for line in run.stdout.split(" kB:")[1].splitlines() if line}
+    assert listed == files_to_send(project)
+
+
+def files_to_send(project: Path) -> set[str]:
+    rooms = (path for room in ROOMS for path in (project / room).rglob("*.py"))
+    return SENT | {str(path.relative_to(project)) for path in rooms}
+
+
+@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
+def test_a_signal_has_a_run_here_save_and_end_with_status_0(project, tiny, tmp_path, signal_name):
+    command = [sys.executable, "app.py", *tiny(tmp_path / "out", **LONG)]
+    process = subprocess.Popen(
+        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    while not iterations(tmp_path / "out"):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(getattr(signal, signal_name))
+    printed, _ = process.communicate()
+    assert process.returncode == 0
+    assert f"stopped at iter {iterations(tmp_path / 'out')[-1]};" in printed
+
+
+@containers
+def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_path):
+    status, printed, server = at_modal("run", "app.py", *tiny(tmp_path / "out"))
+    assert status == 0 and iterations(tmp_path / "out") == [5, 10]
+    assert {name for name, _ in server.requests} <= HARMLESS
+    status, printed, server = at_modal(
+        *("run", "app.py::sample", "--run-on-remote=false", f"--out_dir={tmp_path / 'out'}"),
+        *("--start=the ", "--num_samples=1", "--max_new_tokens=4"),
+    )
+    assert status == 0 and "the " in printed
+    assert {name for name, _ in server.requests} <= HARMLESS
+    status, printed, server = at_modal("run", "app.py", *tiny(tmp_path / "out"))
+    assert status == 2 and "holds a run" in errors(printed)[0]
+
+
+# At Modal
+
+
+@containers
+def test_quickstart_at_modal(at_modal, project, tmp_path):
+    """Trained there, fetched by the command that it prints, and sampled from there."""
+    steps = ["--max_iters=4", "--eval_interval=2", "--eval_iters=1", "--batch_size=2", "--n_layer=1"]
+    machine = ["--gpu=H100:2", "--timeout-hours", "1.5", "--retries=3", "--run-name=first"]
+    status, printed, server = at_modal(
+        *("run", "app.py", "--run-on-remote", "true", "config/quickstart.py", *steps, *machine),
+        *("--wandb_log=True", "--secret", "wandb"),
+        secrets={"wandb": {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "disabled"}},
+    )
+    assert status == 0, printed
+    run = at_modal.volume / "runs" / "first"
+    assert iterations(run) == [2, 4]
+    assert (at_modal.volume / "data" / "python_char" / "train.bin").exists()
+
+    (create,) = server.sent("FunctionCreate")
+    function = create.function
+    assert (function.resources.gpu_config.gpu_type, function.resources.gpu_config.count) == ("H100", 2)
+    assert function.timeout_secs == 5400 and function.retry_policy.retries == 3
+    assert [mount.mount_path for mount in function.volume_mounts] == ["/vol"]
+    assert len(function.secret_ids) == 1
+    uploaded = {file.filename for r in server.sent("MountGetOrCreate") for file in r.files}
+    assert uploaded == {f"/root/{name}" for name in files_to_send(project)}
+    lines = [line for image in server.images for line in image.dockerfile_commands]
+    assert any("--requirements" in line and "'jax[cuda13]'" in line and "wandb" in line for line in lines)
+    requirements = [file.data for image in server.images for file in image.context_files]
+    assert requirements == [(project / "requirements.txt").read_bytes()]
+
+    fetch = printed.rpartition("modal volume get ")[2].splitlines()[0].split()
+    status, printed, _ = at_modal("volume", "get", *fetch, str(tmp_path))
+    assert status == 0, printed
+    assert weights(tmp_path / "first") == weights(run)
+
+    sampling = ["--start=def ", "--num_samples=1", "--max_new_tokens=8", "--temperature=0"]
+    status, printed, _ = at_modal(
+        "run", "app.py::sample", "--run-on-remote", "true", "--run-name=first", *sampling
+    )
+    assert status == 0
+    here = [sys.executable, "sample.py", f"--out_dir={tmp_path / 'first'}", *sampling]
+    assert subprocess.check_output(here, cwd=project, text=True) in printed
+
+
+@containers
+@pytest.mark.parametrize("what, retries", [("preempt", 0), ("crash", 0), ("timeout", 1), ("kill", 1)])
+def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
+    # A crash loses what was not committed: it comes when a checkpoint has been.
+    watched = at_modal.volume if what in ("crash", "timeout") else None
+    disturbance = Disturbance(what, lambda volume: iterations((watched or volume) / "runs" / "run"))
+    status, printed, server = at_modal(
+        *remote(tiny, **LONG), f"--retries={retries}", disturbances=[disturbance]
+    )
+    assert status == 0, printed
+    assert len(server.containers) == 2 and "resuming at iter" in printed
+    assert weights(at_modal.volume / "runs" / "run") == weights(undisturbed)
+
+
+@containers
+def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
+    status, printed, server = at_modal(*remote(tiny, n_head=3))
+    assert status == 2 and len(server.containers) == 1
+    assert errors(printed) == ["error: n_embd=16 must be a multiple of n_head=3"]
+    status, printed, server = at_modal(*remote(tiny, dataset="missing"))
+    assert status == 2 and len(server.containers) == 1
+    assert len(errors(printed)) == 1 and "missing: no such data set" in errors(printed)[0]
+
+
+@containers
+def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
+    """Each attempt has 0.36 seconds, in which Python does not even import JAX."""
+    status, printed, server = at_modal(*remote(tiny, **LONG), "--timeout-hours=0.0001", "--retries=1")
+    assert status == 2 and len(server.containers) == 2
+    assert [line for line in printed.splitlines() if line.startswith("error: ")] == [
+        "error: Modal: the time of this attempt is up: the next goes on from the last checkpoint"
+    ]
+
+
+def first_checkpoint(volume: Path) -> bool:
+    return bool(iterations(volume / "runs" / "run"))
+
+
+@containers
+def test_ctrl_c_stops_the_run_at_modal_with_its_checkpoint_kept(at_modal, tiny):
+    disturbance = Disturbance("ctrl-c", first_checkpoint)
+    status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])
+    assert status == 130 and len(server.containers) == 1
+    assert "Traceback" not in printed
+    assert 0 < iterations(at_modal.volume / "runs" / "run")[-1] < LONG["max_iters"]
+
+
+@containers
+def test_a_detached_run_goes_on_after_ctrl_c(at_modal, tiny, undisturbed):
+    disturbance = Disturbance("ctrl-c", first_checkpoint)
+    status, printed, server = at_modal(*remote(tiny, **LONG), "--detach", disturbances=[disturbance])
+    assert status == 130 and len(server.containers) == 1
+    assert "Traceback" not in printed
+    assert weights(at_modal.volume / "runs" / "run") == weights(undisturbed)
+
+
+@containers
+@pytest.mark.parametrize(
+    "words, environment, says",
+    [
+        (["--gpu=H1000"], {}, "error: Modal: Unknown GPU type H1000"),
+        (["--secret=nosuch"], {}, "error: --secret=nosuch: Modal has no such secret"),
+        (["config/nosuch.py"], {}, "error: config/nosuch.py: there is no such config file"),
+        ([], {"MODAL_TOKEN_ID": "", "MODAL_TOKEN_SECRET": ""}, "Error: Token missing"),
+        ([], {"MODAL_TOKEN_SECRET": "as-other"}, "Error: Token ID or secret is wrong"),
+    ],
+)
+def test_a_refusal_is_one_line(at_modal, tiny, words, environment, says):
+    status, printed, server = at_modal(*remote(tiny), *words, environment=environment)
+    assert status != 0 and not server.containers
+    (line,) = errors(printed)
+    assert line.startswith(says)
+
+
+@pytest.mark.parametrize("command", [["-m", "modal", "run", "app.py"], ["app.py"]])
+def test_no_connection_is_one_line(project, tiny, tmp_path, command):
+    """The client tries for a minute, with pauses that are made short here."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import asyncio\nsleep = asyncio.sleep\nasyncio.sleep = lambda seconds: sleep(seconds / 1000)\n"
+    )
+    login = {"MODAL_CONFIG_PATH": os.devnull, "MODAL_TOKEN_ID": "ak-x", "MODAL_TOKEN_SECRET": "as-x"}
+    run = subprocess.run(
+        [sys.executable, *command, "--run-on-remote", *tiny("run", dataset="tiny")],
+        cwd=project,
+        env=os.environ | login | {"MODAL_SERVER_URL": "http://127.0.0.1:1", "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode != 0
+    (line,) = errors(run.stderr)
+    assert line.endswith("Could not connect to the Modal server.")
+
+
+@containers
+def test_two_machines_find_each_other(at_modal, tiny):
+    """The loss of a model on two machines is that on one."""
+    words = remote(tiny, eval_only=True, mesh="data:-1")
+    status, one, server = at_modal(*words)
+    assert status == 0, one
+    status, two, server = at_modal(*words, "--nodes=2", "--gpu=H100:8")
+    assert status == 0, two
+    (create,) = server.sent("FunctionCreate")
+    assert create.function._experimental_group_size == 2 and create.function.resources.rdma
+    assert len(server.containers) == 2
+    loss = next(line for line in one.splitlines() if line.startswith("train loss"))
+    assert loss in two
+
+
+@containers
+def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
+    """They share no folder: what one writes to the Volume, the other one does not see while it runs."""
+    command = [*remote(tiny, **LONG | {"max_iters": 200}, mesh="data:-1"), "--nodes=2"]
+    disturbance = Disturbance("preempt", first_checkpoint)
+    status, printed, server = at_modal(*command, disturbances=[disturbance])
+    assert status == 0, printed
+    assert len(server.containers) == 4 and "resuming at iter" in printed
+    assert iterations(at_modal.volume / "runs" / "run")[-1] == 200
+    assert weights(at_modal.volume / "runs" / "run")  # one process reads them
+
+
+@containers
+def test_weights_divided_among_machines_are_refused_at_the_start(at_modal, tiny):
+    """No machine could write the checkpoint, and they share no folder to write it together."""
+    status, printed, server = at_modal(*remote(tiny, mesh="fsdp:2"), "--nodes=2")
+    assert status == 2 and len(server.containers) == 2
+    assert "not the same folder for all machines" in printed and "Traceback" not in printed
+    assert not (at_modal.volume / "runs" / "run" / "checkpoints").exists()
