@@ -6,6 +6,7 @@ train.py saves a model.
 
 import json
 import math
+import shutil
 import string
 from dataclasses import replace
 from functools import cache
@@ -279,6 +280,16 @@ def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, option
 # --- bad requests -----------------------------------------------------------------------------------------
 
 
+def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, reference, dataset, tmp_path):
+    reference.save_pretrained(base := tmp_path / "base")
+    wordless = shutil.copytree(dataset, tmp_path / "data")  # the model has no tokenizer either
+    meta = json.loads((wordless / "meta.json").read_text())
+    (wordless / "meta.json").write_text(json.dumps(meta | {"tokenizer": None}))
+    found = result(init_from=base, dataset=wordless)
+    assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
+    assert "says nothing of a data set: give one with --dataset" in error(f"--init_from={base}")
+
+
 @pytest.mark.parametrize(
     "argument, says",
     [
@@ -290,7 +301,7 @@ def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, option
         ("--batch_size=0", "--batch_size is 0, expected an integer, 1 or more"),
         ("--hellaswag=nowhere.jsonl", "--hellaswag=nowhere.jsonl: cannot be read"),
         ("--strid=3", "--strid is not an option; did you mean stride?"),
-        ("--init_from=gpt3", "--init_from is 'gpt3', expected"),
+        ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
     ],
 )
 def test_a_bad_option_is_one_line(run, argument, says):
