@@ -48,9 +48,9 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
     if stop == "interrupt":
         raise KeyboardInterrupt  # the machine is taken away, and Modal finds another; or the run is stopped
     if stop == "time":
-        raise ChildProcessError("the time of this attempt is up: the next goes on from the last checkpoint")
+        raise ChildProcessError("its time is up: the next attempt, or the same command, goes on from the last checkpoint")
     if status < 0 or (status == 1 and nodes > 1):  # 1 is also what the others say when one is killed
-        raise ChildProcessError(f"{script} was killed (status {status}): the same command again goes on")
+        raise ChildProcessError(f"{script} was killed (status {status}): the next attempt, or the same command, goes on")
     return status
 
 

@@ -336,7 +336,7 @@ def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, **LONG), "--timeout-hours=0.0001", "--retries=1")
     assert status == 2 and len(server.containers) == 2
     assert [line for line in printed.splitlines() if line.startswith("error: ")] == [
-        "error: Modal: the time of this attempt is up: the next goes on from the last checkpoint"
+        "error: Modal: its time is up: the next attempt, or the same command, goes on from the last checkpoint"
     ]
 
 
