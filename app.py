@@ -132,7 +132,8 @@ def training(argv: list[str], options: LaunchOptions) -> Job:
             "wandb_log=True needs --secret=NAME, a Modal secret with your key: "
             "modal secret create NAME WANDB_API_KEY=..."
         )
-    packages = ["jax[cuda13]", *(["wandb"] if values.get("wandb_log") else [])]
+    # datasets, because a large data set is prepared where the run is.
+    packages = ["jax[cuda13]", "datasets", *(["wandb"] if values.get("wandb_log") else [])]
     return Job("train.py", [f"--{name}={value}" for name, value in values.items()], run_name, packages)
 
 

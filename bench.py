@@ -37,7 +37,7 @@ import numpy as np
 from bench_decode import report_decoding
 from bench_memory import report_memory
 from config.options import Options, UserError, command, load
-from data.loader import NANOGPT, Batches, Meta, dataset_dir, load_meta
+from data.loader import NANOGPT, Batches, Meta, dataset_dir, is_prepared, load_meta
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
@@ -135,7 +135,7 @@ def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
 
 def dataset_meta(dataset: str, vocab_size: int | None) -> Meta:
     """What is known of the data set's tokens, or assumed of one that is not prepared."""
-    if (dataset_dir(dataset) / "train.bin").exists():
+    if is_prepared(dataset_dir(dataset)):
         meta = load_meta(dataset)
     else:
         meta = NANOGPT
@@ -365,7 +365,7 @@ def peak_memory(compiled: jax.stages.Compiled) -> str:
 
 def data_loading(options: Options, seconds: float) -> str:
     """The time that a step's batch takes to make; it is made while the device works on the step before."""
-    if not (dataset_dir(options.dataset) / "train.bin").exists():
+    if not is_prepared(dataset_dir(options.dataset)):
         return f"not measured: data set {options.dataset} is not prepared"
     sequences = options.gradient_accumulation_steps * options.batch_size
     names = (options.dataset, "train", sequences, options.block_size, options.seed, options.sampling)

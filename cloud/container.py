@@ -18,8 +18,11 @@ import modal
 from cloud import MOUNTED, VOLUME
 from cloud.supervise import ROOT, run
 from config.options import UserError, load
+from data.loader import is_prepared
+from training.checkpoint import weights_shape
 
 GRACE = 120  # seconds before the time is up at which a run is told to save a checkpoint and end
+GOES_ON = "the next attempt, or the same command, goes on from the last checkpoint"
 PORT = 1234  # at which the processes of a cluster meet
 
 
@@ -37,7 +40,7 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
         folder.mkdir(parents=True, exist_ok=True)
         try:
             words += resumed(folder) + cluster_options(nodes)
-            words.append(f"--dataset={prepared(load(words).dataset)}")
+            words.append(f"--dataset={prepared(load(words, weights_shape).dataset)}")
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
@@ -48,9 +51,9 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
     if stop == "interrupt":
         raise KeyboardInterrupt  # the machine is taken away, and Modal finds another; or the run is stopped
     if stop == "time":
-        raise ChildProcessError("its time is up: the next attempt, or the same command, goes on from the last checkpoint")
+        raise ChildProcessError(f"its time is up: {GOES_ON}")
     if status < 0 or (status == 1 and nodes > 1):  # 1 is also what the others say when one is killed
-        raise ChildProcessError(f"{script} was killed (status {status}): the next attempt, or the same command, goes on")
+        raise ChildProcessError(f"{script} was killed (status {status}): {GOES_ON}")
     return status
 
 
@@ -85,7 +88,7 @@ def prepared(dataset: str) -> Path:
     if (ROOT / "data" / name).is_dir():
         shutil.copytree(ROOT / "data" / name, folder, dirs_exist_ok=True)
     script = folder / "prepare.py"
-    if script.exists() and not (folder / "train.bin").exists():
+    if script.exists() and not is_prepared(folder):
         status, stop = run(str(script), [])
         if stop:
             raise KeyboardInterrupt

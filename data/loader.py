@@ -66,7 +66,7 @@ def prepare_if_missing(dataset: str) -> None:
     """
     folder = dataset_dir(dataset)
     script = folder / "prepare.py"
-    if _is_prepared(folder):
+    if is_prepared(folder):
         return
     if not folder.is_dir():
         known = sorted(path.name for path in DATA.iterdir() if _has_dataset(path))
@@ -90,10 +90,11 @@ def prepare_if_missing(dataset: str) -> None:
 
 
 def _has_dataset(folder: Path) -> bool:
-    return (folder / "prepare.py").exists() or _is_prepared(folder)
+    return (folder / "prepare.py").exists() or is_prepared(folder)
 
 
-def _is_prepared(folder: Path) -> bool:
+def is_prepared(folder: Path) -> bool:
+    """Whether a data set's tokens are there."""
     return any((folder / name).exists() for name in ("train.bin", "train_00000.bin"))
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import app
+from cloud.container import GOES_ON
 from config.options import Options, UserError, given
 from tests.cloud.modal_server import ModalServer
 from tests.cloud.modal_service import Disturbance
@@ -288,7 +289,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     uploaded = {file.filename for r in server.sent("MountGetOrCreate") for file in r.files}
     assert uploaded == {f"/root/{name}" for name in files_to_send(project)}
     lines = [line for image in server.images for line in image.dockerfile_commands]
-    assert any("--requirements" in line and "'jax[cuda13]'" in line and "wandb" in line for line in lines)
+    assert any("--requirements" in line and "'jax[cuda13]' datasets wandb" in line for line in lines)
     requirements = [file.data for image in server.images for file in image.context_files]
     assert requirements == [(project / "requirements.txt").read_bytes()]
 
@@ -336,7 +337,7 @@ def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, **LONG), "--timeout-hours=0.0001", "--retries=1")
     assert status == 2 and len(server.containers) == 2
     assert [line for line in printed.splitlines() if line.startswith("error: ")] == [
-        "error: Modal: its time is up: the next attempt, or the same command, goes on from the last checkpoint"
+        f"error: Modal: its time is up: {GOES_ON}"
     ]
 
 
