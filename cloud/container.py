@@ -22,8 +22,8 @@ from data.loader import is_prepared
 from training.checkpoint import weights_shape
 
 GRACE = 120  # seconds before the time is up at which a run is told to save a checkpoint and end
-GOES_ON = "the next attempt, or the same command, goes on from the last checkpoint"
 PORT = 1234  # at which the processes of a cluster meet
+AGAIN = "the next attempt, or the same command, goes on from the last checkpoint"
 
 
 def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes: int) -> int:
@@ -51,9 +51,9 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
     if stop == "interrupt":
         raise KeyboardInterrupt  # the machine is taken away, and Modal finds another; or the run is stopped
     if stop == "time":
-        raise ChildProcessError(f"its time is up: {GOES_ON}")
+        raise ChildProcessError(f"its time is up: {AGAIN}")
     if status < 0 or (status == 1 and nodes > 1):  # 1 is also what the others say when one is killed
-        raise ChildProcessError(f"{script} was killed (status {status}): {GOES_ON}")
+        raise ChildProcessError(f"{script} was killed (status {status}): {AGAIN}")
     return status
 
 

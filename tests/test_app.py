@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 
 import app
-from cloud.container import GOES_ON
 from config.options import Options, UserError, given
 from tests.cloud.modal_server import ModalServer
 from tests.cloud.modal_service import Disturbance
@@ -289,7 +288,10 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     uploaded = {file.filename for r in server.sent("MountGetOrCreate") for file in r.files}
     assert uploaded == {f"/root/{name}" for name in files_to_send(project)}
     lines = [line for image in server.images for line in image.dockerfile_commands]
-    assert any("--requirements" in line and "'jax[cuda13]' datasets wandb" in line for line in lines)
+    assert any(
+        "--requirements" in line and {"'jax[cuda13]'", "datasets", "wandb"} <= set(line.split())
+        for line in lines
+    ), lines
     requirements = [file.data for image in server.images for file in image.context_files]
     assert requirements == [(project / "requirements.txt").read_bytes()]
 
@@ -336,9 +338,8 @@ def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
     """Each attempt has 0.36 seconds, in which Python does not even import JAX."""
     status, printed, server = at_modal(*remote(tiny, **LONG), "--timeout-hours=0.0001", "--retries=1")
     assert status == 2 and len(server.containers) == 2
-    assert [line for line in printed.splitlines() if line.startswith("error: ")] == [
-        f"error: Modal: its time is up: {GOES_ON}"
-    ]
+    (line,) = [line for line in printed.splitlines() if line.startswith("error: ")]
+    assert "its time is up: the next attempt, or the same command, goes on" in line
 
 
 def first_checkpoint(volume: Path) -> bool:
@@ -422,7 +423,7 @@ def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
     disturbance = Disturbance("preempt", first_checkpoint)
     status, printed, server = at_modal(*command, disturbances=[disturbance])
     assert status == 0, printed
-    assert len(server.containers) == 4 and "resuming at iter" in printed
+    assert len(server.containers) == 4 and "resuming at iter" in printed, printed
     assert iterations(at_modal.volume / "runs" / "run")[-1] == 200
     assert weights(at_modal.volume / "runs" / "run")  # one process reads them
 
