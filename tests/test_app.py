@@ -7,6 +7,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +40,12 @@ no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's net
 containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
 
 
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 @pytest.fixture(scope="session")
 def project(tmp_path_factory):
     """A copy of the project, with files that must not travel."""
@@ -54,6 +61,9 @@ def project(tmp_path_factory):
     supervise = folder / "cloud" / "supervise.py"  # a test cannot wait for ten seconds between commits
     assert "INTERVAL = 10" in supervise.read_text()
     supervise.write_text(supervise.read_text().replace("INTERVAL = 10", "INTERVAL = 0.2"))
+    container = folder / "cloud" / "container.py"  # tests that run at a time share this machine's ports
+    assert "PORT = 1234" in container.read_text()
+    container.write_text(container.read_text().replace("PORT = 1234", f"PORT = {free_port()}"))
     return folder
 
 
