@@ -69,8 +69,9 @@ Loss = Callable[[GPT, Float[Array, "B T D"], Int[Array, "B T"]], Float[Array, ""
 class Pipeline:
     """A schedule, and how ranks do different things in one program.
 
-    With "cond" each takes its branch. With "where" all compute both and drop one, which no communication
-    within a branch can ever hang on.
+    With "cond" each takes its own branch, and communication along the other axes of the mesh happens within:
+    all who take part in it are of one rank, and in the same branch. With "where" all ranks compute all that
+    any does, and drop what is not theirs.
     """
 
     schedule: Schedule
@@ -91,72 +92,104 @@ class Pipeline:
         of, and `frozen` the rest. `keys`, one per microbatch, turn dropout on.
         """
         table, n_inputs, n_cotangents = self.schedule.table()
-        on_rank = jax.shard_map(
+        on_rank = on_ranks(
             partial(self._on_rank, loss_of=loss, slots=(n_inputs + 1, n_cotangents + 1)),
             in_specs=(P(None, "stage"), P(), P(None, "stage"), P(), P(), P()),
             out_specs=(P(), P(), P(None, "stage")),
-            axis_names={"stage"},
-            check_vma=False,  # which gives wrong gradients through branches that ranks take apart: jax#40823
         )
-        chunks = partial(jax.tree.map, lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]))
         rest, blocks = zip(apart(weights), apart(frozen), strict=True)
-        loss, gradients, of_blocks = on_rank(np.array(table), rest, chunks(blocks), x, y, keys)
+        loss, of_rest, of_blocks = on_rank(np.array(table), rest, self._in_chunks(blocks), x, y, keys)
         of_blocks = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), of_blocks)
-        return jax.tree.map(lambda sum: sum / len(x), (loss, together(gradients, of_blocks)))
+        return jax.tree.map(lambda sum: sum / len(x), (loss, together(of_rest, of_blocks)))
+
+    def mean_loss(
+        self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
+    ) -> Float[Array, ""]:
+        """The mean loss of one batch, without dropout, for evaluation: one rank after the other computes.
+
+        That takes as long as on one device, but as in training a rank needs no room for others' layers.
+        """
+        R, n = self.schedule.ranks, self.schedule.stages
+
+        def on_rank(rank, rest, blocks, x, y):
+            def stage(h, s):
+                model = together(rest, jax.tree.map(itemgetter(s // R), blocks))
+                h = choose(s % R == rank[0], lambda: model.through(model.blocks, h, x, None), lambda: h)
+                return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
+
+            h, _ = lax.scan(stage, rest.begin(x, None), jnp.arange(n))  # the last rank's comes out on rank 0
+            mean = choose(rank[0] == 0, lambda: loss(rest, rest.ln_f(h), y), lambda: jnp.zeros(()))
+            return lax.psum(mean, "stage")
+
+        choose, (rest, blocks) = self._choose, apart(model)
+        on_rank = on_ranks(on_rank, (P("stage"), P(), P(None, "stage"), P(), P()), P())
+        return on_rank(np.arange(R), rest, self._in_chunks(blocks), x, y)
+
+    @property
+    def _choose(self) -> Callable:
+        return lax.cond if self.branches == "cond" else compute_both
+
+    def _in_chunks(self, blocks):
+        """Arrays (L, ...) as (chunks, L / chunks, ...), of which every rank has its part of axis 1."""
+        return jax.tree.map(lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]), blocks)
 
     def _on_rank(self, table, rest, blocks, x, y, keys, *, loss_of: Loss, slots: tuple[int, int]):
         """What one rank computes: sums over microbatches of the loss and of the gradients.
 
         Arrays of its blocks are (chunks, layers of a stage, ...), and the table is (ticks, 1, fields).
         """
-        R, last = self.schedule.ranks, self.schedule.stages - 1
-        choose = lax.cond if self.branches == "cond" else compute_both
+        R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
+        choose = self._choose
+        nothing = over_rows(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
+
+        def weights_of(s):
+            """Of stage s, what is trained and what is not."""
+            chunk = jax.tree.map(itemgetter(s // R), blocks)
+            return tuple(together(*part) for part in zip(rest, chunk, strict=True))
 
         def stage(s, m, weights, h):
-            """The output of stage s, and its loss, which is 0 before the last stage."""
+            """The output of stage s for microbatch m, and its loss, which is 0 before the last stage."""
             model, key = eqx.combine(*weights), None if keys is None else keys[m]
             h = choose(s == 0, lambda: model.begin(x[m], key), lambda: h)
-            n = self.schedule.stages
             h = model.through(model.blocks, h, x[m], key, start=s * (model.config.n_layer // n))
-            loss = choose(s == last, lambda: loss_of(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
-            return h, loss
+            return h, choose(s == last, lambda: loss_of(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
 
         def tick(carry, row):
             inputs, cotangents, sums = carry
             now = Row(*row[0])
 
             def forward():
-                weights = of_stage(rest, blocks, now.forward)
-                return stage(now.forward, now.forward_microbatch, weights, inputs[now.forward_slot])[0]
+                s, m = now.forward, now.forward_microbatch
+                return stage(s, m, weights_of(s), inputs[now.forward_slot])[0]
 
             def backward():
-                s, m = now.backward, now.backward_microbatch
-                weights, frozen = of_stage(rest, blocks, s)
-                (_, loss), pull = jax.vjp(
-                    lambda weights, h: stage(s, m, (weights, frozen), h), weights, inputs[now.backward_slot]
-                )
+                s, m, h = now.backward, now.backward_microbatch, inputs[now.backward_slot]
+                weights, frozen = weights_of(s)
+                (_, loss), pull = jax.vjp(lambda *args: stage(s, m, (args[0], frozen), args[1]), weights, h)
                 dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
                 dweights, dh = pull((dh, jnp.ones(())))
                 return add(sums, loss, shard(dweights), s // R), dh
 
-            def of_stage(rest, blocks, s):
-                chunk = jax.tree.map(itemgetter(s // R), blocks)
-                return tuple(together(*part) for part in zip(rest, chunk, strict=True))
-
             h = choose(now.forward >= 0, forward, lambda: nothing)
             sums, dh = choose(now.backward >= 0, backward, lambda: (sums, nothing))
-            arrived = lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)])
-            inputs = inputs.at[now.input_arrives].set(arrived)
-            arrived = lax.ppermute(dh, "stage", [(r, (r - 1) % R) for r in range(R)])
-            cotangents = cotangents.at[now.cotangent_arrives].set(arrived)
+            h = lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)])
+            dh = lax.ppermute(dh, "stage", [(r, (r - 1) % R) for r in range(R)])
+            inputs = inputs.at[now.input_arrives].set(h)
+            cotangents = cotangents.at[now.cotangent_arrives].set(dh)
             return (inputs, cotangents, sums), None
 
-        nothing = over_rows(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))
-        slots = tuple(over_rows(jnp.zeros((n, *nothing.shape))) for n in slots)
+        slots = tuple(over_rows(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
-        (*_, (loss, *gradients)), _ = lax.scan(tick, (*slots, zeros), table)
-        gradients, of_blocks = gradients
-        return *lax.psum((loss, gradients), "stage"), of_blocks
+        (*_, (loss, of_rest, of_blocks)), _ = lax.scan(tick, (*slots, zeros), table)
+        return *lax.psum((loss, of_rest), "stage"), of_blocks
+
+
+def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
+    """`function`, computed by every rank on its part of the arguments."""
+    # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names={"stage"}, check_vma=False
+    )
 
 
 def add(sums, loss, gradients: GPT, chunk: Int[Array, ""]):

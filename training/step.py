@@ -203,7 +203,9 @@ def loss_of(model: GPT, features: Float[Array, "B T D"], y: Int[Array, "B T"]) -
 def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
     """`mean_loss` without dropout, for evaluation, as `loss(model, x, y)` with x, y (B, T)."""
     batch = jax.ShapeDtypeStruct((options.batch_size, options.block_size), jnp.int32, sharding=over_rows(2))
-    return jax.jit(mean_loss).lower(model, batch, batch).compile()
+    pipeline = pipeline_of(options)
+    loss = partial(pipeline.mean_loss, loss_of) if pipeline else mean_loss
+    return jax.jit(loss).lower(model, batch, batch).compile()
 
 
 def counted_flops(config: GPTConfig, options: Options) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from parallel.pipeline import pipeline_of
 from parallel.sharding import over_rows
 from training.checkpoint import Checkpoints, by_name
 from training.manifest import Manifest
-from training.step import compile_step, create_state, mean_gradients, model_config, state_shapes
+from training.step import compile_loss, compile_step, create_state, mean_gradients, model_config, state_shapes
 
 V, T, L, A, B, EOT = 48, 8, 8, 4, 4, 7
 GPT2 = replace(
@@ -46,7 +47,6 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("gpt2, dropout", "stage:2", {}),
     ("gpt2, dropout", "stage:8", {}),
     ("gpt2, dropout", "stage:4", INTERLEAVED),
-    ("gpt2, dropout", "stage:4", dict(pipeline_branches="where")),
     ("gpt2, dropout", "stage:2,data:2,fsdp:2", {}),
     ("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED),
     ("llama", "stage:2,fsdp:2,tensor:2", {}),
@@ -102,9 +102,26 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
         assert error < FLOAT32_ROUNDING, name
 
 
+@pytest.mark.parametrize("changes", [{}, INTERLEAVED, dict(pipeline_branches="where")])
+def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes, optimized):
+    options = replace(LLAMA, **changes, batch_size=B)
+    x, y = batch(options)[:, 0]
+
+    def evaluate(mesh):
+        with jax.set_mesh(make_mesh(mesh)):
+            model = create_state(model_config(options, V), options).model
+            loss = compile_loss(model, options)
+            return float(loss(model, x, y)), loss.as_text()
+
+    expected, _ = evaluate("data:1")
+    found, program = evaluate("stage:4,fsdp:2")
+    assert found == pytest.approx(expected, rel=FLOAT32_ROUNDING)
+    assert "all-gather" in program and not re.search(rf"\w\[{L},[\d,]+\]\S* all-gather", program)
+
+
 def test_memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does(optimized):
     def planned(schedule, microbatches):
-        options = replace(GPT2, block_size=64, n_embd=64, pipeline_schedule=schedule)
+        options = replace(GPT2, n_layer=4, block_size=64, n_embd=64, pipeline_schedule=schedule)
         options = replace(options, gradient_accumulation_steps=microbatches)
         with jax.set_mesh(make_mesh("stage:4")):
             shapes = state_shapes(model_config(options, V), options)
