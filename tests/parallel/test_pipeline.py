@@ -223,6 +223,9 @@ def test_processes_with_stages_of_their_own_train_as_one(processes, one, tiny, t
             process.kill()
     assert [process.returncode for process in started] == [0] * processes, outputs
     assert_same_curve(losses(tmp_path / "many"), losses(one))
+    first = [json.loads((out / "metrics.jsonl").open().readlines()[1]) for out in (one, tmp_path / "many")]
+    for name in ("loss", "grad_norm"):  # of step 0, before Adam
+        assert first[0][name] == pytest.approx(first[1][name], rel=FLOAT32_ROUNDING)
 
 
 @pytest.mark.parametrize(
