@@ -41,6 +41,7 @@ from data.loader import NANOGPT, Batches, Meta, dataset_dir, is_prepared, load_m
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
+from parallel.pipeline import pipeline_of
 from training.hardware import choose_device, peak_flops, reuse_freed_memory, share_one_heap
 from training.metrics import Metrics
 from training.step import compile_step, counted_flops, create_state, model_config
@@ -70,6 +71,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
     meta = dataset_meta(options.dataset, bench.vocab_size or options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
+    pipeline_of(options)  # raises UserError for one that cannot be
     print(describe(config, options))
     if bench.memory:
         report_memory(config, options)

@@ -137,19 +137,34 @@ class GPT(eqx.Module):
         self, tokens: Int[Array, "B T"], *, key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T D"]:
         """What the head reads. The loss takes these, so as not to hold all the logits at once."""
-        embed_key, blocks_key = split(key)
-        first = None if self.config.eot is None else first_of_document(tokens, self.config.eot)
-        x = dropout(self.embed(tokens, 0, first), self.config.dropout, embed_key)
-        L = self.config.n_layer
-        layer_keys = None if key is None else jax.random.split(blocks_key, L)
+        return self.ln_f(self.through(self.blocks, self.begin(tokens, key), tokens, key))
+
+    def begin(self, tokens: Int[Array, "B T"], key: PRNGKeyArray | None) -> Float[Array, "B T D"]:
+        """What the first block reads."""
+        return dropout(self.embed(tokens, 0, self.first(tokens)), self.config.dropout, split(key)[0])
+
+    def through(
+        self,
+        blocks: "Block",
+        x: Float[Array, "B T D"],
+        tokens: Int[Array, "B T"],
+        key: PRNGKeyArray | None,
+        start: int | Int[Array, ""] = 0,
+    ) -> Float[Array, "B T D"]:
+        """x after some of the blocks: those from layer `start` on, stacked. The key is that of `features`."""
+        first, n = self.first(tokens), jax.tree.leaves(blocks)[0].shape[0]
+        layer_keys = None
+        if key is not None:
+            layer_keys = jax.random.split(split(key)[1], self.config.n_layer)
+            layer_keys = lax.dynamic_slice_in_dim(layer_keys, start, n)
 
         def layer(x, per_layer):
             block, key = per_layer
             return block(over_batch(x), first=first, key=key)
 
-        layer = remat(layer, self.config)
-        x, _ = lax.scan(layer, x, (self.blocks, layer_keys), unroll=self.config.unroll or L)
-        return self.ln_f(x)
+        unroll = min(self.config.unroll or n, n)
+        x, _ = lax.scan(remat(layer, self.config, in_loop=unroll < n), x, (blocks, layer_keys), unroll=unroll)
+        return x
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Logits, float32, of features."""
@@ -188,6 +203,10 @@ class GPT(eqx.Module):
             else:
                 x = x + self.wpe[positions(T, start, first)]
         return x
+
+    def first(self, tokens: Int[Array, "B T"]) -> Int[Array, "B T"] | None:
+        """Where each token's document begins; None where a row is one document."""
+        return None if self.config.eot is None else first_of_document(tokens, self.config.eot)
 
     @property
     def head(self) -> Float[Array, "V D"]:
@@ -451,7 +470,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
 
 
-def remat(layer: Callable, config: GPTConfig) -> Callable:
+def remat(layer: Callable, config: GPTConfig, in_loop: bool) -> Callable:
     """`layer`, that keeps less for the backward pass, which computes the rest again (arXiv:1604.06174).
 
     "block" keeps the residual stream between blocks. "dots" keeps what the linear layers give as well, so
@@ -461,9 +480,8 @@ def remat(layer: Callable, config: GPTConfig) -> Callable:
         return layer
     saved = {"block": (), "dots": ("product",)}[config.remat]
     # A loop over layers keeps the two passes apart by itself; unrolled, the compiler would merge them again.
-    unrolled = not 0 < config.unroll < config.n_layer
     policy = jax.checkpoint_policies.save_only_these_names(*saved)
-    return jax.checkpoint(layer, policy=policy, prevent_cse=unrolled)
+    return jax.checkpoint(layer, policy=policy, prevent_cse=not in_loop)
 
 
 def over_batch(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:

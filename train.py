@@ -28,6 +28,7 @@ from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here, shared
 from parallel.mesh import check_fit, make_mesh
+from parallel.pipeline import pipeline_of
 from parallel.sharding import draw_sharding, sharding_table
 from training.checkpoint import (
     Checkpoints,
@@ -73,6 +74,7 @@ def run(options: Options) -> None:
     vocab_size = vocabulary(options, meta)
     config = model_config(options, vocab_size, end_of_text(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
+    pipeline_of(options)  # raises UserError for one that cannot be
     shapes = state_shapes(config, options)
     if options.show_sharding:
         print(sharding_table(shapes.model))

@@ -137,7 +137,14 @@ class Options:
     lr_decay_iters: Steps = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # the lowest; about learning_rate / 10, per Chinchilla
     # devices
-    mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
+    mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # of the mesh's stage axis
+    virtual_stages: Count = (
+        1  # parts of the layers on each device of the stage axis, for gpipe and interleaved
+    )
+    pipeline_branches: Literal["cond", "where"] = (
+        "cond"  # where: devices never branch apart; slower, for GPUs
+    )
     show_sharding: bool = False  # print which device holds what of the parameters, then stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher

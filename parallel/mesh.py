@@ -2,6 +2,7 @@
 
     --mesh=data:2,fsdp:2,tensor:2       8 devices; one axis may be -1: as many as are left
 
+    stage    the devices have each their part of the layers, and pass microbatches on: parallel/pipeline.py
     data     each device has all the weights and its part of the batch; gradients are summed over them
     fsdp     the same, but a device keeps only its part of the weights and of the optimizer's state, and a
              layer's weights are gathered when they are used (ZeRO-3, arXiv:1910.02054)
@@ -9,7 +10,7 @@
              stream is summed over them twice per layer (Megatron, arXiv:1909.08053)
 
 No axis changes what is computed: on every mesh the loss curve is the same, to float32 rounding. `tensor`
-talks most, so it is the innermost axis: its devices are neighbours.
+talks most, so it is the innermost axis: its devices are neighbours. `stage` talks least: it is the outermost.
 """
 
 import difflib
@@ -22,7 +23,7 @@ from jax.sharding import AxisType, Mesh
 from config.options import UserError
 from model import GPTConfig
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("stage", "data", "fsdp", "tensor")
 
 
 def make_mesh(text: str) -> Mesh:
@@ -77,7 +78,7 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
 
 def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
     """Raises UserError for a model, or (A) batches of B rows, that the mesh cannot cut evenly."""
-    data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
+    _, data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
     rows = data * fsdp
     if B % rows and A % rows == 0:  # nanoGPT's configs, whose batch_size is that of one device
         raise UserError(

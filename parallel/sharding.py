@@ -21,32 +21,41 @@ RULES = (
     # Vocabulary rows over both axes: with rows over one and D over the other, XLA recomputes or is wrong.
     (r"wte|lm_head", (("tensor", "fsdp"), ...)),  # (V, D)
     (r"wpe", (..., "fsdp")),  # (T, D)
+    # Of the blocks, a stage's devices have its layers.
     # `tensor` cuts what goes in by columns, and what comes out by rows: one sum over devices after each pair.
-    (r"attn\.c_attn\.weight", (None, "fsdp", "tensor", ...)),  # (L, D, K, G + 2, C)
-    (r"attn\.c_attn\.bias", (None, "tensor", ...)),  # (L, K, G + 2, C)
-    (r"mlp\.c_fc\.weight", (None, "fsdp", ..., "tensor")),  # (L, D, F) or (L, D, 2, F)
-    (r"mlp\.c_fc\.bias", (..., "tensor")),  # (L, F) or (L, 2, F)
-    (r"c_proj\.weight", (None, "tensor", "fsdp")),  # (L, H C, D) and (L, F, D)
+    (r"attn\.c_attn\.weight", ("stage", "fsdp", "tensor", ...)),  # (L, D, K, G + 2, C)
+    (r"attn\.c_attn\.bias", ("stage", "tensor", ...)),  # (L, K, G + 2, C)
+    (r"mlp\.c_fc\.weight", ("stage", "fsdp", ..., "tensor")),  # (L, D, F) or (L, D, 2, F)
+    (r"mlp\.c_fc\.bias", ("stage", ..., "tensor")),  # (L, F) or (L, 2, F)
+    (r"c_proj\.weight", ("stage", "tensor", "fsdp")),  # (L, H C, D) and (L, F, D)
     # Of an adapter, only the axis that it shares with the cut side of its layer is cut (training/lora.py).
-    (r"attn\.c_attn\.lora_b", (None, None, "tensor", ...)),  # (L, r, K, G + 2, C)
-    (r"mlp\.c_fc\.lora_b", (..., "tensor")),  # (L, r, F) or (L, r, 2, F)
-    (r"c_proj\.lora_a", (None, "tensor", None)),  # (L, H C, r) and (L, F, r)
+    (r"attn\.c_attn\.lora_b", ("stage", None, "tensor", ...)),  # (L, r, K, G + 2, C)
+    (r"mlp\.c_fc\.lora_b", ("stage", ..., "tensor")),  # (L, r, F) or (L, r, 2, F)
+    (r"c_proj\.lora_a", ("stage", "tensor", None)),  # (L, H C, r) and (L, F, r)
+    (r"blocks\..*", ("stage", ...)),  # (L, D): norms
     (r".*", (...,)),  # norms, the rest and counters are small: every device has them
 )
 
 
 def spec(name: str, shape: tuple[int, ...], mesh) -> P:
-    """How the array of that name lies on the mesh. An axis of it that does not divide is left whole."""
+    """How the array of that name lies on the mesh. An axis of it that does not divide is left whole.
+
+    Within `jax.shard_map` it is of what a device has there: the axes that it has cut already do not count.
+    """
     axes = next(axes for pattern, axes in RULES if re.search(rf"(^|\.)({pattern})$", name))
     if ... in axes:
         i = axes.index(...)
         axes = (*axes[:i], *[None] * (len(shape) - len(axes) + 1), *axes[i + 1 :])
-    return P(*(axis if divides(axis, size, mesh) else None for axis, size in zip(axes, shape, strict=True)))
+    return P(*(axis if cuts(axis, size, mesh) else None for axis, size in zip(axes, shape, strict=True)))
 
 
-def divides(axis: str | tuple[str, ...] | None, size: int, mesh) -> bool:
+def cuts(axis: str | tuple[str, ...] | None, size: int, mesh) -> bool:
+    if axis is None:
+        return False
     names = axis if isinstance(axis, tuple) else (axis,)
-    return axis is not None and size % math.prod(mesh.shape[name] for name in names) == 0
+    cut_already = mesh.abstract_mesh.manual_axes  # by `jax.shard_map`
+    parts = math.prod(mesh.shape[name] for name in names if name not in cut_already)
+    return parts > 1 and size % parts == 0
 
 
 def specs(tree, mesh):

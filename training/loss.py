@@ -77,7 +77,8 @@ def chunks(x, targets, V):
     parts, the less they send each other.
     """
     B, T, D = x.shape
-    limit = MAX_LOGITS * max(1, jax.sharding.get_abstract_mesh().size)  # 0 without a mesh
+    mesh = jax.sharding.get_abstract_mesh()  # without devices where there is none
+    limit = MAX_LOGITS * (1 if mesh.empty else mesh.size // mesh.shape["stage"])  # a stage's have them all
     n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * limit or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
 

@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, Shaped
 
 from config.options import Options, UserError
 from model import GPT, GPTConfig
 from parallel.mesh import one_cpu
+from parallel.pipeline import Pipeline, pipeline_of
 from parallel.sharding import on_mesh, over_rows, shard
 from training.lora import add_adapters, trained
 from training.loss import cross_entropy
@@ -126,9 +127,10 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """The state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`, in float32."""
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
-    if jax.default_backend() == "cpu":
+    pipeline = pipeline_of(options)
+    if jax.default_backend() == "cpu" and not pipeline:  # whose number of microbatches is the user's choice
         x, y = smaller(x), smaller(y)
-    loss, gradients = mean_gradients(state.model, x, y, key)
+    loss, gradients = mean_gradients(state.model, x, y, key, pipeline)
     weights, frozen = trained(state.model)
     updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, weights)
     model = eqx.combine(optax.apply_updates(weights, updates), frozen)
@@ -152,13 +154,18 @@ def smaller(x: Int[Array, "A B T"]) -> Int[Array, "A B T"]:
     return x.reshape(A, B // n, n, T).swapaxes(1, 2).reshape(A * n, B // n, T)
 
 
-def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Loss and gradients, averaged in float32 over the A microbatches, which are computed one by one.
+def mean_gradients(
+    model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key, pipeline: Pipeline | None = None
+):
+    """Loss and gradients, averaged in float32 over the A microbatches.
 
-    What is not trained has None for its gradient.
+    They are computed one by one, or by a pipeline's ranks. What is not trained has None for its gradient.
     """
     A = len(x)
     weights, frozen = trained(model)
+    keys = microbatch_keys(key, A)
+    if pipeline:
+        return pipeline.mean_gradients(loss_of, weights, frozen, x, y, keys)
 
     @jax.value_and_grad
     def gradients(weights, x, y, key):
@@ -168,24 +175,37 @@ def mean_gradients(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], k
         return gradients(weights, x[0], y[0], key)
 
     def add(total, microbatch):
-        x, y, i = microbatch
-        one = gradients(weights, x, y, None if key is None else jax.random.fold_in(key, i))
+        one = gradients(weights, *microbatch)
         return shard(jax.tree.map(jnp.add, total, one)), None
 
     zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights)))
-    total, _ = lax.scan(add, zero, (x, y, jnp.arange(A)))
+    total, _ = lax.scan(add, zero, (x, y, keys))
     return jax.tree.map(lambda sum: sum / A, total)
+
+
+def microbatch_keys(key: PRNGKeyArray | None, A: int) -> Shaped[PRNGKeyArray, " A"] | None:
+    """A key for the dropout of each microbatch, from that of the step. A single one has the step's own."""
+    if key is None or A == 1:
+        return key if key is None else key[None]
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(A))
 
 
 def mean_loss(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key=None) -> Float[Array, ""]:
     """Mean cross entropy of the next tokens y; a `key` turns dropout on."""
-    return cross_entropy(model.features(x, key=key), model.head, y, model.config.dtype)
+    return loss_of(model, model.features(x, key=key), y)
+
+
+def loss_of(model: GPT, features: Float[Array, "B T D"], y: Int[Array, "B T"]) -> Float[Array, ""]:
+    """Mean cross entropy of the next tokens y, given what the head reads."""
+    return cross_entropy(features, model.head, y, model.config.dtype)
 
 
 def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
     """`mean_loss` without dropout, for evaluation, as `loss(model, x, y)` with x, y (B, T)."""
     batch = jax.ShapeDtypeStruct((options.batch_size, options.block_size), jnp.int32, sharding=over_rows(2))
-    return jax.jit(mean_loss).lower(model, batch, batch).compile()
+    pipeline = pipeline_of(options)
+    loss = partial(pipeline.mean_loss, loss_of) if pipeline else mean_loss
+    return jax.jit(loss).lower(model, batch, batch).compile()
 
 
 def counted_flops(config: GPTConfig, options: Options) -> float | None:

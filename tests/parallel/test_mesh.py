@@ -13,17 +13,19 @@ from parallel.mesh import check_fit, make_mesh, parse
 @pytest.mark.parametrize(
     "text, sizes",
     [
-        ("data:-1", (8, 1, 1)),
-        ("data:2,fsdp:2,tensor:2", (2, 2, 2)),
-        ("tensor:4,fsdp:-1", (1, 2, 4)),
-        ("fsdp:8,data:-1", (1, 8, 1)),
-        (" fsdp : 8 ", (1, 8, 1)),
-        ("data:1", (1, 1, 1)),
+        ("data:-1", (1, 8, 1, 1)),
+        ("data:2,fsdp:2,tensor:2", (1, 2, 2, 2)),
+        ("tensor:4,fsdp:-1", (1, 1, 2, 4)),
+        ("fsdp:8,data:-1", (1, 1, 8, 1)),
+        (" fsdp : 8 ", (1, 1, 8, 1)),
+        ("data:1", (1, 1, 1, 1)),
+        ("stage:2,data:-1", (2, 4, 1, 1)),
     ],
 )
 def test_a_mesh_has_the_sizes_that_its_text_names(text, sizes):
     assert tuple(parse(text, 8).values()) == sizes
-    assert tuple(make_mesh(text).shape.items()) == tuple(zip(("data", "fsdp", "tensor"), sizes, strict=True))
+    axes = ("stage", "data", "fsdp", "tensor")
+    assert tuple(make_mesh(text).shape.items()) == tuple(zip(axes, sizes, strict=True))
 
 
 @pytest.mark.parametrize(

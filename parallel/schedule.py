@@ -1,0 +1,195 @@
+"""A pipeline's schedule as data: what each rank does, in which order and when. No JAX, no devices.
+
+The layers are cut into stages, and groups of devices, the ranks, hold them in turn: rank r has the stages r,
+r + ranks, r + 2 ranks, ..., its chunks. Each microbatch goes forward through all stages and backward through
+all of them. The schedules differ in one number, how many forwards a rank does before its first backward:
+
+    gpipe        all of them                                                  arXiv:1811.06965
+    1f1b         2 (ranks - 1 - r), then one forward and one backward by turns
+    interleaved  the same with several chunks, ranks microbatches through one before the next has its turn:
+                 (chunks - 1) ranks more                                      arXiv:2104.04473
+    classic      ranks - 1 - r, as 1F1B is in most papers                     arXiv:1806.03377; only printed
+
+Here all ranks keep one clock: in a tick each does at most one forward, then at most one backward, and what
+they send each other arrives in the next. Classic 1F1B's neighbours alternate, one goes forward while the next
+goes backward, and in lock-step each waits for the other. With twice its head start both do both in every
+tick. `1f1b` is that; a rank then holds up to 2 ranks - 1 stage inputs, however many microbatches there are.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import NamedTuple
+
+BACKWARD = 3  # forwards that a backward takes: it computes the stage again, and two gradients of each product
+
+
+class Task(NamedTuple):
+    """The forward or the backward of a stage for a microbatch; `fwd_2__0` is JaxPP's name for one."""
+
+    kind: str  # fwd or bwd
+    stage: int
+    microbatch: int
+
+    @property
+    def cost(self) -> int:
+        """Its time, in forwards of a stage."""
+        return 1 if self.kind == "fwd" else BACKWARD
+
+    def __str__(self) -> str:
+        return f"{self.kind}_{self.stage}__{self.microbatch}"
+
+
+class Row(NamedTuple):
+    """What a rank does in a tick, in integers. Stages are -1 where it does nothing.
+
+    A slot keeps an array from the tick it arrives in to the tick it is last read in. There is one more than
+    are in use, for what nobody reads.
+    """
+
+    forward: int  # stage; never the last, whose forward is a part of its backward
+    forward_microbatch: int
+    forward_slot: int  # of its input
+    backward: int  # stage
+    backward_microbatch: int
+    backward_slot: int  # of its input
+    cotangent_slot: int  # of the gradient of its output
+    input_arrives: int  # the slot for what the rank before sends in this tick
+    cotangent_arrives: int  # and for what the rank after sends
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rank does what, when. Raises ValueError for a schedule that cannot be."""
+
+    name: str  # gpipe, 1f1b, interleaved or classic
+    ranks: int
+    chunks: int
+    microbatches: int
+
+    def __post_init__(self):
+        if self.chunks > 1 and self.name in ("1f1b", "classic"):
+            raise ValueError(
+                f"virtual_stages={self.chunks}, but {self.name} has one chunk per rank: use interleaved"
+            )
+        if self.name == "interleaved" and self.microbatches % self.ranks:
+            raise ValueError(
+                f"{self.microbatches} microbatches must be a multiple of {self.ranks} stages for the "
+                "interleaved schedule: change gradient_accumulation_steps, or use 1f1b"
+            )
+
+    @property
+    def stages(self) -> int:
+        return self.ranks * self.chunks
+
+    def tasks(self, rank: int) -> list[Task]:
+        """What the rank does, in order."""
+        R, C, M = self.ranks, self.chunks, self.microbatches
+        group = R if self.name == "interleaved" else M  # microbatches through a chunk before the next chunk
+        turns = [(c, m) for i in range(0, M, group) for c in range(C) for m in range(i, i + group)]
+        forwards = [Task("fwd", c * R + rank, m) for c, m in turns]
+        backwards = [Task("bwd", (C - 1 - c) * R + rank, m) for c, m in turns]
+        ahead = {
+            "gpipe": C * M,
+            "1f1b": 2 * (R - 1 - rank),
+            "interleaved": (C - 1) * group + 2 * (R - 1 - rank),
+            "classic": R - 1 - rank,
+        }[self.name]
+        pairs = zip(forwards[ahead:], backwards, strict=False)
+        by_turns = [task for pair in pairs for task in pair]
+        return forwards[:ahead] + by_turns + backwards[len(by_turns) // 2 :]
+
+    @cached_property
+    def when(self) -> dict[Task, int]:
+        """The tick of every task: the earliest, given its rank's order and when its inputs arrive."""
+        when, waiting = {}, [self.tasks(rank)[::-1] for rank in range(self.ranks)]
+        for tick in count():
+            for tasks in waiting:
+                for kind in ("fwd", "bwd"):
+                    if tasks and tasks[-1].kind == kind and self._ready(tasks[-1], when, tick):
+                        when[tasks.pop()] = tick
+            if not any(waiting):
+                return when
+
+    def _ready(self, task: Task, when: dict[Task, int], tick: int) -> bool:
+        kind, stage, microbatch = task
+        if kind == "fwd":
+            return stage == 0 or when.get(Task("fwd", stage - 1, microbatch), tick) < tick
+        if Task("fwd", stage, microbatch) not in when:
+            return False
+        return stage == self.stages - 1 or when.get(Task("bwd", stage + 1, microbatch), tick) < tick
+
+    @property
+    def ticks(self) -> int:
+        return max(self.when.values()) + 1
+
+    @cached_property
+    def spans(self) -> dict[Task, tuple[int, int]]:
+        """When each task starts and ends, in forwards: a tick lasts until its busiest rank is done."""
+        spans, start = {}, 0
+        for tick in range(self.ticks):
+            busy = [start] * self.ranks  # until when
+            for task in sorted((t for t in self.when if self.when[t] == tick), key=lambda task: task.cost):
+                rank = task.stage % self.ranks
+                spans[task] = busy[rank], busy[rank] + task.cost
+                busy[rank] += task.cost
+            start = max(busy)
+        return spans
+
+    @property
+    def bubble(self) -> float:
+        """The share of its time in which a rank is idle."""
+        return 1 - self.microbatches * self.chunks * (1 + BACKWARD) / max(
+            end for _, end in self.spans.values()
+        )
+
+    def held(self, rank: int) -> int:
+        """The most stage inputs that the rank holds at a time. Those of stage 0 are tokens, and small."""
+        starts, ends = [0] * (self.ticks + 1), [0] * (self.ticks + 1)
+        for task, tick in self.when.items():
+            if task.stage % self.ranks == rank:
+                (starts if task.kind == "fwd" else ends)[tick] += 1
+        return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(self.ticks))
+
+    def table(self) -> tuple[list[list[Row]], int, int]:
+        """The rows of every tick, one for each rank, and how many slots inputs and cotangents take."""
+        last, when, R = self.stages - 1, self.when, self.ranks
+        inputs, cotangents = [], []  # (rank, key, the tick it arrives in, the tick it is last read in)
+        for (kind, s, m), tick in when.items():
+            if kind == "fwd" and s < last:
+                inputs.append(((s + 1) % R, (s + 1, m), tick, when[Task("bwd", s + 1, m)]))
+            if kind == "bwd" and s > 0:
+                cotangents.append(((s - 1) % R, (s - 1, m), tick, when[Task("bwd", s - 1, m)]))
+        (slot, n), (dslot, dn) = allocate(inputs), allocate(cotangents)
+        rows = [[Row(-1, 0, n, -1, 0, n, dn, n, dn) for _ in range(R)] for _ in range(self.ticks)]
+
+        def change(tick, rank, **fields):
+            rows[tick][rank] = rows[tick][rank]._replace(**fields)
+
+        for (kind, s, m), tick in when.items():
+            key = (s, m)
+            if kind == "bwd":
+                slots = dict(backward_slot=slot.get(key, n), cotangent_slot=dslot.get(key, dn))
+                change(tick, s % R, backward=s, backward_microbatch=m, **slots)
+            elif s < last:
+                change(tick, s % R, forward=s, forward_microbatch=m, forward_slot=slot.get(key, n))
+        for rank, key, tick, _ in inputs:
+            change(tick, rank, input_arrives=slot[key])
+        for rank, key, tick, _ in cotangents:
+            change(tick, rank, cotangent_arrives=dslot[key])
+        return rows, n, dn
+
+
+def allocate(values: list[tuple[int, tuple[int, int], int, int]]) -> tuple[dict[tuple[int, int], int], int]:
+    """A slot for each value, and how many there are: the lowest that is free, as registers are allocated.
+
+    A value is (rank, key, tick it arrives in, tick it is last read in): it arrives at the end of a tick, when
+    what that tick reads is no longer needed.
+    """
+    slots, free_from = {}, {}  # free_from[rank][slot] is a tick
+    for rank, key, arrives, read in sorted(values, key=lambda value: value[2]):
+        ends = free_from.setdefault(rank, [])
+        slot = next((i for i, end in enumerate(ends) if end <= arrives), len(ends))
+        ends[slot : slot + 1] = [read]
+        slots[key] = slot
+    return slots, max(map(len, free_from.values()), default=0)

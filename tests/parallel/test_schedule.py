@@ -1,0 +1,165 @@
+"""Schedules are JaxPP's, their tables do every task once and read what was written, and they print."""
+
+import itertools
+
+import pytest
+
+from config.options import UserError
+from parallel.pipeline import main
+from parallel.schedule import Row, Schedule, Task
+
+SCHEDULES = [
+    Schedule(name, ranks, chunks, groups * ranks)
+    for name in ("gpipe", "1f1b", "interleaved", "classic")
+    for ranks, chunks, groups in itertools.product((2, 3, 4), (1, 2, 3), (1, 2, 4))
+    if chunks == 1 or name in ("gpipe", "interleaved")
+] + [Schedule("1f1b", 4, 1, 1), Schedule("1f1b", 4, 1, 7), Schedule("gpipe", 4, 2, 3)]
+
+
+def names(schedule, rank):
+    return [str(task) for task in schedule.tasks(rank)]
+
+
+# --- the lists of JaxPP's tutorial --------------------------------------------------------------------------
+
+
+def test_1f1b_is_that_of_jaxpp():
+    schedule = Schedule("1f1b", ranks=4, chunks=1, microbatches=4)
+    assert names(schedule, 2) == [
+        *("fwd_2__0", "fwd_2__1", "fwd_2__2", "bwd_2__0"),
+        *("fwd_2__3", "bwd_2__1", "bwd_2__2", "bwd_2__3"),
+    ]
+    assert names(schedule, 3) == [f"{kind}_3__{i}" for i in range(4) for kind in ("fwd", "bwd")]
+
+
+def test_interleaved_is_that_of_jaxpp():
+    schedule = Schedule("interleaved", ranks=4, chunks=2, microbatches=4)
+    of_each = ("fwd_0", "fwd_4", "bwd_4", "bwd_0")
+    assert names(schedule, 0) == [f"{task}__{i}" for task in of_each for i in range(4)]
+    assert names(schedule, 3) == [
+        *(f"fwd_3__{i}" for i in range(4)),
+        *(f"{kind}_7__{i}" for i in range(4) for kind in ("fwd", "bwd")),
+        *(f"bwd_3__{i}" for i in range(4)),
+    ]
+
+
+def test_classic_1f1b_of_the_papers():
+    assert names(Schedule("classic", 4, 1, 4), 2) == [
+        *("fwd_2__0", "fwd_2__1", "bwd_2__0", "fwd_2__2"),
+        *("bwd_2__1", "fwd_2__3", "bwd_2__2", "bwd_2__3"),
+    ]
+
+
+# --- what holds for all -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_every_rank_does_every_task_of_its_stages_once_in_its_order(schedule):
+    done = []
+    for rank in range(schedule.ranks):
+        tasks = schedule.tasks(rank)
+        ticks = [schedule.when[task] for task in tasks]
+        assert ticks == sorted(ticks)
+        assert {task.stage % schedule.ranks for task in tasks} == {rank}
+        done += tasks
+    stages, microbatches = range(schedule.stages), range(schedule.microbatches)
+    assert sorted(done) == sorted(Task(*t) for t in itertools.product(("bwd", "fwd"), stages, microbatches))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
+def test_a_table_carried_out_gives_every_task_its_inputs(schedule):
+    """The table's rows, carried out on names instead of arrays: whoever reads a slot finds what it needs."""
+    table, n, dn = schedule.table()
+    R, last = schedule.ranks, schedule.stages - 1
+    inputs, cotangents = [[None] * (n + 1) for _ in range(R)], [[None] * (dn + 1) for _ in range(R)]
+    seen = []
+    for rows in table:
+        sent = [[None, None] for _ in range(R)]
+        for rank, row in enumerate(rows):
+            if row.forward >= 0:
+                s, m = row.forward, row.forward_microbatch
+                assert s % R == rank and s != last
+                assert s == 0 or inputs[rank][row.forward_slot] == (s, m)
+                sent[rank][0] = (s + 1, m)
+            if row.backward >= 0:
+                s, m = row.backward, row.backward_microbatch
+                assert s % R == rank
+                assert s == 0 or inputs[rank][row.backward_slot] == (s, m)
+                assert s == last or cotangents[rank][row.cotangent_slot] == (s, m)
+                sent[rank][1] = (s - 1, m)
+                seen.append((s, m))
+        for rank, row in enumerate(rows):
+            inputs[rank][row.input_arrives] = sent[rank - 1][0]
+            cotangents[rank][row.cotangent_arrives] = sent[(rank + 1) % R][1]
+    assert sorted(seen) == list(itertools.product(range(schedule.stages), range(schedule.microbatches)))
+
+
+def test_rows_are_integers_only():
+    table, _, _ = Schedule("interleaved", 2, 2, 4).table()
+    assert {type(field) for rows in table for row in rows for field in row} == {int}
+    assert {len(row) for rows in table for row in rows} == {len(Row._fields)}
+
+
+# --- what the papers say of them ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("R, M", [(2, 4), (4, 8), (4, 32)])
+def test_bubbles_are_those_of_the_papers(R, M):
+    expected = (R - 1) / (M + R - 1)
+    assert Schedule("1f1b", R, 1, M).bubble == pytest.approx(expected)
+    assert Schedule("classic", R, 1, M).bubble > 1.4 * expected  # on one clock; on none, it has the same
+    assert Schedule("gpipe", R, 1, M).bubble == pytest.approx(expected)
+
+
+def test_chunks_divide_the_bubble():
+    one, two = (Schedule("interleaved", 4, chunks, 32).bubble for chunks in (1, 2))
+    # Idle time is bubble / (1 - bubble) of the work.
+    assert two / (1 - two) == pytest.approx(one / (1 - one) / 2)
+
+
+def test_1f1b_holds_as_much_for_any_number_of_microbatches_and_gpipe_all_of_them():
+    for M in (8, 32):
+        assert [Schedule("1f1b", 4, 1, M).held(rank) for rank in range(4)] == [7, 5, 3, 1]
+        assert [Schedule("gpipe", 4, 1, M).held(rank) for rank in range(4)] == [M] * 4
+        assert Schedule("1f1b", 4, 1, M).table()[1:] == (5, 1)
+
+
+# --- in print -----------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_tasks_timeline_bubble_and_what_is_held(capsys):
+    main(["--schedule=1f1b", "--stages=2", "--microbatches=3"])
+    assert capsys.readouterr().out.splitlines() == [
+        "rank 0: fwd_0__0 fwd_0__1 fwd_0__2 bwd_0__0 bwd_0__1 bwd_0__2",
+        "rank 1: fwd_1__0 bwd_1__0 fwd_1__1 bwd_1__1 fwd_1__2 bwd_1__2",
+        "",
+        "5 ticks; stage.microbatch forward, and behind a bar backward",
+        "",
+        "rank 0  0.0|.    0.1|.    0.2|0.0    .|0.1    .|0.2",
+        "rank 1    .|.    1.0|1.0  1.1|1.1  1.2|1.2    .|.",
+        "",
+        "bubble: a rank is idle for 25.0% of the time, if a backward takes 3 forwards and a tick as long as "
+        "its busiest rank",
+        "stage inputs held at a time, at most, by rank: 3, 1",
+    ]
+
+
+def test_the_command_draws(tmp_path):
+    main(["--schedule=gpipe", "--virtual_stages=2", f"--png={tmp_path / 'a.png'}"])
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "argv, says",
+    [
+        (["--schedule=interleaved", "--microbatches=6"], "6 microbatches must be a multiple of 4 stages"),
+        (["--virtual_stages=2"], "virtual_stages=2, but 1f1b has one chunk per rank: use interleaved"),
+        (["--schedule=zigzag"], "--schedule is 'zigzag', expected one of gpipe, 1f1b"),
+        (["--stages=0"], "--stages is 0, expected an integer, 1 or more"),
+        (["--png=/nowhere/a.png"], "--png=/nowhere/a.png: cannot be written"),
+    ],
+)
+def test_what_cannot_be_is_one_line(argv, says):
+    with pytest.raises(UserError, match=says) as error:
+        main(argv)
+    assert "\n" not in str(error.value)
