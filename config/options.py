@@ -139,9 +139,7 @@ class Options:
     # devices
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # of the mesh's stage axis
-    virtual_stages: Count = (
-        1  # parts of the layers on each device of the stage axis, for gpipe and interleaved
-    )
+    virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     pipeline_branches: Literal["cond", "where"] = (
         "cond"  # where: devices never branch apart; slower, for GPUs
     )
