@@ -140,9 +140,7 @@ class Options:
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # of the mesh's stage axis
     virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
-    pipeline_branches: Literal["cond", "where"] = (
-        "cond"  # where: devices never branch apart; slower, for GPUs
-    )
+    pipeline_branches: Literal["cond", "where"] = "cond"  # where: ranks never branch apart, if that hangs
     show_sharding: bool = False  # print which device holds what of the parameters, then stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
