@@ -320,7 +320,15 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
 
 
 @containers
-@pytest.mark.parametrize("what, retries", [("preempt", 0), ("crash", 0), ("timeout", 1), ("kill", 1)])
+@pytest.mark.parametrize(
+    "what, retries",
+    [
+        ("preempt", 0),
+        ("timeout", 1),
+        pytest.param("crash", 0, marks=pytest.mark.slow),
+        pytest.param("kill", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
     # A crash loses what was not committed: it comes when a checkpoint has been.
     watched = at_modal.volume if what in ("crash", "timeout") else None
@@ -411,6 +419,7 @@ def test_no_connection_is_one_line(project, tiny, tmp_path, command):
     assert line.endswith("Could not connect to the Modal server.")
 
 
+@pytest.mark.slow  # what follows needs it too
 @containers
 def test_two_machines_find_each_other(at_modal, tiny):
     """The loss of a model on two machines is that on one."""

@@ -139,6 +139,7 @@ def test_overhead_is_the_median_of_neighbouring_turns():
     assert bench.overhead([1.0, 2.0, 4.0], [1.5, 2.5, 4.0]) == 0.25
 
 
+@pytest.mark.slow
 def test_bench_against_torch_goes_on_without_a_compiler():
     output = run("--steps=2", "--vs=torch", CXX="/no/such/compiler")
     assert output.count("is unavailable: ") == 2 and "No working C++ compiler" in output
