@@ -151,6 +151,7 @@ def test_bench_against_torch_goes_on_without_a_compiler():
         assert ratio == pytest.approx(medians["PyTorch eager float32"] / medians[row], abs=0.02, rel=0.05)
 
 
+@pytest.mark.slow
 def test_bench_tells_what_saves_memory(dataset):
     output = run("--memory", f"--dataset={dataset}", "--batch_size=4", "--block_size=64")
     needed = {name: figures(output, name)[0] for name in ("as given", "remat=dots", "remat=block")}

@@ -44,8 +44,8 @@ VARIANTS = {
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("gpt2, dropout", "stage:4", GPIPE),
-    ("gpt2, dropout", "stage:2", {}),
-    ("gpt2, dropout", "stage:8", {}),
+    pytest.param("gpt2, dropout", "stage:2", {}, marks=pytest.mark.slow),
+    pytest.param("gpt2, dropout", "stage:8", {}, marks=pytest.mark.slow),
     ("gpt2, dropout", "stage:4", INTERLEAVED),
     ("gpt2, dropout", "stage:2,data:2,fsdp:2", {}),
     ("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED),
@@ -55,7 +55,7 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("llama, documents", "stage:4,fsdp:2", {}),
     ("one microbatch, dropout", "stage:4", {}),
     ("bf16", "stage:4", {}),
-    ("remat, unrolled", "stage:2", {}),
+    pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
     ("lora", "stage:2,fsdp:2", INTERLEAVED),
 ]
 
@@ -196,7 +196,7 @@ def test_a_rank_has_its_layers_alone():
         assert {s.data.shape[0] for s in x.addressable_shards if layers} <= {layers}, name
 
 
-@pytest.mark.parametrize("processes", [2, 4])
+@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_with_stages_of_their_own_train_as_one(processes, one, tiny, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

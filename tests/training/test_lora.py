@@ -229,7 +229,12 @@ def on_one_device(variant):
 
 
 @pytest.mark.parametrize(
-    "variant, mesh", [("gpt2", "data:2,fsdp:2,tensor:2"), ("llama", "fsdp:8"), ("llama", "tensor:8")]
+    "variant, mesh",
+    [
+        ("gpt2", "data:2,fsdp:2,tensor:2"),
+        ("llama", "fsdp:8"),
+        pytest.param("llama", "tensor:8", marks=pytest.mark.slow),
+    ],
 )
 def test_loss_gradients_and_fingerprint_are_those_of_one_device_on_every_mesh(variant, mesh):
     expected_loss, expected, expected_print = on_one_device(variant)
