@@ -13,6 +13,7 @@ those of a run that never stopped: batches and dropout follow from the seed and 
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,18 +26,13 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 from config.options import RESUMING, Options, UserError, command, load
 from data.loader import NANOGPT, Batches, Meta, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
+from hub.weights import open_pretrained
 from model import GPT, GPTConfig
 from parallel.hosts import agree_on, assemble, check_same, hosts, on_process_0, rows_here, shared
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline import pipeline_of
 from parallel.sharding import draw_sharding, sharding_table
-from training.checkpoint import (
-    Checkpoints,
-    is_run,
-    load_weights,
-    save_merged,
-    weights_shape,
-)
+from training.checkpoint import Checkpoints, is_run, load_weights, save_merged, weights_shape
 from training.hardware import choose_device, reuse_freed_memory, share_one_heap
 from training.lora import fingerprint, trained, without_adapters
 from training.manifest import Manifest, latest_manifest
@@ -151,6 +147,8 @@ def state_to_start_from(
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
         manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
+    elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
+        print(f"note: dataset={options.dataset} is not of {options.init_from}'s own tokens", file=sys.stderr)
     model = load_weights(options.init_from, without_adapters(shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
