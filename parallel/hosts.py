@@ -149,7 +149,7 @@ def on_process_0(act: Callable[..., None], *arguments) -> None:
 
 
 def shared(folder: Path) -> bool:
-    """Whether what process 0 writes into a folder is there for all."""
+    """Whether what process 0 writes into a folder is there for all. Raises UserError if it cannot write."""
     if jax.process_count() == 1:
         return True
     sign = folder / f".{multihost_utils.broadcast_one_to_all(np.int32(time.time()))}.tmp"
@@ -160,8 +160,13 @@ def shared(folder: Path) -> bool:
 
 
 def write_sign(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    except OSError as error:
+        raise UserError(
+            f"{path.parent}: cannot be written ({error.strerror}): choose another --out_dir"
+        ) from None
 
 
 def rows_here(B: int) -> np.ndarray | slice:

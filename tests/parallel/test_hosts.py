@@ -24,7 +24,7 @@ import pytest
 import evaluate
 import train
 from config.options import Options, UserError, load
-from parallel.hosts import launched_together, start
+from parallel.hosts import launched_together, start, write_sign
 from training.checkpoint import Checkpoints, by_name
 from training.step import create_state, model_config
 
@@ -314,6 +314,12 @@ def test_processes_badly_described_are_refused(arguments, says):
 )
 def test_launchers_are_heeded_only_when_they_started_several(environment, together):
     assert launched_together(environment) == together
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(UserError, match="cannot be written .*: choose another --out_dir"):
+        write_sign(tmp_path / "file" / "out" / "sign")
 
 
 def test_where_the_processes_are_is_not_taken_over_by_a_resumed_run(tmp_path):
