@@ -470,6 +470,11 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
 
 
+def dotted(path) -> str:
+    """The name of an array in a tree, as in blocks.attn.c_attn.weight."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")
+
+
 def remat(layer: Callable, config: GPTConfig, in_loop: bool) -> Callable:
     """`layer`, that keeps less for the backward pass, which computes the rest again (arXiv:1604.06174).
 

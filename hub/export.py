@@ -23,9 +23,9 @@ from safetensors.numpy import save_file
 
 from config.options import Name, UserError, command, given
 from data.tokenizer import end_of_text, from_json
-from hub.family import Family, dotted, entries, to_theirs, which_family
+from hub.family import Family, entries, to_theirs, which_family
 from hub.weights import FAMILIES
-from model import GPT
+from model import GPT, dotted
 from training.checkpoint import Checkpoints, Manifest, load_model
 
 # Where tiktoken gets GPT-2's vocabulary from: OpenAI's own two files, which transformers reads as they are.

@@ -20,7 +20,7 @@ import jax
 from einops import rearrange
 
 from config.options import UserError
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, dotted
 
 
 @dataclass(frozen=True)
@@ -71,11 +71,6 @@ def entries(family: Family, config: GPTConfig) -> dict[str, Entry]:
         split = jax.eval_shape(partial(to_theirs, pattern=pattern, n=len(names)), one)
         found[name] = Entry(name, layers, pattern, dict(zip(names, (x.shape for x in split), strict=True)))
     return found
-
-
-def dotted(path) -> str:
-    """The name of an array in a model, as in blocks.attn.c_attn.weight."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def to_ours(tensor, pattern: str, config: GPTConfig):

@@ -21,10 +21,10 @@ from safetensors.numpy import save_file
 
 from config.options import Name, Options, UserError, command, given
 from hub.export import new_folder, write_json
-from hub.family import Family, dotted, to_theirs, which_family
+from hub.family import Family, to_theirs, which_family
 from hub.gpt2 import GPT2
 from hub.weights import FAMILIES
-from model import GPT
+from model import GPT, dotted
 from training.checkpoint import load_adapted
 
 

@@ -24,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 
 from config.options import UserError
 from hub.download import locate
-from hub.family import Entry, Family, dotted, entries, to_ours
+from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
 from hub.llama import LLAMA
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, dotted
 
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA)}
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have

@@ -16,6 +16,8 @@ import jax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from model import dotted
+
 # The first rule whose pattern is the end of the name counts. `...` stands for axes that are not cut.
 RULES = (
     # Vocabulary rows over both axes: with rows over one and D over the other, XLA recomputes or is wrong.
@@ -88,11 +90,6 @@ def over_rows(ndim: int) -> NamedSharding | None:
     """The sharding of a batch (..., B, T): its rows are cut along the axes that share the batch."""
     mesh = jax.sharding.get_mesh()
     return None if mesh.empty else NamedSharding(mesh, P(*[None] * (ndim - 2), ("data", "fsdp"), None))
-
-
-def dotted(path) -> str:
-    """The name of an array in a tree, as in blocks.attn.c_attn.weight."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
 def sharding_table(shapes) -> str:

@@ -31,9 +31,8 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from config.options import Options, UserError
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
-from model import GPT
+from model import GPT, dotted
 from parallel.hosts import on_process_0
-from parallel.sharding import dotted
 from training.lora import fingerprint, merge, trained, without_adapters
 from training.manifest import Manifest, damaged, first_line, latest_manifest, read_manifest
 from training.metrics import write_whole

@@ -22,8 +22,7 @@ from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt
 
 from config.options import Options, UserError
-from model import GPT, Linear, matmul
-from parallel.sharding import dotted
+from model import GPT, Linear, dotted, matmul
 from training.optimizer import is_matrix
 
 KNUTH = np.uint32(2654435761)  # of his multiplicative hash, which spreads consecutive integers over 32 bits

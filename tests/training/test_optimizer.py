@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from config.options import Options
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, dotted
 from parallel.mesh import make_mesh
-from parallel.sharding import dotted
 from training.optimizer import learning_rate, make_optimizer
 from training.step import compile_step, create_state, model_config
 
