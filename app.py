@@ -23,7 +23,8 @@ from typing import Annotated, ClassVar
 
 from cloud import MOUNTED, VOLUME
 from cloud.supervise import ROOT, run
-from config.options import Count, Limit, Name, Options, Steps, UserError, checked, command, given, types
+from config.command_line import Count, Limit, Name, Steps, UserError, checked, command, given, types
+from config.options import Options
 
 try:
     import modal
@@ -32,7 +33,9 @@ except ImportError:  # only the cloud needs it
 
 # What travels, and nothing else: no data, no checkpoints, no .env. Requirements are installed in the image.
 FILES = ("train.py", "sample.py", "model.py")
-ROOMS = ("config", "data", "training", "parallel", "generation", "hub", "cloud")
+ROOMS = (
+    *("config", "layers", "data", "training", "runs", "parallel", "generation", "evaluation", "hub", "cloud"),
+)
 PYTHON = "3.12"
 
 RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]

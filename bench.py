@@ -8,7 +8,7 @@
 
 Takes train.py's config files and options, and these of its own:
 
-    --vs=torch        measure bench_torch.py as well, eager and compiled, in float32 and bfloat16
+    --vs=torch        measure PyTorch's step as well, eager and compiled, in float32 and bfloat16
     --steps=N         timed steps of each variant; without it, about 10 seconds' worth, and at least 3
     --vocab_size=N    size of the vocabulary; without it, the data set's, or 50304 if that is not prepared
     --loop            measure train.py's loop as well: it makes the batches and writes the records
@@ -34,17 +34,21 @@ from tempfile import TemporaryDirectory
 import jax
 import numpy as np
 
-from bench_decode import report_decoding
-from bench_memory import report_memory
-from config.options import Options, UserError, command, load
+from benchmarks.decode import report_decoding
+from benchmarks.memory import report_memory
+from config.command_line import UserError, command
+from config.options import Options, parse_options
 from data.loader import NANOGPT, Batches, Meta, dataset_dir, is_prepared, load_meta
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
+from parallel.batches import StepBatches
 from parallel.mesh import check_fit, make_mesh
-from parallel.pipeline import pipeline_of
-from training.hardware import choose_device, peak_flops, reuse_freed_memory, share_one_heap
-from training.metrics import Metrics
-from training.step import compile_step, counted_flops, create_state, model_config
+from parallel.pipeline.loop import make_pipeline
+from runs.hardware import choose_device, peak_flops, reuse_freed_memory, share_one_heap
+from runs.metrics import Metrics
+from runs.speed import counted_flops, flops_per_token
+from training.state import create_state, model_config
+from training.step import compile_step
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
 
@@ -53,9 +57,11 @@ def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
     bench, argv = split_options(argv)
-    options = load(argv)
+    options = parse_options(argv)
     if bench.vs and (options.document_mask or options.optimizer != "adamw"):
-        raise UserError("--vs=torch: bench_torch.py has AdamW alone, and no document_mask; leave those out")
+        raise UserError(
+            "--vs=torch: PyTorch's step here has AdamW alone, and no document_mask; leave those out"
+        )
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     share_one_heap()
@@ -71,7 +77,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
     meta = dataset_meta(options.dataset, bench.vocab_size or options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
-    pipeline_of(options)  # raises UserError for one that cannot be
+    make_pipeline(options)  # raises UserError for one that cannot be
     print(describe(config, options))
     if bench.memory:
         report_memory(config, options)
@@ -81,7 +87,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
         return
     step = JaxStep(config, options)
     step.run(1)
-    memory = peak_memory(step.compiled)  # before anything else takes any
+    memory = peak_memory(step.step.compiled)  # before anything else takes any
     with ExitStack() as stack:
         variants = [step]
         if bench.loop:
@@ -164,16 +170,16 @@ class JaxStep:
         self.name, self.dtype = f"JAX {config.dtype}", config.dtype
         self.state = create_state(config, options)
         start = time.perf_counter()
-        self.compiled = compile_step(self.state, options)
+        self.step = compile_step(self.state, options)
         self.compile_seconds = time.perf_counter() - start
-        reuse_freed_memory(self.compiled)
+        reuse_freed_memory(self.step.compiled)
         shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
         for i in range(n):
-            self.state, _ = self.compiled(self.state, *self.batches[i % 4])
+            self.state, _ = self.step(self.state, *self.batches[i % 4], self.options)
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
@@ -184,8 +190,6 @@ class TrainLoop:
     name = "in train.py's loop"
 
     def __init__(self, step: JaxStep, stack: ExitStack):
-        from train import StepBatches  # here, because it imports Orbax, which takes a second
-
         self.step, self.i = step, 0
         options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()))
         self.batches = StepBatches(options)
@@ -197,7 +201,7 @@ class TrainLoop:
         for _ in range(n):
             with self.metrics.making_batch():
                 batch = self.batches(self.i)
-            self.step.state, report = self.step.compiled(self.step.state, *batch)
+            self.step.state, report = self.step.step(self.step.state, *batch, self.step.options)
             self.metrics.step(self.i, report, self.batches.epoch(self.i))
             self.i += 1
         self.metrics.catch_up()
@@ -206,12 +210,13 @@ class TrainLoop:
 
 
 class TorchStep:
-    """A variant of bench_torch.py, in a process of its own that waits while it is not its turn."""
+    """A variant of benchmarks/torch_step.py, in a process of its own that waits while it is not its turn."""
 
     def __init__(self, config: GPTConfig, options: Options, dtype: str, compiled: bool):
         self.name, self.dtype = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}", dtype
         self.process = subprocess.Popen(
-            [sys.executable, Path(__file__).with_name("bench_torch.py")],
+            [sys.executable, "-m", "benchmarks.torch_step"],
+            cwd=Path(__file__).parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # torch.compile writes pages there when it fails
@@ -332,7 +337,7 @@ def ratios(variants: list, times: dict[str, list[float]]) -> str:
 def details(step: JaxStep, seconds: float, memory: str) -> str:
     """What else there is to know of the step that takes `seconds`."""
     tokens = tokens_per_step(step.options)
-    flops = step.config.flops_per_token(step.options.block_size) * tokens  # of a step
+    flops = flops_per_token(step.config, step.options.block_size) * tokens  # of a step
     counted = counted_flops(step.config, step.options)
     devices = jax.sharding.get_mesh().size
     utilization = mfu(flops / seconds / devices, step.dtype, jax.devices()[0].device_kind)
@@ -352,7 +357,7 @@ def mfu(flops_per_second: float, dtype: str, device_kind: str) -> str:
     if dtype != "bfloat16":
         return f"none for {dtype}: the known peaks are bfloat16's"
     if (peak := peak_flops(device_kind)) is None:
-        return f"none: the peak of {device_kind} is not in training/hardware.py"
+        return f"none: the peak of {device_kind} is not in runs/hardware.py"
     return f"{flops_per_second / peak:.1%} of {peak / 1e12:.0f} TFLOP/s"
 
 

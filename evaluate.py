@@ -16,33 +16,26 @@ huggingface.co/docs/transformers/perplexity.
 
 import json
 import math
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
-from tqdm import tqdm
 
-from config.options import Address, Count, Name, Steps, UserError, command, given
+from config.command_line import Address, Count, Name, Steps, UserError, command, given
 from data.loader import Batches, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
 from evaluation.hellaswag import accuracies, read_examples, rows
+from evaluation.split import Batch, score
 from model import GPT
-from parallel.hosts import agree_on, assemble, hosts, on_process_0, rows_here
-from parallel.mesh import check_fit, make_mesh
-from parallel.sharding import over_rows
-from training.checkpoint import Checkpoints, load_model, load_pretrained
-from training.hardware import choose_device
-from training.loss import nll_of_rows
-from training.metrics import write_whole
-
-Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
+from parallel.hosts import on_process_0
+from parallel.mesh import check_fit
+from runs.files import write_whole
+from runs.hardware import on_devices
+from runs.load import load_model
+from runs.manifest import latest_manifest
 
 
 @dataclass(frozen=True)
@@ -75,33 +68,17 @@ class EvaluateOptions:
 
 def main(argv: list[str]) -> None:
     options = EvaluateOptions(**given(argv, EvaluateOptions))
-    with hosts(options):
-        choose_device(options.device)
-        agree_on(options)
-        with jax.set_mesh(make_mesh(options.mesh)):
-            model, tokenizer = load(options)
-            check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
-            evaluate = evaluate_hellaswag if options.hellaswag else evaluate_split
-            result = evaluate(model, tokenizer, options)
+    with on_devices(options):
+        model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
+        check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
+        evaluate = evaluate_hellaswag if options.hellaswag else evaluate_split
+        result = evaluate(model, tokenizer, options)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", "json")
 
 
-def load(options: EvaluateOptions) -> tuple[GPT, dict | None]:
-    """The model that `init_from` names, on the mesh, and its tokenizer (for data.tokenizer.from_json)."""
-    if options.init_from == "resume":
-        return load_model(options.out_dir, dtype=options.dtype)[:2]
-    return load_pretrained(options.init_from, dtype=options.dtype)
-
-
-def trained_on(out_dir: str) -> str:
-    """The data set of the run's latest checkpoint."""
-    checkpoints = Checkpoints(out_dir)
-    return checkpoints.manifest(checkpoints.latest()).options.dataset
-
-
 def block_size(model: GPT, options: EvaluateOptions) -> int:
-    """How many tokens are read at once. Raises UserError for more than the model can."""
+    """Return how many tokens are read at once. Raises UserError for more than the model can."""
     most = model.config.block_size
     if options.block_size and options.block_size > most:
         raise UserError(f"--block_size is {options.block_size}, but the model reads {most}: give 1 to {most}")
@@ -109,14 +86,14 @@ def block_size(model: GPT, options: EvaluateOptions) -> int:
 
 
 def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Prints and returns the mean loss over the whole split, in nats per token, and what follows from it."""
+    """Print and return the mean loss over the whole split, in nats per token, and what follows from it."""
     T = block_size(model, options)
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
     if options.init_from != "resume" and not options.dataset:
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
-    dataset = options.dataset or trained_on(options.out_dir)
+    dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, dataset)
     if load_meta(dataset).tokenizer != tokenizer:
         raise UserError(
@@ -164,7 +141,7 @@ class TextSize:
 
 
 def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Prints and returns the accuracies."""
+    """Print and return the accuracies on HellaSwag's examples."""
     if tokenizer is None:
         raise UserError("--hellaswag is text, and no tokenizer is known for this model: evaluate another")
     examples = read_examples(options.hellaswag)
@@ -180,44 +157,6 @@ def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOpti
         f"of {len(examples):,} examples, {speed:,.1f} examples/s"
     )
     return {"hellaswag": options.hellaswag, "examples": len(examples), **found, "examples_per_second": speed}
-
-
-def score(
-    model: GPT, batches: Iterable[Batch], shape: tuple[int, int], n_targets: int, source: str | Path
-) -> tuple[Float[np.ndarray, " R"], float]:
-    """-log of the probability of each row's targets together, in nats, and the seconds without compiling.
-
-    The batches have the `shape` (B, T), and `n_targets` in all. Raises UserError, naming the `source`, for
-    tokens that the model does not know.
-    """
-    (B, T), V = shape, model.config.vocab_size
-    compiled = compile_nats(model, B, T)
-    here, nats, running = rows_here(B), [], None
-    quiet = True if jax.process_index() > 0 else None  # None: where stderr is no terminal
-    start = time.perf_counter()
-    with tqdm(total=n_targets, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
-        for x, y in batches:
-            if (largest := max(x.max(), y.max())) >= V:
-                raise UserError(f"{source}: token {largest} is not of the model's vocabulary of {V}")
-            started = compiled(model, assemble(x[here], B), assemble(y[here], B))
-            if running is not None:
-                nats.append(np.asarray(running))  # while the device works on the next
-            running = started
-            bar.update((y >= 0).sum())
-        nats.append(np.asarray(running))
-    return np.concatenate(nats), time.perf_counter() - start
-
-
-def compile_nats(model: GPT, B: int, T: int) -> Callable[..., Float[Array, " B"]]:
-    """`nats_of_rows` for batches of that shape; every process gets all of the result."""
-    batch = jax.ShapeDtypeStruct((B, T), jnp.int32, sharding=over_rows(2))
-    everywhere = NamedSharding(jax.sharding.get_mesh(), PartitionSpec())
-    return jax.jit(nats_of_rows, out_shardings=everywhere).lower(model, batch, batch).compile()
-
-
-def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
-    """-log of the probability of each row's targets together, from all that the model reads before each."""
-    return nll_of_rows(model.features(x), model.head, y, model.config.dtype)
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from typing import Annotated, ClassVar, Literal
 import jax
 import numpy as np
 
-from config.options import Count, Limit, Name, NonNegative, Seed, UserError, command, given
+from config.command_line import Count, Limit, Name, NonNegative, Seed, UserError, command, given
 from data.tokenizer import Tokenizer, from_json
 from generation.decode import generate
 from model import GPT
-from training.checkpoint import load_model, load_pretrained
-from training.hardware import choose_device
+from runs.hardware import choose_device
+from runs.load import load_model
 
 SEPARATOR = "---------------"  # nanoGPT's, after each sample
 
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     choose_device(options.device)
     text = prompt_text(options.start)
     prompt_bytes = len(text.encode(errors="replace"))  # its tokens are no more than these
-    model, tokenizer = load(options, longest=prompt_bytes + options.max_new_tokens)
+    model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
     if len(prompt) > block_size:
@@ -78,18 +78,13 @@ def main(argv: list[str]) -> None:
     write_samples(text, chunks, tokenizer)
 
 
-def load(options: SampleOptions, longest: int | None = None) -> tuple[GPT, Tokenizer]:
-    """The model, computing in `options.dtype`, and its tokenizer.
-
-    Weights that are not of a run come with room for `longest` tokens at most.
-    """
-    if options.init_from == "resume":
-        model, description, _ = load_model(options.out_dir, dtype=options.dtype)
-        what = f"out_dir={options.out_dir}: the tokens of this run are not text"
-    else:
-        model, description = load_pretrained(options.init_from, options.dtype, longest)
-        what = f"init_from={options.init_from}: it has no tokenizer that can be read here"
+def load_for_text(options: SampleOptions, longest: int) -> tuple[GPT, Tokenizer]:
+    """Load the model, with room for `longest` tokens if it is no run's, and its tokenizer."""
+    model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
     if description is None:
+        what = f"init_from={options.init_from}: it has no tokenizer that can be read here"
+        if options.init_from == "resume":
+            what = f"out_dir={options.out_dir}: the tokens of this run are not text"
         raise UserError(f"{what}, none can be written")
     return model, from_json(description)
 

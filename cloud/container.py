@@ -17,9 +17,9 @@ import modal
 
 from cloud import MOUNTED, VOLUME
 from cloud.supervise import ROOT, run
-from config.options import UserError, load
+from config.command_line import UserError
+from config.options import parse_options
 from data.loader import is_prepared
-from training.checkpoint import weights_shape
 
 GRACE = 120  # seconds before the time is up at which a run is told to save a checkpoint and end
 PORT = 1234  # at which the processes of a cluster meet
@@ -40,7 +40,7 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
         folder.mkdir(parents=True, exist_ok=True)
         try:
             words += resumed(folder) + cluster_options(nodes)
-            words.append(f"--dataset={prepared(load(words, weights_shape).dataset)}")
+            words.append(f"--dataset={prepared(parse_options(words, weights_shape).dataset)}")
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-from config.options import UserError
+from config.command_line import UserError
 from data.shards import ShardWriter, publish
 from data.sources import Batch, Files, Hub, Position, text_of
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, end_of_text, from_json

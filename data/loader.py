@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config.options import UserError
+from config.command_line import UserError
 from data.shards import Shards
 from data.writer import FORMAT
 

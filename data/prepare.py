@@ -14,7 +14,7 @@ from pathlib import Path
 # Run as a script, Python looks for imports in this folder only; `config` and `data` are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.options import UserError, command
+from config.command_line import UserError, command
 from data.documents import write_documents
 from data.sources import Files, Hub
 from data.tokenizer import by_name

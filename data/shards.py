@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from config.options import UserError
+from config.command_line import UserError
 
 SHARD = 10**9  # tokens
 

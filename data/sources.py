@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.options import UserError
+from config.command_line import UserError
 
 BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
 ROWS = 256  # of Parquet in a batch

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from config.options import UserError
+from config.command_line import UserError
 
 # The id of "<|endoftext|>" in tiktoken's encodings: here, because asking tiktoken takes their files.
 END_OF_TEXT = {

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike
 
-from config.options import UserError
+from config.command_line import UserError
 from data.tokenizer import Tokenizer
 
 FORMAT = 1  # of meta.json; a reader refuses a number that it does not know

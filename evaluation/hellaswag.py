@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
-from config.options import UserError
+from config.command_line import UserError
 
 # A row's length is rounded up to a multiple of this, which the kernels of accelerators like.
 LENGTH_STEP = 64

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from config.options import UserError
+from config.command_line import UserError
 
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = (  # what is downloaded

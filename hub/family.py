@@ -1,13 +1,12 @@
-"""What a family of models is in Hugging Face's format: one description, read in both directions.
+"""A family of models in Hugging Face's format: one description, read in both directions.
 
-gpt2.py and llama.py each have a `Family`. weights.py reads checkpoints with it, and export.py writes them. In
-the table of tensors each array of ours has a pattern of einops, from their axes to ours, and their names:
+gpt2.py and llama.py each have a `Family`; weights.py reads checkpoints with it, export.py writes them. Its
+table names the tensor of each of our arrays, with a pattern of einops from their axes to ours:
 
-    "blocks.mlp.c_fc.weight": ("f d -> d 1 f", "model.layers.{i}.mlp.gate_proj.weight",
-                                               "model.layers.{i}.mlp.up_proj.weight"),
+    "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 
-so each layer i has two matrices (F, D), which are transposed and joined to our (D, 2, F). Where ours is of
-several of theirs, they are joined along the last axis but one. `k` and `c` stand for K and C.
+so each layer i has a matrix (H C, D), which is transposed and reshaped to our (D, H, C). Where one tensor of
+theirs is several of ours, as GPT-2's c_attn is, ours are its parts along the last axis.
 """
 
 from collections.abc import Callable
@@ -19,8 +18,18 @@ import equinox as eqx
 import jax
 from einops import rearrange
 
-from config.options import UserError
-from model import GPT, GPTConfig, dotted
+from config.command_line import UserError
+from model import GPT, GPTConfig
+from parallel.sharding import leaf_name
+
+
+class Tensor(NamedTuple):
+    """Where one of our arrays is in their format."""
+
+    name: str  # theirs; {i} stands for the layer
+    pattern: str  # from their axes to ours; `c` is the head size C
+    part: int = 0  # which of the equal parts of their last axis is ours
+    parts: int = 1
 
 
 @dataclass(frozen=True)
@@ -30,14 +39,14 @@ class Family:
     model_type: str  # in config.json
     architecture: str  # the class of transformers
     prefix: str  # of all tensors but the head's; checkpoints of the model without a head leave it out
-    tensors: dict[str, tuple[str, ...]]  # our array: the pattern, and their tensors
+    tensors: dict[str, Tensor]  # by our names
     not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
-    read_config: Callable[[dict[str, Any]], GPTConfig]  # of config.json; raises ValueError
+    read_config: Callable[[dict[str, Any]], GPTConfig]  # reads config.json; raises ValueError
     write_config: Callable[[GPTConfig], dict[str, Any]]  # the reverse, for a model that `needs` allows
     needs: Callable[[GPTConfig], dict[str, Any]]  # what must be so in a model for it to be of this family
 
     def obstacles(self, config: GPTConfig) -> list[str]:
-        """The options that keep a model from being of this family, each with what it would have to be."""
+        """List the options that keep a model from being of this family, each with what it should be."""
         ours = vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
         return [
             f"{name}={ours[name]}, not {value}"
@@ -47,53 +56,46 @@ class Family:
 
 
 class Entry(NamedTuple):
-    """An array of ours, and the tensors that it, or each layer of it, is made of."""
+    """An array of ours in a model of a known shape, and the tensor that it, or each layer of it, is."""
 
-    name: str  # ours, as in blocks.attn.c_attn.weight
     layers: int | None  # None: it is not in a block
-    pattern: str
-    tensors: dict[str, tuple[int, ...]]  # their names, {i} for the layer, and their shapes
+    tensor: Tensor
+    shape: tuple[int, ...]  # of their whole tensor
 
-    def names(self, i: int | None = None) -> list[str]:
-        """Their names, those of layer i."""
-        return [name.format(i=i) for name in self.tensors]
+    def name(self, i: int | None = None) -> str:
+        """Return their name, for layer i."""
+        return self.tensor.name.format(i=i)
 
 
 def entries(family: Family, config: GPTConfig) -> dict[str, Entry]:
-    """All arrays of a model, by our names, in the order of its leaves."""
+    """Describe all arrays of a model, by our names, in the order of its leaves."""
     shapes = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
     found = {}
     for path, ours in jax.tree.leaves_with_path(shapes):
-        name = dotted(path)
-        pattern, *names = family.tensors[name]
+        name = leaf_name(path)
+        tensor = family.tensors[name]
         layers = config.n_layer if name.startswith("blocks.") else None
         one = jax.ShapeDtypeStruct(ours.shape[1:] if layers else ours.shape, ours.dtype)
-        split = jax.eval_shape(partial(to_theirs, pattern=pattern, n=len(names)), one)
-        found[name] = Entry(name, layers, pattern, dict(zip(names, (x.shape for x in split), strict=True)))
+        *rest, last = jax.eval_shape(partial(to_theirs, tensor=tensor), one).shape
+        found[name] = Entry(layers, tensor, (*rest, last * tensor.parts))
     return found
 
 
-def to_ours(tensor, pattern: str, config: GPTConfig):
-    """One of their tensors in our layout: a part of our array, or all of it."""
-    sizes = {"k": config.kv_heads, "c": config.head_size} if "k" in pattern else {}
-    return rearrange(tensor, pattern, **sizes)
+def to_ours(whole, tensor: Tensor, config: GPTConfig):
+    """Return our array from their whole tensor."""
+    width = whole.shape[-1] // tensor.parts
+    part = whole[..., tensor.part * width : (tensor.part + 1) * width]
+    return rearrange(part, tensor.pattern, **({"c": config.head_size} if "c" in tensor.pattern else {}))
 
 
-def to_theirs(array, pattern: str, n: int) -> list:
-    """The n tensors of theirs that our array is made of; `to_ours` undone."""
-    theirs, ours = pattern.split(" -> ")
-    parts = [array]
-    if n > 1:  # a key's queries, the key and the value, or the gate and what it gates: 1 each after the first
-        size = array.shape[-2]
-        parts = [
-            array[..., : size - n + 1, :],
-            *(array[..., i : i + 1, :] for i in range(size - n + 1, size)),
-        ]
-    return [rearrange(part, f"{ours} -> {theirs}") for part in parts]
+def to_theirs(array, tensor: Tensor):
+    """Return the part of their tensor that our array is."""
+    theirs, ours = tensor.pattern.split(" -> ")
+    return rearrange(array, f"{ours} -> {theirs}")
 
 
 def numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    """Fields of GPTConfig from config.json, where they are called as `names` says. Raises ValueError.
+    """Read fields of GPTConfig from config.json, where they are called as `names` says. Raises ValueError.
 
     What may be None in a GPTConfig may be missing.
     """
@@ -107,20 +109,20 @@ def numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 
 def check_number(name: str, value: Any, whole: bool = False) -> None:
-    """Raises ValueError for what is no number; JSON has a type for whole ones."""
+    """Raise ValueError for what is no number; JSON has a type for whole ones."""
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         raise ValueError(f"{name} is {value!r}, expected {'an integer' if whole else 'a number'}")
 
 
 def check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """Raises ValueError where config.json asks for what our model does not do; `fixed` is what it does."""
+    """Raise ValueError where config.json asks for what our model does not do; `fixed` is what it does."""
     for name, ours in fixed.items():
         if (value := values.get(name, ours)) != ours:
             raise ValueError(f"{name} is {value!r}, and only {ours!r} can be computed here")
 
 
 def which_family(families: dict[str, Family], config: GPTConfig) -> Family:
-    """The family that a model is of. Raises UserError that names what stands in the way of each."""
+    """Return the family that a model is of. Raises UserError that names what stands in the way of each."""
     obstacles = {family.architecture: family.obstacles(config) for family in families.values()}
     for family in families.values():
         if not obstacles[family.architecture]:

@@ -1,12 +1,12 @@
 """GPT-2 in Hugging Face's format: `GPT2LMHeadModel`, also in the files of openai-community/gpt2.
 
-Its matrices are (in, out), as ours; its queries, keys and values come one after another, ours head by head.
+Its matrices are (in, out), as ours. Its c_attn is our c_q, c_k and c_v, one after another.
 Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 """
 
 from typing import Any
 
-from hub.family import Family, check_fixed, numbers
+from hub.family import Family, Tensor, check_fixed, numbers
 from model import GPTConfig
 
 SIZES = {
@@ -56,22 +56,26 @@ GPT2 = Family(
     write_config=write_config,
     needs=needs,
     tensors={
-        "wte": ("v d -> v d", "transformer.wte.weight"),
-        "wpe": ("t d -> t d", "transformer.wpe.weight"),
-        "blocks.ln_1.weight": ("d -> d", "transformer.h.{i}.ln_1.weight"),
-        "blocks.ln_1.bias": ("d -> d", "transformer.h.{i}.ln_1.bias"),
-        "blocks.attn.c_attn.weight": ("d (g k c) -> d k g c", "transformer.h.{i}.attn.c_attn.weight"),
-        "blocks.attn.c_attn.bias": ("(g k c) -> k g c", "transformer.h.{i}.attn.c_attn.bias"),
-        "blocks.attn.c_proj.weight": ("i d -> i d", "transformer.h.{i}.attn.c_proj.weight"),
-        "blocks.attn.c_proj.bias": ("d -> d", "transformer.h.{i}.attn.c_proj.bias"),
-        "blocks.ln_2.weight": ("d -> d", "transformer.h.{i}.ln_2.weight"),
-        "blocks.ln_2.bias": ("d -> d", "transformer.h.{i}.ln_2.bias"),
-        "blocks.mlp.c_fc.weight": ("d f -> d f", "transformer.h.{i}.mlp.c_fc.weight"),
-        "blocks.mlp.c_fc.bias": ("f -> f", "transformer.h.{i}.mlp.c_fc.bias"),
-        "blocks.mlp.c_proj.weight": ("f d -> f d", "transformer.h.{i}.mlp.c_proj.weight"),
-        "blocks.mlp.c_proj.bias": ("d -> d", "transformer.h.{i}.mlp.c_proj.bias"),
-        "ln_f.weight": ("d -> d", "transformer.ln_f.weight"),
-        "ln_f.bias": ("d -> d", "transformer.ln_f.bias"),
-        "lm_head": ("v d -> v d", "lm_head.weight"),
+        "wte": Tensor("transformer.wte.weight", "v d -> v d"),
+        "wpe": Tensor("transformer.wpe.weight", "t d -> t d"),
+        "blocks.ln_1.weight": Tensor("transformer.h.{i}.ln_1.weight", "d -> d"),
+        "blocks.ln_1.bias": Tensor("transformer.h.{i}.ln_1.bias", "d -> d"),
+        "blocks.attn.c_q.weight": Tensor("transformer.h.{i}.attn.c_attn.weight", "d (h c) -> d h c", 0, 3),
+        "blocks.attn.c_k.weight": Tensor("transformer.h.{i}.attn.c_attn.weight", "d (h c) -> d h c", 1, 3),
+        "blocks.attn.c_v.weight": Tensor("transformer.h.{i}.attn.c_attn.weight", "d (h c) -> d h c", 2, 3),
+        "blocks.attn.c_q.bias": Tensor("transformer.h.{i}.attn.c_attn.bias", "(h c) -> h c", 0, 3),
+        "blocks.attn.c_k.bias": Tensor("transformer.h.{i}.attn.c_attn.bias", "(h c) -> h c", 1, 3),
+        "blocks.attn.c_v.bias": Tensor("transformer.h.{i}.attn.c_attn.bias", "(h c) -> h c", 2, 3),
+        "blocks.attn.c_proj.weight": Tensor("transformer.h.{i}.attn.c_proj.weight", "i d -> i d"),
+        "blocks.attn.c_proj.bias": Tensor("transformer.h.{i}.attn.c_proj.bias", "d -> d"),
+        "blocks.ln_2.weight": Tensor("transformer.h.{i}.ln_2.weight", "d -> d"),
+        "blocks.ln_2.bias": Tensor("transformer.h.{i}.ln_2.bias", "d -> d"),
+        "blocks.mlp.c_fc.weight": Tensor("transformer.h.{i}.mlp.c_fc.weight", "d f -> d f"),
+        "blocks.mlp.c_fc.bias": Tensor("transformer.h.{i}.mlp.c_fc.bias", "f -> f"),
+        "blocks.mlp.c_proj.weight": Tensor("transformer.h.{i}.mlp.c_proj.weight", "f d -> f d"),
+        "blocks.mlp.c_proj.bias": Tensor("transformer.h.{i}.mlp.c_proj.bias", "d -> d"),
+        "ln_f.weight": Tensor("transformer.ln_f.weight", "d -> d"),
+        "ln_f.bias": Tensor("transformer.ln_f.bias", "d -> d"),
+        "lm_head": Tensor("lm_head.weight", "v d -> v d"),
     },
 )

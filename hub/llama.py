@@ -1,13 +1,12 @@
 """Llama in Hugging Face's format: `LlamaForCausalLM`, which Llama 1 to 3, SmolLM2 and TinyLlama are.
 
-Its matrices are (out, in), ours (in, out); where it has three, of queries, keys and values, or two, of a gate
-and what it gates, ours is one. The rotary embedding has the same layout in both. arXiv:2302.13971, and
-arXiv:2407.21783 for Llama 3.
+Its matrices are (out, in), ours (in, out). The rotary embedding has the same layout in both.
+arXiv:2302.13971, and arXiv:2407.21783 for Llama 3.
 """
 
 from typing import Any
 
-from hub.family import Family, check_fixed, check_number, numbers
+from hub.family import Family, Tensor, check_fixed, check_number, numbers
 from model import GPTConfig
 
 SIZES = {
@@ -27,15 +26,15 @@ FIXED = {
     "sliding_window": None,
     "quantization_config": None,
 }
-SHAPE = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "qk_norm": False}
-# What all of Meta's models with rope_type "llama3" say; see model.frequencies.
+LLAMA_SHAPE = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "qk_norm": False}
+# What all of Meta's models with rope_type "llama3" say; see layers/rotary.py.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 
 def read_config(values: dict[str, Any]) -> GPTConfig:
     check_fixed(values, FIXED)
     tie = values.get("tie_word_embeddings", False)
-    config = GPTConfig(**numbers(values, SIZES), **SHAPE, **read_rope(values), tie_embeddings=bool(tie))
+    config = GPTConfig(**numbers(values, SIZES), **LLAMA_SHAPE, **read_rope(values), tie_embeddings=bool(tie))
     if values.get("head_dim") not in (None, config.head_size):
         raise ValueError(
             f"head_dim is {values['head_dim']!r}, and only hidden_size / num_attention_heads, here "
@@ -83,25 +82,19 @@ LLAMA = Family(
     not_weights=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     read_config=read_config,
     write_config=write_config,
-    needs=lambda config: SHAPE,
+    needs=lambda config: LLAMA_SHAPE,
     tensors={
-        "wte": ("v d -> v d", "model.embed_tokens.weight"),
-        "blocks.ln_1.weight": ("d -> d", "model.layers.{i}.input_layernorm.weight"),
-        "blocks.attn.c_attn.weight": (
-            "(k g c) d -> d k g c",
-            "model.layers.{i}.self_attn.q_proj.weight",
-            "model.layers.{i}.self_attn.k_proj.weight",
-            "model.layers.{i}.self_attn.v_proj.weight",
-        ),
-        "blocks.attn.c_proj.weight": ("d i -> i d", "model.layers.{i}.self_attn.o_proj.weight"),
-        "blocks.ln_2.weight": ("d -> d", "model.layers.{i}.post_attention_layernorm.weight"),
-        "blocks.mlp.c_fc.weight": (
-            "f d -> d 1 f",
-            "model.layers.{i}.mlp.gate_proj.weight",
-            "model.layers.{i}.mlp.up_proj.weight",
-        ),
-        "blocks.mlp.c_proj.weight": ("d f -> f d", "model.layers.{i}.mlp.down_proj.weight"),
-        "ln_f.weight": ("d -> d", "model.norm.weight"),
-        "lm_head": ("v d -> v d", "lm_head.weight"),
+        "wte": Tensor("model.embed_tokens.weight", "v d -> v d"),
+        "blocks.ln_1.weight": Tensor("model.layers.{i}.input_layernorm.weight", "d -> d"),
+        "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
+        "blocks.attn.c_k.weight": Tensor("model.layers.{i}.self_attn.k_proj.weight", "(k c) d -> d k c"),
+        "blocks.attn.c_v.weight": Tensor("model.layers.{i}.self_attn.v_proj.weight", "(k c) d -> d k c"),
+        "blocks.attn.c_proj.weight": Tensor("model.layers.{i}.self_attn.o_proj.weight", "d i -> i d"),
+        "blocks.ln_2.weight": Tensor("model.layers.{i}.post_attention_layernorm.weight", "d -> d"),
+        "blocks.mlp.c_gate.weight": Tensor("model.layers.{i}.mlp.gate_proj.weight", "f d -> d f"),
+        "blocks.mlp.c_fc.weight": Tensor("model.layers.{i}.mlp.up_proj.weight", "f d -> d f"),
+        "blocks.mlp.c_proj.weight": Tensor("model.layers.{i}.mlp.down_proj.weight", "d f -> f d"),
+        "ln_f.weight": Tensor("model.norm.weight", "d -> d"),
+        "lm_head": Tensor("lm_head.weight", "v d -> v d"),
     },
 )

@@ -1,92 +1,86 @@
-"""Write the adapters of a LoRA run as PEFT reads them, beside the model they were trained on.
+"""The adapters of a LoRA run in PEFT's format, to be put beside the model that they were trained on.
 
-    python -m hub.peft --out_dir=out-lora --to=my-adapter           the latest checkpoint, into a new folder
-
-    model = AutoModelForCausalLM.from_pretrained("gpt2")            # in Python: what the run started from
+    model = AutoModelForCausalLM.from_pretrained("gpt2")            # what the run started from
     model = PeftModel.from_pretrained(model, "my-adapter")
 
-If the run started from another of ours, the model is that one as `python -m hub.export` writes it; of a LoRA
-run that command writes the model with the adapters merged. PEFT has A as (r, in) and B as (out, r), whichever
-way round the model has its own matrices. Where one layer of ours is several of theirs, all have the same A,
-and each its part of B.
+PEFT has A as (r, in) and B as (out, r), whichever way round the model has its own matrices. Where a layer of
+theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank: the rows of A are
+ours one after another, and B has ours on its diagonal.
 """
 
-from dataclasses import dataclass
+import json
 from pathlib import Path
-from typing import ClassVar
 
 import jax
 import numpy as np
 from safetensors.numpy import save_file
 
-from config.options import Name, Options, UserError, command, given
-from hub.export import new_folder, write_json
-from hub.family import Family, to_theirs, which_family
+from config.options import Options
+from hub.family import Family, Tensor, to_theirs
 from hub.gpt2 import GPT2
-from hub.weights import FAMILIES
-from model import GPT, dotted
-from training.checkpoint import load_adapted
+from model import GPT
+from parallel.sharding import leaf_name
 
 
-@dataclass(frozen=True)
-class AdapterOptions:
-    """Every option of hub.peft. The comment behind a field is its text in `--help`."""
-
-    program: ClassVar[str] = "-m hub.peft"
-    purpose: ClassVar[str] = "Write a LoRA run's adapters as PEFT reads them."
-
-    out_dir: Name = "out"  # folder of the run, whose latest checkpoint is taken
-    to: Name = "out-peft"  # folder to write, new or empty
-
-
-def main(argv: list[str]) -> None:
-    options = AdapterOptions(**given(argv, AdapterOptions))
-    with new_folder(Path(options.to)) as folder:
-        model, manifest, iteration = load_adapted(options.out_dir, dtype="float32")
-        if manifest.base is None:
-            raise UserError(
-                f"out_dir={options.out_dir}: the run has no adapters: python -m hub.export writes its model"
-            )
-        family = which_family(FAMILIES, model.config)
-        tensors = adapters(model, family)
-        save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-        config = describe(tensors, family, manifest.options, manifest.base["init_from"])
-        write_json(folder / "adapter_config.json", config)
-    print(f"adapters of iter {iteration}, for {manifest.base['init_from']}: {options.to}")
+def write_adapters(folder: Path, model: GPT, family: Family, options: Options, base: str) -> None:
+    """Write adapter_model.safetensors and adapter_config.json; `base` is the model below the adapters."""
+    tensors = adapters(model, family)
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    config = describe(tensors, family, options, base)
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
 def adapters(model: GPT, family: Family) -> dict[str, np.ndarray]:
-    """PEFT's tensors, float32, by their names, of a model with adapters."""
-    arrays = {dotted(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
+    """Return PEFT's tensors, float32, by their names, of a model with adapters."""
+    arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
+    ours = [name.removesuffix(".lora_a") for name in arrays if name.endswith(".lora_a")]
     found = {}
-    for name in (name.removesuffix(".lora_a") for name in arrays if name.endswith(".lora_a")):
-        pattern, *names = family.tensors[f"{name}.weight"]
-        for i, (a, b) in enumerate(zip(arrays[f"{name}.lora_a"], arrays[f"{name}.lora_b"], strict=True)):
-            parts = to_theirs(b, pattern, len(names))  # laid out as the weights are, with r for their `in`
-            for theirs, part in zip(names, parts, strict=True):
-                module = f"base_model.model.{theirs.format(i=i).removesuffix('.weight')}"
-                found[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.T)
-                found[f"{module}.lora_B.weight"] = np.ascontiguousarray(part.T if family is GPT2 else part)
+    for theirs in {family.tensors[f"{name}.weight"].name for name in ours}:
+        parts = {  # of their layer, those that have adapters
+            family.tensors[f"{name}.weight"]: (arrays[f"{name}.lora_a"], arrays[f"{name}.lora_b"])
+            for name in ours
+            if family.tensors[f"{name}.weight"].name == theirs
+        }
+        for i in range(model.config.n_layer):
+            module = f"base_model.model.{theirs.format(i=i).removesuffix('.weight')}"
+            a = np.concatenate([a[i] for a, _ in parts.values()], axis=1)  # (in, r), r added up
+            b = np.concatenate([rows_of_b(tensor, b[i], family) for tensor, (_, b) in parts.items()])
+            found[f"{module}.lora_A.weight"] = np.ascontiguousarray(a.T)
+            found[f"{module}.lora_B.weight"] = np.ascontiguousarray(b.T)
     return found
 
 
+def rows_of_b(tensor: Tensor, b: np.ndarray, family: Family) -> np.ndarray:
+    """Return (r, out) of their layer from (r, ...) of ours: zero outside of the part that is ours."""
+    b = to_theirs(b, tensor)  # laid out as the weights are, with r for their `in`
+    b = b if family is GPT2 else b.T  # (r, out of ours)
+    width = b.shape[1]
+    rows = np.zeros((len(b), tensor.parts * width), b.dtype)
+    rows[:, tensor.part * width : (tensor.part + 1) * width] = b
+    return rows
+
+
 def describe(tensors: dict[str, np.ndarray], family: Family, options: Options, base: str) -> dict:
-    """adapter_config.json."""
-    layer = f"base_model.model.{family.tensors['blocks.ln_1.weight'][1].split('{')[0]}0."
-    modules = {name.removeprefix(layer).split(".lora_")[0] for name in tensors if name.startswith(layer)}
+    """Return adapter_config.json."""
+    layer = f"base_model.model.{family.tensors['blocks.ln_1.weight'].name.split('{')[0]}0."
+    ranks = {
+        name.removeprefix(layer).split(".lora_")[0]: len(tensor)
+        for name, tensor in tensors.items()
+        if name.startswith(layer) and ".lora_A" in name
+    }
+    r, alpha = options.lora_rank, options.lora_alpha
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": options.lora_rank,
-        "lora_alpha": options.lora_alpha,
+        "r": r,
+        "lora_alpha": alpha,
+        # PEFT counts an adapter alpha / r times; joined ones are to count as often as each alone.
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != r},
+        "alpha_pattern": {module: alpha * rank / r for module, rank in ranks.items() if rank != r},
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": family is GPT2,  # whose matrices are (in, out)
-        "target_modules": sorted(modules),
+        "target_modules": sorted(ranks),
         "inference_mode": True,
     }
-
-
-if __name__ == "__main__":
-    command(main)

@@ -22,12 +22,13 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
-from config.options import UserError
+from config.command_line import UserError
 from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
 from hub.llama import LLAMA
-from model import GPT, GPTConfig, dotted
+from model import GPT, GPTConfig
+from parallel.sharding import leaf_name
 
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA)}
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
@@ -52,7 +53,7 @@ class Pretrained:
         layout, tensors = entries(self.family, self.config), Tensors(self.folder, self.family.prefix)
         tensors.check(layout.values(), self.family)
         return jax.tree_util.tree_map_with_path(
-            lambda path, target: self.array(tensors, layout[dotted(path)], target), shapes
+            lambda path, target: self.array(tensors, layout[leaf_name(path)], target), shapes
         )
 
     def array(self, tensors: "Tensors", entry: Entry, target: jax.ShapeDtypeStruct) -> jax.Array:
@@ -60,7 +61,7 @@ class Pretrained:
         sharding = target.sharding or SingleDeviceSharding(jax.devices()[0])
         if entry.layers is None:
             rows = target.shape[0]  # those of wpe may be fewer than in the file
-            return place(self.joined(tensors, entry, None, target.dtype)[:rows], sharding)
+            return place(self.read(tensors, entry, None, target.dtype)[:rows], sharding)
         # Donated, the array takes its own place in memory again: the device holds it and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
@@ -69,18 +70,14 @@ class Pretrained:
         )
         array = jnp.zeros(target.shape, target.dtype, device=sharding)
         for i in range(entry.layers):
-            layer = self.joined(tensors, entry, i, target.dtype)
+            layer = self.read(tensors, entry, i, target.dtype)
             array = fill(array, place(layer, of_a_layer(sharding)), i)
             array.block_until_ready()  # or the host would read ahead and hold several layers
         return array
 
-    def joined(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
-        """An array of the model, or layer i of it, on the host."""
-        parts = [
-            to_ours(tensors.read(name).astype(dtype, copy=False), entry.pattern, self.config)
-            for name in entry.names(i)
-        ]
-        return np.concatenate(parts, axis=-2) if len(parts) > 1 else parts[0]
+    def read(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
+        """Return an array of the model, or layer i of it, on the host."""
+        return to_ours(tensors.read(entry.name(i)).astype(dtype, copy=False), entry.tensor, self.config)
 
     def tokenizer(self) -> dict | None:
         """What its tokens mean, for data.tokenizer.from_json; None where the files do not say."""
@@ -130,14 +127,9 @@ class Tensors:
 
     def check(self, layout: Iterable[Entry], family: Family) -> None:
         """Raises UserError unless the tensors are those of `layout`, by name, shape and type."""
-        wanted = {
-            name.format(i=i): shape
-            for entry in layout
-            for name, shape in entry.tensors.items()
-            for i in range(entry.layers or 1)
-        }
+        wanted = {entry.name(i): entry.shape for entry in layout for i in range(entry.layers or 1)}
         self.refuse_any("has no tensor", wanted.keys() - self.files.keys())
-        head, embedding = family.tensors["lm_head"][1], family.tensors["wte"][1]
+        head, embedding = family.tensors["lm_head"].name, family.tensors["wte"].name
         # Some files have the head although config.json says that it is the embedding.
         tied = head not in wanted and head in self.files
         if tied and not np.array_equal(self.read(head), self.read(embedding)):

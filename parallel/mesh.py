@@ -20,7 +20,7 @@ import sys
 import jax
 from jax.sharding import AxisType, Mesh
 
-from config.options import UserError
+from config.command_line import UserError
 from model import GPTConfig
 
 AXES = ("stage", "data", "fsdp", "tensor")

@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 import app
-from config.options import Options, UserError, given
+from config.command_line import UserError, given
+from config.options import Options
+from runs.checkpoint import arrays_by_name
+from runs.load import load_run
 from tests.cloud.modal_server import ModalServer
 from tests.cloud.modal_service import Disturbance
-from training.checkpoint import by_name, load_model
 
 ROOT = Path(app.__file__).parent
 SENT = {"train.py", "sample.py", "model.py"}
@@ -99,7 +101,7 @@ def remote(tiny, **changes) -> list[str]:
 
 
 def weights(out: Path) -> dict[str, bytes]:
-    return {name: x.tobytes() for name, x in by_name(load_model(str(out))[0]).items()}
+    return {name: x.tobytes() for name, x in arrays_by_name(load_run(str(out))[0]).items()}
 
 
 def iterations(out: Path) -> list[int]:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
+import bench_decode
+import bench_memory
+import bench_torch
 import jax
 import numpy as np
 import optax
@@ -14,16 +17,15 @@ import pytest
 import torch
 
 import bench
-import bench_decode
-import bench_memory
-import bench_torch
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from model import GPTConfig
+from runs.hardware import peak_flops
 from training import loss
-from training.hardware import peak_flops
-from training.step import compile_step, create_state, model_config
+from training.state import create_state, model_config
+from training.step import compile_step
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)

@@ -18,12 +18,14 @@ import torch
 
 import evaluate
 import train
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from data.tokenizer import CharTokenizer, TiktokenTokenizer
 from data.writer import write_dataset
+from runs.checkpoint import Checkpoints
+from runs.manifest import Manifest
 from tests.reference import CONFIGS, as_gpt, random_reference
-from training.checkpoint import Checkpoints, Manifest
-from training.step import create_state, model_config
+from training.state import create_state, model_config
 
 SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
 TOKENIZER = CharTokenizer(SYMBOLS)

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from model import GPT, MLP, Cache, CausalSelfAttention, GPTConfig, Norm, attention, dropout
+from generation.cache import Cache
+from layers.dropout import dropout
+from model import GPT, MLP, CausalSelfAttention, GPTConfig, Norm, attention
 from tests.reference import CONFIGS, as_gpt, random_reference
 
 ROOT = Path(__file__).resolve().parents[1]

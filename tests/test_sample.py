@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import pytest
 
 import sample
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from data.tokenizer import CharTokenizer
-from training.checkpoint import Checkpoints, Manifest
-from training.step import create_state, model_config
+from runs.checkpoint import Checkpoints
+from runs.manifest import Manifest
+from training.state import create_state, model_config
 
 ROOT = Path(sample.__file__).parent
 SYMBOLS = "\n :ROMEabcdefghij"

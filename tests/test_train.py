@@ -21,12 +21,14 @@ import numpy as np
 import pytest
 
 import train
-from config.options import UserError, read
+from config.command_line import UserError
+from config.options import read_options
 from data import loader
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
-from training.checkpoint import Checkpoints, by_name, load_model
-from training.step import create_state, model_config
+from runs.checkpoint import Checkpoints, arrays_by_name
+from runs.load import load_run
+from training.state import create_state, model_config
 
 ROOT = Path(train.__file__).parent
 SPEED = {"ms", "ms_spread", "data_ms", "tokens_per_second", "tokens_per_second_per_device", "memory_mb"}
@@ -82,7 +84,7 @@ def saved_state(out: Path, iteration: int | None = None) -> dict[str, np.ndarray
     saved = run.manifest(iteration)
     config = model_config(saved.options, saved.vocab_size)
     shapes = eqx.filter_eval_shape(create_state, config, saved.options)
-    return {path: np.asarray(x) for path, x in by_name(run.restore(iteration, shapes)).items()}
+    return {path: np.asarray(x) for path, x in arrays_by_name(run.restore(iteration, shapes)).items()}
 
 
 def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
@@ -169,14 +171,14 @@ def test_leaves_its_options_curves_and_checkpoints_and_nothing_else(first_run, t
         "options.json",
     }
     assert (out / "loss.png").read_bytes().startswith(b"\x89PNG")
-    options = read(str(out / "options.json"))
+    options = read_options(str(out / "options.json"))
     assert (options.dataset, options.n_embd, options.max_iters) == (str(tiny_data), 16, 20)
     assert checkpoints(out) == [5, 10, 15, 20]
 
 
 def test_whole_split_evaluation_is_the_mean_over_every_token(first_run, tiny_data):
     out, _ = first_run
-    model, _, iteration = load_model(str(out))
+    model, _, iteration = load_run(str(out))
     predict = jax.jit(lambda x: model(x[None])[0])
     ids = np.fromfile(tiny_data / "val.bin", "<u2").astype(int)
     total = 0.0
@@ -238,7 +240,7 @@ dtype = 'float16'
     assert iterations(tmp_path / "out", STEP) == [0]
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16", "mesh=data:1"]
-    assert read(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
+    assert read_options(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
 
 
 def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
@@ -252,7 +254,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     meta = {"format": 1, "vocab_size": 50257, "tokenizer": gpt2, "dtype": "uint16", "counts": counts}
     (folder / "meta.json").write_text(json.dumps(meta))
     train.main(tiny(tmp_path / "out", dataset=folder, document_mask=True, n_embd=8, remat="block"))
-    model, tokenizer, _ = load_model(str(tmp_path / "out"))
+    model, tokenizer, _ = load_run(str(tmp_path / "out"))
     assert (model.config.eot, tokenizer) == (eot, gpt2)
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
 
@@ -266,7 +268,7 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
     train.main(tiny(tmp_path / "out", dataset="python_char", max_iters=1, eval_iters=1))
     assert f"{folder / 'train.bin'} is missing: running" in capsys.readouterr().out
     assert {"train.bin", "val.bin", "meta.json"} <= {path.name for path in folder.iterdir()}
-    assert load_model(str(tmp_path / "out"))[0].config.vocab_size == 96
+    assert load_run(str(tmp_path / "out"))[0].config.vocab_size == 96
 
 
 # Stopping and going on
@@ -389,9 +391,9 @@ def test_second_ctrl_c_ends_the_run_at_once(tiny, tmp_path, monkeypatch):
 
 
 def test_resumes_with_the_runs_own_options(copied_run):
-    ran_with = read(str(copied_run / "options.json"))
+    ran_with = read_options(str(copied_run / "options.json"))
     train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=22"])
-    goes_on_with = read(str(copied_run / "options.json"))
+    goes_on_with = read_options(str(copied_run / "options.json"))
     changed = {k for k, v in goes_on_with.to_json().items() if v != ran_with.to_json()[k]}
     assert changed == {"out_dir", "init_from", "max_iters"}
     assert iterations(copied_run, STEP) == list(range(22))

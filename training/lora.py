@@ -21,8 +21,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, UInt
 
-from config.options import Options, UserError
-from model import GPT, Linear, dotted, matmul
+from config.command_line import UserError
+from config.options import Options
+from layers.products import matmul
+from model import GPT, Linear
+from parallel.sharding import leaf_name
 from training.optimizer import is_matrix
 
 KNUTH = np.uint32(2654435761)  # of his multiplicative hash, which spreads consecutive integers over 32 bits
@@ -50,21 +53,21 @@ class LoRALinear(Linear):
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
-    """`model` with an adapter of rank `lora_rank` beside the linear layers that `lora_targets` names.
+    """Put an adapter of rank `lora_rank` beside each linear layer that `lora_targets` names.
 
-    It computes what `model` does, to the bit, while B is zero. The matrices of `model` are stored in
-    `lora_base_dtype`. Raises UserError for a target that is no layer's name, and for too high a rank.
+    The model computes what it did, to the bit, while B is zero. Its matrices are stored in `lora_base_dtype`.
+    Raises UserError for a target that is no layer's name, and for too high a rank.
     """
     model = jax.tree_util.tree_map_with_path(
         lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model
     )
     layers = {
-        dotted(path): layer
+        leaf_name(path): layer
         for path, layer in jax.tree_util.tree_leaves_with_path(model, is_leaf=is_linear)
         if is_linear(layer)
     }
     keys = dict(zip(layers, jax.random.split(key, len(layers)), strict=True))
-    chosen = targets(options.lora_targets, list(layers))
+    chosen = chosen_layers(options.lora_targets, list(layers))
     for name in chosen:
         _, fan_in, *fan_out = layers[name].weight.shape
         if options.lora_rank > min(fan_in, math.prod(fan_out)):
@@ -74,14 +77,19 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
             )
 
     def adapt(path, x):
-        name = dotted(path)
+        name = leaf_name(path)
         return LoRALinear(x, options, keys[name]) if name in chosen else x
 
     return jax.tree_util.tree_map_with_path(adapt, model, is_leaf=is_linear)
 
 
-def targets(text: str, names: list[str]) -> list[str]:
-    """Of the layers' names, those that end with a name in `text`, as all of blocks.mlp.c_proj, c_proj do."""
+def chosen_layers(text: str, names: list[str]) -> list[str]:
+    """Return the layers that `lora_targets=<text>` means: "all", or those whose names end with one given.
+
+    So c_proj, mlp.c_proj and blocks.mlp.c_proj all mean the MLP's last layer. Raises UserError.
+    """
+    if text == "all":
+        return names
     chosen = set()
     for target in text.split(","):
         found = {name for name in names if f".{name}".endswith(f".{target.strip()}")}
@@ -98,17 +106,17 @@ def is_linear(x) -> bool:
     return isinstance(x, Linear)
 
 
-def trained(model: GPT) -> tuple[GPT, GPT]:
-    """What training changes of a model, and what it does not: adapters and the rest, or else all and nothing.
+def partition_trainable(model: GPT) -> tuple[GPT, GPT]:
+    """Split a model into (trainable, frozen): (adapters, base) with LoRA, else (everything, nothing).
 
-    Both have the model's structure, with None for what the other has; `eqx.combine` puts them together.
+    Both have the model's structure, with None for what the other has; `eqx.combine` joins them again.
     """
     adapters = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].name.startswith("lora_"), model)
     return eqx.partition(model, adapters if any(jax.tree.leaves(adapters)) else True)
 
 
 def without_adapters(model: GPT) -> GPT:
-    """The ordinary model below the adapters, or its shapes, given those of an adapted one."""
+    """Return the ordinary model below the adapters, or its shapes, given those of an adapted one."""
 
     def below(x):
         return (x.weight, x.bias) if is_linear(x) else x  # the leaves of a Linear, in order
@@ -119,7 +127,7 @@ def without_adapters(model: GPT) -> GPT:
 
 
 def merge(model: GPT) -> GPT:
-    """The ordinary model, in float32, that computes what an adapted one does, to float32 rounding."""
+    """Return the ordinary model, in float32, that computes what an adapted one does, to float32 rounding."""
 
     def merged(x):
         if not isinstance(x, LoRALinear):
@@ -132,18 +140,18 @@ def merge(model: GPT) -> GPT:
 
 
 def fingerprint(model: GPT) -> str:
-    """Tells a model's weights from another's, so that adapters are not put beside those of another model.
+    """Hash a model's weights, so that adapters are not put beside those of another model.
 
-    It is the same on every mesh, without gathering the weights, and for `lora_base_dtype` either way: of each
-    array it takes a sum of integers, which no order of summing changes, made of its elements in bfloat16.
+    The hash is the same on every mesh, without gathering the weights, and for either `lora_base_dtype`: for
+    each array it sums integers, which no order of summing changes, made of the elements in bfloat16.
     """
-    sums = jax.jit(lambda model: jax.tree.map(checksum, model))(model)
-    named = {dotted(path): int(x) for path, x in jax.tree_util.tree_leaves_with_path(sums)}
+    sums = eqx.filter_jit(lambda model: jax.tree.map(checksum, model))(model)
+    named = {leaf_name(path): int(x) for path, x in jax.tree_util.tree_leaves_with_path(sums)}
     return hashlib.sha256(repr(sorted(named.items())).encode()).hexdigest()
 
 
 def checksum(x: Float[Array, "..."]) -> UInt[Array, ""]:
-    """Of the elements and their places, modulo 2^32."""
+    """Sum the elements' bits, weighted by their places, modulo 2^32."""
     bits = lax.bitcast_convert_type(x.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
     place = jnp.zeros(x.shape, jnp.uint32)
     for axis, size in enumerate(x.shape):

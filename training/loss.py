@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model import contract
+from layers.products import contract
 
 MAX_LOGITS = 2**26  # at once on a device; in float32, 256 MiB
 

@@ -47,8 +47,7 @@ def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
     It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
     either every parameter of it or none.
     """
-    # A weight is (L, in, ..., out). Each layer is a matrix of its own, and so is each head's query, key and
-    # value, the gate, and what it gates: all that the axes in between tell apart.
+    # A weight is (L, in, ..., out). Each layer's is a matrix of its own, and so is each head's.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
 
     def like_adam(x, _):

@@ -21,7 +21,7 @@ from pathlib import Path
 # Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.options import UserError, command
+from config.command_line import UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 

@@ -13,7 +13,7 @@ from pathlib import Path
 # Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.options import command
+from config.command_line import command
 from data.shakespeare_char.prepare import URL, read_text
 from data.tokenizer import by_name
 from data.writer import write_dataset

@@ -11,7 +11,7 @@ from pathlib import Path
 # Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.options import command
+from config.command_line import command
 from data.prepare import prepare
 from data.sources import Hub
 

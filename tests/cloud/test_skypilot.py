@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from config.options import Options, given
+from config.command_line import given
+from config.options import Options
 
 FILE = Path(__file__).parents[2] / "cloud" / "skypilot.yaml"
 TASK = yaml.safe_load(FILE.read_text())

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from config.options import Options, given
+from config.command_line import given
+from config.options import Options
 
 CONFIG = Path(__file__).parents[2] / "config"
 EXPERIMENTS = sorted(path for path in CONFIG.glob("*.py") if path.name not in ("__init__.py", "options.py"))

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from config.options import Options, UserError, command, load, read
+from config.command_line import UserError, command
+from config.options import Options, parse_options, read_options
 
 ROOT = Path(__file__).parents[2]
 
@@ -72,7 +73,7 @@ def run(tmp_path):
 def error(*argv):
     """The text of the error that a command line ends in, which is one line."""
     with pytest.raises(UserError) as caught:
-        load(list(argv))
+        parse_options(list(argv))
     text = str(caught.value)
     assert text and "\n" not in text
     return text
@@ -82,7 +83,7 @@ def error(*argv):
 
 
 def test_defaults_are_nanogpts():
-    options = asdict(load([]))
+    options = asdict(parse_options([]))
     assert {name: options[name] for name in NANOGPT_DEFAULTS} == NANOGPT_DEFAULTS
 
 
@@ -93,12 +94,14 @@ def test_defaults_pass_their_own_checks():
 def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):
     first = config("batch_size = 1\nn_layer = 1\nn_head = 1\n", "first.py")
     second = config("batch_size = 2\nn_layer = 2\n", "second.py")
-    options = load(["--batch_size=3", first, second])
+    options = parse_options(["--batch_size=3", first, second])
     assert (options.batch_size, options.n_layer, options.n_head) == (3, 2, 1)
 
 
 def test_a_value_may_follow_its_key_and_the_last_one_wins():
-    options = load(["--batch_size", "3", "--eval_iters", "-1", "--learning-rate=1", "--batch_size=4"])
+    options = parse_options(
+        ["--batch_size", "3", "--eval_iters", "-1", "--learning-rate=1", "--batch_size=4"]
+    )
     assert (options.batch_size, options.eval_iters, options.learning_rate) == (4, -1, 1.0)
 
 
@@ -120,13 +123,13 @@ def test_a_value_may_follow_its_key_and_the_last_one_wins():
     ],
 )
 def test_values_on_the_command_line(argument, value):
-    options = load([argument])
+    options = parse_options([argument])
     found = getattr(options, argument[2:].partition("=")[0])
     assert found == value and type(found) is type(value)
 
 
 def test_values_in_a_config_file_become_the_types_of_their_options(config):
-    options = load([config("max_iters = 1e5\nlearning_rate = 1\nn_kv_head = None\nout_dir = 'o'\n")])
+    options = parse_options([config("max_iters = 1e5\nlearning_rate = 1\nn_kv_head = None\nout_dir = 'o'\n")])
     assert (options.max_iters, options.learning_rate, options.n_kv_head) == (100000, 1.0, None)
     assert type(options.max_iters) is int and type(options.learning_rate) is float
 
@@ -150,7 +153,7 @@ def test_a_config_file_is_python_as_nanogpts_are(config):
         "lr_decay_iters = max_iters\n"
         "weight_decay = 1e-1\n"
     )
-    options = load([path])
+    options = parse_options([path])
     assert options.gradient_accumulation_steps == 40
     assert options.wandb_run_name.startswith("ft-")
     assert options.lr_decay_iters == 600000
@@ -160,8 +163,8 @@ def test_a_config_file_runs_in_a_namespace_of_its_own(config):
     assert "NameError" in error(config("batch_size = len(DEFAULTS)\n"))
     first, second = config("_size = 3\n", "first.py"), config("batch_size = _size\n", "second.py")
     assert "NameError" in error(first, second)
-    assert load([config("def load(argv): return None\nbatch_size = 3\n")]).batch_size == 3
-    assert load([]) == Options()
+    assert parse_options([config("def load(argv): return None\nbatch_size = 3\n")]).batch_size == 3
+    assert parse_options([]) == Options()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +190,7 @@ def test_what_is_written_for_pytorch_is_translated_with_a_notice(
     given, becomes, notices, in_a_file, config, capsys
 ):
     name = given.partition("=")[0]
-    options = load([config(given) if in_a_file else "--" + given.replace("'", "")])
+    options = parse_options([config(given) if in_a_file else "--" + given.replace("'", "")])
     assert getattr(options, name) == becomes
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -196,7 +199,7 @@ def test_what_is_written_for_pytorch_is_translated_with_a_notice(
 
 
 def test_defaults_say_nothing_about_pytorch(capsys):
-    load([])
+    parse_options([])
     assert capsys.readouterr().err == ""
 
 
@@ -206,26 +209,28 @@ def test_defaults_say_nothing_about_pytorch(capsys):
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
 def test_a_resumed_run_keeps_its_options_below_config_files_and_the_command_line(run, config, init_from):
     path = config("batch_size = 8\nblock_size = 64\n")
-    options = load([path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65"])
+    options = parse_options([path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65"])
     assert (options.n_embd, options.n_kv_head, options.batch_size, options.block_size) == (32, 2, 8, 65)
 
 
 def test_a_config_file_can_name_the_run_to_resume(run, config):
-    assert load([config(f"out_dir = {run!r}\ninit_from = 'resume'\n")]).n_embd == 32
+    assert parse_options([config(f"out_dir = {run!r}\ninit_from = 'resume'\n")]).n_embd == 32
 
 
 def test_a_resumed_run_is_where_it_is_found_and_does_not_overwrite(run):
-    options = load([f"--out_dir={run}", "--init_from=resume"])
+    options = parse_options([f"--out_dir={run}", "--init_from=resume"])
     assert (options.out_dir, options.init_from, options.overwrite) == (run, "resume", False)
 
 
 def test_a_run_from_scratch_ignores_the_options_of_the_run_before_it(run):
-    assert load([f"--out_dir={run}", "--overwrite=True"]) == replace(Options(), out_dir=run, overwrite=True)
+    assert parse_options([f"--out_dir={run}", "--overwrite=True"]) == replace(
+        Options(), out_dir=run, overwrite=True
+    )
 
 
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
 def test_without_options_json_a_resumed_run_starts_from_the_defaults(tmp_path, init_from):
-    options = load([f"--out_dir={tmp_path}", f"--init_from={init_from}"])
+    options = parse_options([f"--out_dir={tmp_path}", f"--init_from={init_from}"])
     assert options == replace(Options(), out_dir=str(tmp_path), init_from=init_from)
 
 
@@ -250,9 +255,9 @@ def test_options_survive_json_and_missing_ones_keep_their_defaults(tmp_path):
     path = tmp_path / "options.json"
     options = replace(Options(), n_kv_head=3, position="rope", learning_rate=1 / 3)
     path.write_text(json.dumps(options.to_json()))
-    assert read(str(path)) == options
+    assert read_options(str(path)) == options
     path.write_text('{"n_layer": 3}')
-    assert read(str(path)) == replace(Options(), n_layer=3)
+    assert read_options(str(path)) == replace(Options(), n_layer=3)
 
 
 def test_overwriting_a_run_and_going_on_with_it_contradict_each_other():
@@ -362,7 +367,7 @@ def test_a_wrong_type_on_the_command_line_says_what_was_expected(argument, text)
 )
 def test_values_out_of_range_are_refused(name, outside, at_the_edge):
     assert error(f"--{name}={outside}").startswith(f"--{name} is {outside!r}, expected ")
-    assert getattr(load([f"--{name}={at_the_edge}"]), name) == at_the_edge
+    assert getattr(parse_options([f"--{name}={at_the_edge}"]), name) == at_the_edge
 
 
 @pytest.mark.parametrize("argv", [["--overwrite"], ["--overwrite", "--seed=3"]])
@@ -440,7 +445,7 @@ def test_ctrl_c_ends_a_command_quietly_with_status_130(monkeypatch, capsys):
 
 def test_options_are_read_without_importing_jax_or_numpy():
     done = python(
-        "import sys; from config.options import load; load(['--batch_size=3']);"
+        "import sys; from config.options import load; parse_options(['--batch_size=3']);"
         "print(sorted({'jax', 'numpy', 'tyro'} & set(sys.modules)))"
     )
     assert done.stdout == "[]\n", done.stderr
@@ -450,7 +455,7 @@ def test_options_are_read_without_importing_jax_or_numpy():
 
 
 def test_the_baby_gpt_has_nanogpts_hyperparameters():
-    options = asdict(load([str(ROOT / "config/train_shakespeare_char.py")]))
+    options = asdict(parse_options([str(ROOT / "config/train_shakespeare_char.py")]))
     nanogpt = NANOGPT_DEFAULTS | {
         "out_dir": "out-shakespeare-char",
         "eval_interval": 250,
@@ -482,13 +487,13 @@ def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
         "--eval_iters=20 --log_interval=1 --block_size=64 --batch_size=12 --n_layer=4 --n_head=4 "
         "--n_embd=128 --max_iters=2000 --lr_decay_iters=2000 --dropout=0.0 --out_dir=out-shakespeare-char-cpu"
     )
-    cpu = load([str(ROOT / "config/train_shakespeare_char_cpu.py")])
-    expected = load([baby, *readme.split()])
+    cpu = parse_options([str(ROOT / "config/train_shakespeare_char_cpu.py")])
+    expected = parse_options([baby, *readme.split()])
     names = {"wandb_project": cpu.wandb_project, "wandb_run_name": cpu.wandb_run_name}
     assert cpu == replace(expected, **names)
 
 
 def test_the_quickstart_trains_on_python_and_fits_a_cpu():
-    options = load([str(ROOT / "config/quickstart.py")])
+    options = parse_options([str(ROOT / "config/quickstart.py")])
     assert (options.dataset, options.out_dir) == ("python_char", "out-quickstart")
     assert options.max_iters * options.batch_size * options.block_size < 10_000_000

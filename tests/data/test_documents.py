@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tokenizers
 
-from config.options import UserError
+from config.command_line import UserError
 from data import sources
 from data.documents import in_parallel, write_documents
 from data.loader import Batches, load_meta

@@ -7,7 +7,7 @@ import textwrap
 import numpy as np
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from data import loader
 from data.loader import Batches, Meta, dataset_dir, load_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from data.tokenizer import by_name, from_json
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from data import shards
 from data.loader import Batches, load_meta, prepare_if_missing
 from data.shards import Shards, ShardWriter, publish

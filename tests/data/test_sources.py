@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from data import sources
 from data.sources import Files, Hub, text_of
 

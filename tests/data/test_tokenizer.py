@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from data.tokenizer import END_OF_TEXT, CharTokenizer, TiktokenTokenizer, by_name, end_of_text, from_json
 
 tiktoken = pytest.importorskip("tiktoken")

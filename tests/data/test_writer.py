@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from generation import decode
+from generation.cache import Cache
 from generation.decode import CHUNK, generate
-from model import GPT, Cache, GPTConfig
+from model import GPT, GPTConfig
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {

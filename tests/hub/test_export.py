@@ -10,12 +10,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaForCausalLM
 
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
 from hub import export
 from model import GPT
-from training.checkpoint import Checkpoints, Manifest, load_model, load_pretrained
-from training.step import create_state, model_config, shape_options, state_around
+from runs.checkpoint import Checkpoints
+from runs.load import load_pretrained, load_run
+from runs.manifest import Manifest
+from training.state import create_state, create_state_around, model_config, shape_options
 
 TINY = replace(
     Options(), n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=65, device="cpu", unroll=1
@@ -67,7 +70,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
     theirs = AutoModelForCausalLM.from_pretrained(folder)
     assert type(theirs) is (GPT2LMHeadModel if name.startswith("gpt2") else LlamaForCausalLM)
     assert theirs.dtype == torch.float32
-    ours, _, _ = load_model(str(run))
+    ours, _, _ = load_run(str(run))
     tokens = np.random.default_rng(0).integers(65, size=(2, 16))
     with torch.no_grad():
         expected = theirs.eval()(torch.tensor(tokens)).logits.numpy()
@@ -77,7 +80,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
 
     model, _ = load_pretrained(str(folder))
     options = replace(TINY, **shape_options(model.config))
-    again = save_run(tmp_path / "again", options, state_around(model, options))
+    again = save_run(tmp_path / "again", options, create_state_around(model, options))
     assert contents(run_export(again, tmp_path / "second" / "model")) == contents(folder)
 
 
@@ -123,7 +126,7 @@ def test_where_there_is_no_run_nothing_is_written(tmp_path):
 def test_the_card_says_what_the_model_is(tmp_path):
     run = save_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
     card = (run_export(run, tmp_path / "bard") / "README.md").read_text()
-    parameters = sum(x.size for x in jax.tree.leaves(load_model(str(run))[0]))
+    parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
     assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
     assert "| 2 | 4 | 32 | 16 | 65 | shakespeare | 0 | 2.5000 |" in card
 

@@ -13,11 +13,13 @@ import torch
 
 import sample
 import train
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from data.loader import NANOGPT
 from model import GPTConfig
+from runs.checkpoint import arrays_by_name
+from runs.load import load_run
 from tests.reference import as_gpt, gpt2, random_reference
-from training.checkpoint import by_name, load_model
 
 ROOT = Path(train.__file__).parent
 # The changes of these runs are far below float32's rounding of their weights, which are about 0.1.
@@ -59,10 +61,10 @@ def losses(out):
 
 def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_line, tmp_path):
     train.main(command_line(tmp_path / "out", **STILL))
-    model, _, iteration = load_model(str(tmp_path / "out"))
-    expected = by_name(as_gpt("gpt2", dict(random_reference("gpt2").named_parameters())))
+    model, _, iteration = load_run(str(tmp_path / "out"))
+    expected = arrays_by_name(as_gpt("gpt2", dict(random_reference("gpt2").named_parameters())))
     assert iteration == 2
-    for name, array in by_name(model).items():
+    for name, array in arrays_by_name(model).items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
     options = json.loads((tmp_path / "out" / "options.json").read_text())
@@ -76,7 +78,7 @@ def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_li
     train.main(
         [f"--out_dir={tmp_path / 'out'}", "--init_from=resume", *(f"--{k}={v}" for k, v in more.items())]
     )
-    assert load_model(str(tmp_path / "out"))[2] == 12
+    assert load_run(str(tmp_path / "out"))[2] == 12
     assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0]
 
 
@@ -99,7 +101,7 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
 
 def test_a_smaller_block_size_crops_the_positions(command_line, tmp_path):
     train.main(command_line(tmp_path / "out", block_size=8, **STILL))
-    model, _, _ = load_model(str(tmp_path / "out"))
+    model, _, _ = load_run(str(tmp_path / "out"))
     expected = random_reference("gpt2").transformer.wpe.weight.detach().numpy()[:8]
     np.testing.assert_array_equal(model.wpe, expected)
 

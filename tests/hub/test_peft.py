@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import train
-from config.options import UserError
+from config.command_line import UserError
 from hub import peft as export
+from runs.load import load_run
 from tests.reference import random_reference
-from training.checkpoint import load_model
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_peft_computes_the_same(run, name, targets, tmp_path):
     theirs, folder = run(name, lora_targets=targets)
     export.main([f"--out_dir={folder}", f"--to={tmp_path / 'adapter'}"])
     tokens = np.random.default_rng(0).integers(65, size=(2, 8))
-    ours = np.asarray(load_model(str(folder))[0](tokens))
+    ours = np.asarray(load_run(str(folder))[0](tokens))
     with torch.no_grad():
         before = theirs(torch.tensor(tokens)).logits.numpy()
         adapted = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter")

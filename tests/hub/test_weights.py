@@ -22,12 +22,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from hub.weights import open_pretrained
 from model import GPT, GPTConfig, frequencies
 from parallel.mesh import make_mesh
 from tests.reference import CONFIGS, as_gpt, gpt2, llama, random_reference
-from training.step import model_config, shape_options, state_shapes
+from training.state import model_config, shape_options, state_shapes
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -23,10 +23,11 @@ import pytest
 
 import evaluate
 import train
-from config.options import Options, UserError, load
+from config.command_line import UserError
+from config.options import Options, parse_options
 from parallel.hosts import launched_together, start, write_sign
-from training.checkpoint import Checkpoints, by_name
-from training.step import create_state, model_config
+from runs.checkpoint import Checkpoints, arrays_by_name
+from training.state import create_state, model_config
 
 ROOT = Path(train.__file__).parent
 DEADLINE = 120  # seconds: many times what anything here takes
@@ -105,7 +106,7 @@ def saved_state(out: Path, iteration: int) -> dict[str, np.ndarray]:
     run = Checkpoints(str(out))
     saved = run.manifest(iteration)
     shapes = eqx.filter_eval_shape(create_state, model_config(saved.options, saved.vocab_size), saved.options)
-    return {path: np.asarray(x) for path, x in by_name(run.restore(iteration, shapes)).items()}
+    return {path: np.asarray(x) for path, x in arrays_by_name(run.restore(iteration, shapes)).items()}
 
 
 def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
@@ -154,7 +155,7 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
 
 def test_and_they_end_at_the_same_weights(one, two):
     options = Checkpoints(str(one)).manifest(30).options
-    start = by_name(create_state(model_config(options, 28), options).model)
+    start = arrays_by_name(create_state(model_config(options, 28), options).model)
 
     def way(out):
         """From the first weights to the last."""
@@ -247,12 +248,12 @@ from training.checkpoint import Checkpoints, by_name
 from training.step import model_config, state_shapes
 
 expected, *argv = sys.argv[1:]
-options = load(argv)
+options = parse_options(argv)
 with hosts(options), jax.set_mesh(make_mesh(options.mesh)):
     arrays = np.load(expected)
     run = Checkpoints(options.out_dir)
     shapes = state_shapes(model_config(options, run.manifest(30).vocab_size), options)
-    for path, x in by_name(run.restore(30, shapes)).items():
+    for path, x in arrays_by_name(run.restore(30, shapes)).items():
         for shard in x.addressable_shards:
             assert np.asarray(shard.data).tobytes() == arrays[path][shard.index].tobytes(), path
             print(f"<{path}>", flush=True)
@@ -294,7 +295,7 @@ def test_processes_with_other_options_are_told_so(tiny, tmp_path):
 )
 def test_processes_badly_described_are_refused(arguments, says):
     with pytest.raises(UserError) as raised:
-        start(load(arguments))
+        start(parse_options(arguments))
     assert says in str(raised.value) and not jax.distributed.is_initialized()
 
 
@@ -325,6 +326,6 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
 def test_where_the_processes_are_is_not_taken_over_by_a_resumed_run(tmp_path):
     values = Options(coordinator="old:1234", num_processes=4, process_id=0, n_layer=3).to_json()
     (tmp_path / "options.json").write_text(json.dumps(values))
-    options = load([f"--out_dir={tmp_path}", "--init_from=resume"])
+    options = parse_options([f"--out_dir={tmp_path}", "--init_from=resume"])
     assert options.n_layer == 3
     assert (options.coordinator, options.num_processes, options.process_id) == (None, None, None)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import jax
 import pytest
 
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh, parse
 

@@ -14,9 +14,11 @@ import pytest
 import train
 from config.options import Options
 from parallel.mesh import make_mesh
-from parallel.sharding import on_mesh, over_rows
-from training.checkpoint import Checkpoints, Manifest, by_name
-from training.step import compile_step, create_state, mean_gradients, model_config, state_shapes
+from parallel.sharding import batch_sharding, with_shardings
+from runs.checkpoint import Checkpoints, arrays_by_name
+from runs.manifest import Manifest
+from training.state import create_state, model_config, state_shapes
+from training.step import compile_step, mean_gradients
 
 V, T, L, A, B = 64, 12, 3, 2, 8
 SMALL = replace(
@@ -62,9 +64,9 @@ def gradients(options, mesh):
 
     with jax.set_mesh(make_mesh(mesh)):
         model = create_state(model_config(options, V), options).model
-        x, y = jax.device_put(batch(options), over_rows(4))
+        x, y = jax.device_put(batch(options), batch_sharding(4))
         loss, gradients = jax.jit(compute)(model, x, y)
-        return float(loss), {name: np.asarray(x) for name, x in by_name(gradients).items()}
+        return float(loss), {name: np.asarray(x) for name, x in arrays_by_name(gradients).items()}
 
 
 @cache
@@ -109,7 +111,7 @@ def test_a_device_holds_its_part_of_weights_and_moments_alone(n):
     with jax.set_mesh(make_mesh(f"fsdp:{n}")):
         state = create_state(config, LLAMA)
     whole = sum(x.nbytes for x in jax.tree.leaves(state))
-    small = sum(x.nbytes for name, x in by_name(state).items() if "ln_" in name or x.ndim == 0)
+    small = sum(x.nbytes for name, x in arrays_by_name(state).items() if "ln_" in name or x.ndim == 0)
     for device in jax.devices()[:n]:
         assert bytes_on(device, state) == (whole - small) / n + small
 
@@ -127,8 +129,10 @@ def test_the_state_is_never_whole_on_one_device_while_it_is_made():
 def test_moments_lie_where_their_parameters_do():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(model_config(LLAMA, V), LLAMA)
-    parameters = by_name(state.model)
-    moments = {name: x for name, x in by_name(state.opt_state).items() if "mu." in name or "nu." in name}
+    parameters = arrays_by_name(state.model)
+    moments = {
+        name: x for name, x in arrays_by_name(state.opt_state).items() if "mu." in name or "nu." in name
+    }
     assert len(moments) == 2 * len(parameters)
     for name, x in moments.items():
         assert x.sharding == parameters[re.split(r"\b[mn]u\.", name)[1]].sharding
@@ -201,7 +205,7 @@ def weights(folder, iteration):
     options = Checkpoints(str(folder)).manifest(iteration).options
     with jax.set_mesh(make_mesh("data:1")):
         shapes = state_shapes(model_config(options, 28), options)
-        return by_name(Checkpoints(str(folder)).restore(iteration, shapes))
+        return arrays_by_name(Checkpoints(str(folder)).restore(iteration, shapes))
 
 
 def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp_path, tiny):
@@ -236,7 +240,7 @@ def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
             restored = Checkpoints(str(tmp_path)).restore(1, shapes)
         assert jax.tree.structure(restored) == jax.tree.structure(state)
         for (name, ours), theirs, shape in zip(
-            by_name(restored).items(), jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True
+            arrays_by_name(restored).items(), jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True
         ):
             assert (np.asarray(ours) == np.asarray(theirs)).all(), (mesh, name)
             assert ours.sharding.is_equivalent_to(shape.sharding, ours.ndim), (mesh, name)
@@ -249,8 +253,10 @@ def test_show_sharding_prints_every_parameter_and_starts_no_run(tmp_path, tiny, 
     assert "P(None, tensor, fsdp)" in lines["blocks.mlp.c_proj.weight"]
     with jax.set_mesh(make_mesh("fsdp:4,tensor:2")):
         options = Options.from_json(dict(n_layer=2, n_head=2, n_embd=16, block_size=8), "test")
-        shapes = on_mesh(jax.eval_shape(lambda: create_state(model_config(options, 28), options).model))
-    assert set(by_name(shapes)) <= set(lines)
+        shapes = with_shardings(
+            jax.eval_shape(lambda: create_state(model_config(options, 28), options).model)
+        )
+    assert set(arrays_by_name(shapes)) <= set(lines)
     c_proj = jnp.zeros((2, 64, 16)).nbytes / 8 / 1e6
     assert lines["blocks.mlp.c_proj.weight"].endswith(f"{c_proj:.3f}")
     assert "CPU 0" in out  # a picture

@@ -12,14 +12,17 @@ import pytest
 
 import sample
 import train
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
-from parallel.sharding import over_rows
-from training.checkpoint import by_name, load_adapted, load_model
-from training.lora import add_adapters, fingerprint, merge, trained, without_adapters
-from training.step import compile_step, create_state, mean_gradients, model_config, state_around
+from parallel.sharding import batch_sharding
+from runs.checkpoint import arrays_by_name
+from runs.load import load_run, load_run_with_adapters
+from training.lora import add_adapters, fingerprint, merge, partition_trainable, without_adapters
+from training.state import create_state, create_state_around, model_config
+from training.step import compile_step, mean_gradients
 
 V, T = 64, 8
 TINY = replace(
@@ -55,7 +58,7 @@ def with_b(model):
 
 
 def adapted(options):
-    return with_b(state_around(base(options), replace(options, **LORA)).model)
+    return with_b(create_state_around(base(options), replace(options, **LORA)).model)
 
 
 def batch(seed=0):
@@ -63,7 +66,7 @@ def batch(seed=0):
 
 
 def assert_same_bits(ours, theirs):
-    ours, theirs = by_name(ours), by_name(theirs)
+    ours, theirs = arrays_by_name(ours), arrays_by_name(theirs)
     assert ours.keys() == theirs.keys()
     for name in ours:
         assert ours[name].dtype == theirs[name].dtype, name
@@ -79,16 +82,19 @@ def test_fresh_adapters_change_nothing_and_stand_beside_what_is_there(variant):
     before = base(options)
     after = add_adapters(before, replace(options, **LORA), jax.random.key(0))
     assert (after(tokens) == before(tokens)).all()
-    adapters, frozen = map(by_name, trained(after))
+    adapters, frozen = map(arrays_by_name, partition_trainable(after))
     assert len(adapters) == 8 and all(name.rsplit(".")[-1] in ("lora_a", "lora_b") for name in adapters)
     assert_same_bits(without_adapters(after), before)
-    assert frozen.keys() == by_name(before).keys()
+    assert frozen.keys() == arrays_by_name(before).keys()
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_merged_is_w_plus_a_b_and_computes_the_same(variant):
     model, tokens = adapted(VARIANTS[variant]), batch()[0, 0]
-    merged, parts = by_name(merge(model)), {name: np.float64(x) for name, x in by_name(model).items()}
+    merged, parts = (
+        arrays_by_name(merge(model)),
+        {name: np.float64(x) for name, x in arrays_by_name(model).items()},
+    )
     for name in merged:
         expected = parts[name]
         if (layer := name.removesuffix(".weight")) + ".lora_a" in parts:
@@ -104,7 +110,7 @@ def test_merged_is_w_plus_a_b_and_computes_the_same(variant):
 def test_an_ordinary_model_is_its_own_base_and_trained_as_a_whole():
     model = base(GPT2)
     assert_same_bits(without_adapters(model), model)
-    weights, frozen = trained(model)
+    weights, frozen = partition_trainable(model)
     assert_same_bits(weights, model)
     assert not jax.tree.leaves(frozen)
 
@@ -120,7 +126,9 @@ def test_an_ordinary_model_is_its_own_base_and_trained_as_a_whole():
 )
 def test_targets_are_the_ends_of_names(targets, layers):
     model = add_adapters(base(TINY), replace(TINY, **LORA, lora_targets=targets), jax.random.key(0))
-    assert {name[len("blocks.") : -len(".lora_a")] for name in by_name(trained(model)[0])} == layers
+    assert {
+        name[len("blocks.") : -len(".lora_a")] for name in arrays_by_name(partition_trainable(model)[0])
+    } == layers
 
 
 @pytest.mark.parametrize(
@@ -139,13 +147,13 @@ def test_adapters_that_cannot_be_are_one_line(changes, says):
     assert says in str(error.value) and "\n" not in str(error.value)
 
 
-# --- what is trained, and what that costs -------------------------------------------------------------------
+# --- what is trained, and what that costs ---
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_training_changes_the_adapters_alone_and_learns(optimizer):
     options = replace(GPT2, **LORA, optimizer=optimizer, gradient_accumulation_steps=2)
-    state = state_around(base(options), options)
+    state = create_state_around(base(options), options)
     before = jax.tree.map(np.array, state.model)
     step, losses = compile_step(state, options), []
     for _ in range(10):
@@ -153,10 +161,13 @@ def test_training_changes_the_adapters_alone_and_learns(optimizer):
         state, metrics = step(state, x, y)
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 0.1
-    (adapters, frozen), (first_adapters, first_frozen) = trained(state.model), trained(before)
+    (adapters, frozen), (first_adapters, first_frozen) = (
+        partition_trainable(state.model),
+        partition_trainable(before),
+    )
     assert_same_bits(frozen, first_frozen)
-    for name, x in by_name(adapters).items():
-        assert (np.asarray(x) != by_name(first_adapters)[name]).any(), name
+    for name, x in arrays_by_name(adapters).items():
+        assert (np.asarray(x) != arrays_by_name(first_adapters)[name]).any(), name
 
 
 def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimized):
@@ -166,7 +177,7 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
         options = replace(options, lora_rank=rank)
         state = create_state(config, options)
         steps[rank] = compile_step(state, options)
-    adapters, frozen = trained(state.model)
+    adapters, frozen = partition_trainable(state.model)
     bytes_of = {
         name: sum(x.nbytes for x in jax.tree.leaves(tree))
         for name, tree in {"adapters": adapters, "frozen": frozen, "opt_state": state.opt_state}.items()
@@ -195,8 +206,8 @@ def test_the_base_may_be_bfloat16_and_then_takes_half_the_memory():
         lambda x: np.float32(x.astype(jnp.bfloat16)) if x.ndim > 2 else np.float32(x), ordinary.blocks
     )
     print_of_base = fingerprint(ordinary)
-    state = state_around(ordinary, options)
-    dtypes = {name: x.dtype for name, x in by_name(state.model).items()}
+    state = create_state_around(ordinary, options)
+    dtypes = {name: x.dtype for name, x in arrays_by_name(state.model).items()}
     assert dtypes["wte"] == dtypes["blocks.mlp.c_fc.weight"] == jnp.bfloat16
     assert (
         dtypes["ln_f.weight"]
@@ -218,9 +229,13 @@ def test_the_base_may_be_bfloat16_and_then_takes_half_the_memory():
 def gradients(options, mesh):
     with jax.set_mesh(make_mesh(mesh)):
         model = adapted(options)
-        x, y = jax.device_put(batch(), over_rows(4))
+        x, y = jax.device_put(batch(), batch_sharding(4))
         loss, gradients = jax.jit(lambda *arguments: mean_gradients(*arguments, None))(model, x, y)
-        return float(loss), jax.tree.map(np.asarray, by_name(gradients)), fingerprint(without_adapters(model))
+        return (
+            float(loss),
+            jax.tree.map(np.asarray, arrays_by_name(gradients)),
+            fingerprint(without_adapters(model)),
+        )
 
 
 @cache
@@ -297,19 +312,21 @@ def refusal(main, arguments):
 
 def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lora_run):
     losses = {r["iter"]: r["val/loss"] for r in records(lora_run) if "val/loss" in r}
-    model, manifest, iteration = load_adapted(str(lora_run))
+    model, manifest, iteration = load_run_with_adapters(str(lora_run))
     assert iteration == 10 and manifest.base["init_from"] == str(base_run)
     assert losses[10] < losses[0]
-    assert_same_bits(without_adapters(model), load_model(str(base_run))[0])
+    assert_same_bits(without_adapters(model), load_run(str(base_run))[0])
     stored = json.loads((lora_run / "checkpoints" / "10" / "model" / "_METADATA").read_text())
     names = {entry["key_metadata"][0]["key"] for entry in stored["tree_metadata"].values()}
-    assert names == by_name(trained(model)[0]).keys() and all("lora_" in name for name in names)
+    assert names == arrays_by_name(partition_trainable(model)[0]).keys() and all(
+        "lora_" in name for name in names
+    )
 
 
 def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run, tmp_path):
     train.main(adapt(tiny, base_run, tmp_path, max_iters=5))
     train.main([f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=10"])
-    ours, theirs = (load_adapted(str(out)) for out in (tmp_path, lora_run))
+    ours, theirs = (load_run_with_adapters(str(out)) for out in (tmp_path, lora_run))
     assert_same_bits(ours[0], theirs[0])
     assert ours[1].base == theirs[1].base
     assert [r.get("loss") for r in records(tmp_path)] == [r.get("loss") for r in records(lora_run)]
@@ -319,8 +336,8 @@ def test_a_run_resumes_on_a_mesh_with_a_bfloat16_base(tiny, base_run, tmp_path):
     changes = dict(mesh="data:2,fsdp:2,tensor:2", lora_base_dtype="bfloat16")
     train.main(adapt(tiny, base_run, tmp_path, max_iters=5, **changes))
     train.main([f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=10", "--mesh=fsdp:4"])
-    assert load_adapted(str(tmp_path))[0].wte.dtype == jnp.bfloat16
-    assert load_model(str(tmp_path))[0].wte.dtype == jnp.float32
+    assert load_run_with_adapters(str(tmp_path))[0].wte.dtype == jnp.bfloat16
+    assert load_run(str(tmp_path))[0].wte.dtype == jnp.float32
 
 
 def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_run, tmp_path, capsys):
@@ -329,7 +346,7 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     assert val_loss == pytest.approx(records(lora_run)[-1]["val/loss"], abs=0.6e-4)  # printed to 4 digits
 
     train.main([f"--out_dir={lora_run}", f"--lora_merge={tmp_path / 'merged'}", "--mesh=data:1"])
-    assert_same_bits(load_model(str(tmp_path / "merged"))[0], load_model(str(lora_run))[0])
+    assert_same_bits(load_run(str(tmp_path / "merged"))[0], load_run(str(lora_run))[0])
     capsys.readouterr()
     texts = []
     for out_dir in (lora_run, tmp_path / "merged", base_run):
@@ -338,13 +355,13 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     assert texts[0] == texts[1] != texts[2]
 
     train.main([f"--out_dir={tmp_path / 'merged'}", "--init_from=resume", "--max_iters=11"])
-    assert load_model(str(tmp_path / "merged"))[2] == 11  # an ordinary run, which goes on as one
+    assert load_run(str(tmp_path / "merged"))[2] == 11  # an ordinary run, which goes on as one
 
 
 def test_all_weights_may_start_from_a_runs_with_a_shorter_context(tiny, base_run, tmp_path):
     arguments = [word for word in adapt(tiny, base_run, tmp_path, lora_rank=0) if "max_iters" not in word]
     train.main([*arguments, "--block_size=4", "--max_iters=1", "--learning_rate=1e-6"])
-    ours, theirs = by_name(load_model(str(tmp_path))[0]), by_name(load_model(str(base_run))[0])
+    ours, theirs = arrays_by_name(load_run(str(tmp_path))[0]), arrays_by_name(load_run(str(base_run))[0])
     for name, x in ours.items():  # one step of Adam moves a weight by learning_rate at most
         np.testing.assert_allclose(x, theirs[name][: len(x)], atol=2e-6)
 
@@ -362,7 +379,7 @@ def copies(base_run, lora_run, tmp_path):
 
 def test_adapters_of_another_base_are_refused(copies):
     base, lora = copies
-    load_model(str(lora))
+    load_run(str(lora))
     train.main([f"--out_dir={base}", "--init_from=resume", "--max_iters=11"])
     for main, arguments in ((train.main, ["--init_from=resume", "--max_iters=11"]), (sample.main, [])):
         text = refusal(main, [f"--out_dir={lora}", *arguments])
@@ -409,7 +426,7 @@ def test_a_base_is_not_overwritten_by_its_adapters(tiny, copies):
     base, _ = copies
     text = refusal(train.main, adapt(tiny, base, base, overwrite=True))
     assert f"init_from={base} is out_dir too" in text
-    assert load_model(str(base))[2] == 10
+    assert load_run(str(base))[2] == 10
 
 
 def test_a_shape_that_contradicts_the_base_is_one_line(tiny, base_run, tmp_path):

@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from config.options import Options
-from model import GPT, GPTConfig, dotted
+from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
+from parallel.sharding import leaf_name
 from training.optimizer import learning_rate, make_optimizer
-from training.step import compile_step, create_state, model_config
+from training.state import create_state, model_config
+from training.step import compile_step
 
 # Every kind of parameter there is: biases, norms of queries and keys, and a head of its own.
 EVERYTHING = GPTConfig(
@@ -267,10 +269,10 @@ def first_step(mesh, options):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
     _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
-    shardings = {dotted(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}
+    shardings = {leaf_name(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}
     missing = set(shardings)
     for path, x in jax.tree.leaves_with_path(state.opt_state):
-        name = next((name for name in shardings if dotted(path).endswith("." + name)), None)
+        name = next((name for name in shardings if leaf_name(path).endswith("." + name)), None)
         assert (name is None) == (x.size < 4)  # counters, and the coefficients of Newton-Schulz
         if name:
             assert x.sharding.is_equivalent_to(shardings[name], x.ndim), name

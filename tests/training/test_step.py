@@ -8,19 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
+from evaluation.split import compile_loss
 from parallel.mesh import make_mesh
 from training import step as step_module
 from training.optimizer import learning_rate
-from training.step import (
-    compile_loss,
-    compile_step,
-    create_state,
-    mean_gradients,
-    model_config,
-    smaller,
-    train_step,
-)
+from training.state import create_state, model_config
+from training.step import compile_step, mean_gradients, smaller, train_step
 
 V = 65
 TINY = replace(

@@ -1,6 +1,6 @@
 """A schedule to look at: as text, and as the picture that every paper on pipelines has."""
 
-from parallel.schedule import BACKWARD, Schedule
+from parallel.pipeline.schedule import BACKWARD, Schedule
 
 
 def describe(schedule: Schedule) -> str:

@@ -15,13 +15,16 @@ import numpy as np
 import pytest
 
 import train
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
+from evaluation.split import compile_loss
 from parallel.mesh import make_mesh
-from parallel.pipeline import pipeline_of
-from parallel.sharding import over_rows
-from training.checkpoint import Checkpoints, by_name
-from training.manifest import Manifest
-from training.step import compile_loss, compile_step, create_state, mean_gradients, model_config, state_shapes
+from parallel.pipeline.loop import make_pipeline
+from parallel.sharding import batch_sharding
+from runs.checkpoint import Checkpoints, arrays_by_name
+from runs.manifest import Manifest
+from training.state import create_state, model_config, state_shapes
+from training.step import compile_step, mean_gradients
 
 V, T, L, A, B, EOT = 48, 8, 8, 4, 4, 7
 GPT2 = replace(
@@ -75,15 +78,15 @@ def gradients(options, mesh):
 
     def compute(model, x, y):
         key = jax.random.key(7) if options.dropout else None
-        return mean_gradients(model, x, y, key, pipeline_of(options))
+        return mean_gradients(model, x, y, key, make_pipeline(options))
 
     with jax.set_mesh(make_mesh(mesh)):
         model = create_state(model_config(options, V, EOT), options).model
         if options.lora_rank:  # as it is after some steps: before them, half of the gradients are zero
             model = jax.tree.map(lambda x: x + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape), model)
-        x, y = jax.device_put(batch(options), over_rows(4))
+        x, y = jax.device_put(batch(options), batch_sharding(4))
         loss, gradients = jax.jit(compute)(model, x, y)
-        return float(loss), {name: np.asarray(x) for name, x in by_name(gradients).items()}
+        return float(loss), {name: np.asarray(x) for name, x in arrays_by_name(gradients).items()}
 
 
 @cache
@@ -183,15 +186,15 @@ def test_a_pipelined_checkpoint_is_the_same_to_the_bit_wherever_it_is_read(tmp_p
         checkpoints.wait()
     for mesh in ("data:1", "stage:2", "stage:8", "fsdp:2,tensor:2"):
         with jax.set_mesh(make_mesh(mesh)):
-            restored = by_name(Checkpoints(str(tmp_path)).restore(1, state_shapes(config, options)))
-        for name, x in by_name(state).items():
+            restored = arrays_by_name(Checkpoints(str(tmp_path)).restore(1, state_shapes(config, options)))
+        for name, x in arrays_by_name(state).items():
             assert np.asarray(x).tobytes() == np.asarray(restored[name]).tobytes(), (mesh, name)
 
 
 def test_a_rank_has_its_layers_alone():
     with jax.set_mesh(make_mesh("stage:4")):
         state = create_state(model_config(GPT2, V), GPT2)
-    for name, x in by_name(state).items():
+    for name, x in arrays_by_name(state).items():
         layers = L // 4 if "blocks." in name else None
         assert {s.data.shape[0] for s in x.addressable_shards if layers} <= {layers}, name
 

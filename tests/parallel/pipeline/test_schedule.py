@@ -4,9 +4,9 @@ import itertools
 
 import pytest
 
-from config.options import UserError
+from config.command_line import UserError
 from parallel.pipeline import main
-from parallel.schedule import Row, Schedule, Task
+from parallel.pipeline.schedule import Row, Schedule, Task
 
 SCHEDULES = [
     Schedule(name, ranks, chunks, groups * ranks)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from model import GPTConfig
-from training.metrics import Metrics, read_records
+from runs.metrics import Metrics, read_records
 
 LOSSES = np.float32([4.1, 1 / 3, np.pi, 1e-7, 2 / 7, 3.3, 0.1, 0.7])
 SPEED = {"ms", "ms_spread", "data_ms", "tokens_per_second", "tokens_per_second_per_device", "memory_mb"}

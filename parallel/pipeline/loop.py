@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import ClassVar, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -29,14 +29,15 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from config.options import Count, Name, Options, UserError, command, given
+from config.command_line import UserError
+from config.options import Options
+from layers.residual import shard_residual
 from model import GPT, Block
-from parallel.schedule import Row, Schedule
+from parallel.pipeline.schedule import Row, Schedule
 from parallel.sharding import shard
-from parallel.timeline import describe, draw
 
 
-def pipeline_of(options: Options) -> "Pipeline | None":
+def make_pipeline(options: Options) -> "Pipeline | None":
     """The pipeline that the options describe; None where the mesh has no ranks for one. Raises UserError."""
     mesh = jax.sharding.get_abstract_mesh()
     n_ranks = 1 if mesh.empty else mesh.shape["stage"]
@@ -59,8 +60,6 @@ def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Sche
     except ValueError as error:
         raise UserError(str(error)) from None
 
-
-# --- carrying it out ----------------------------------------------------------------------------------------
 
 Loss = Callable[[GPT, Float[Array, "B T D"], Int[Array, "B T"]], Float[Array, ""]]
 
@@ -97,10 +96,10 @@ class Pipeline:
             in_specs=(P(None, "stage"), P(), P(None, "stage"), P(), P(), P()),
             out_specs=(P(), P(), P(None, "stage")),
         )
-        rest, blocks = zip(apart(weights), apart(frozen), strict=True)
+        rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
         loss, of_rest, of_blocks = on_rank(np.array(table), rest, self._in_chunks(blocks), x, y, keys)
         of_blocks = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), of_blocks)
-        return jax.tree.map(lambda sum: sum / len(x), (loss, together(of_rest, of_blocks)))
+        return jax.tree.map(lambda sum: sum / len(x), (loss, join_blocks(of_rest, of_blocks)))
 
     def mean_loss(
         self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
@@ -113,15 +112,17 @@ class Pipeline:
 
         def on_rank(rank, rest, blocks, x, y):
             def stage(h, s):
-                model = together(rest, jax.tree.map(itemgetter(s // R), blocks))
-                h = choose(s % R == rank[0], lambda: model.through(model.blocks, h, x, None), lambda: h)
+                model = join_blocks(rest, jax.tree.map(itemgetter(s // R), blocks))
+                h = choose(s % R == rank[0], lambda: model.apply_blocks(model.blocks, h, context), lambda: h)
                 return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
 
-            h, _ = lax.scan(stage, rest.begin(x, None), jnp.arange(n))  # the last rank's comes out on rank 0
+            context = rest.context(x)
+            # What the last rank puts out arrives on rank 0.
+            h, _ = lax.scan(stage, rest.embed(x, context), jnp.arange(n))
             mean = choose(rank[0] == 0, lambda: loss(rest, rest.ln_f(h), y), lambda: jnp.zeros(()))
             return lax.psum(mean, "stage")
 
-        choose, (rest, blocks) = self._choose, apart(model)
+        choose, (rest, blocks) = self._choose, split_blocks(model)
         on_rank = on_ranks(on_rank, (P("stage"), P(), P(None, "stage"), P(), P()), P())
         return on_rank(np.arange(R), rest, self._in_chunks(blocks), x, y)
 
@@ -140,18 +141,19 @@ class Pipeline:
         """
         R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
         choose = self._choose
-        nothing = over_rows(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
+        nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
 
         def weights_of(s):
             """Of stage s, what is trained and what is not."""
             chunk = jax.tree.map(itemgetter(s // R), blocks)
-            return tuple(together(*part) for part in zip(rest, chunk, strict=True))
+            return tuple(join_blocks(*part) for part in zip(rest, chunk, strict=True))
 
         def stage(s, m, weights, h):
             """The output of stage s for microbatch m, and its loss, which is 0 before the last stage."""
             model, key = eqx.combine(*weights), None if keys is None else keys[m]
-            h = choose(s == 0, lambda: model.begin(x[m], key), lambda: h)
-            h = model.through(model.blocks, h, x[m], key, start=s * (model.config.n_layer // n))
+            context, first_layer = model.context(x[m]), s * (model.config.n_layer // n)
+            h = choose(s == 0, lambda: model.embed(x[m], context, key=key), lambda: h)
+            h = model.apply_blocks(model.blocks, h, context, first_layer=first_layer, key=key)
             return h, choose(s == last, lambda: loss_of(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
 
         def tick(carry, row):
@@ -168,7 +170,7 @@ class Pipeline:
                 (_, loss), pull = jax.vjp(lambda *args: stage(s, m, (args[0], frozen), args[1]), weights, h)
                 dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
                 dweights, dh = pull((dh, jnp.ones(())))
-                return add(sums, loss, shard(dweights), s // R), dh
+                return add_gradients(sums, loss, shard(dweights), s // R), dh
 
             h = choose(now.forward >= 0, forward, lambda: nothing)
             sums, dh = choose(now.backward >= 0, backward, lambda: (sums, nothing))
@@ -178,7 +180,7 @@ class Pipeline:
             cotangents = cotangents.at[now.cotangent_arrives].set(dh)
             return (inputs, cotangents, sums), None
 
-        slots = tuple(over_rows(jnp.zeros((count, *nothing.shape))) for count in slots)
+        slots = tuple(shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
         (*_, (loss, of_rest, of_blocks)), _ = lax.scan(tick, (*slots, zeros), table)
         return *lax.psum((loss, of_rest), "stage"), of_blocks
@@ -192,9 +194,9 @@ def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
     )
 
 
-def add(sums, loss, gradients: GPT, chunk: Int[Array, ""]):
+def add_gradients(sums, loss, gradients: GPT, chunk: Int[Array, ""]):
     """The sums with those of one backward of one chunk."""
-    rest, of_chunk = apart(gradients)
+    rest, of_chunk = split_blocks(gradients)
     total, rest_total, blocks_total = sums
     return (
         total + loss,
@@ -208,47 +210,10 @@ def compute_both(predicate, yes: Callable, no: Callable):
     return jax.tree.map(partial(jnp.where, predicate), yes(), no())
 
 
-def apart(model: GPT) -> tuple[GPT, Block]:
+def split_blocks(model: GPT) -> tuple[GPT, Block]:
     """A model without its blocks, and they."""
     return eqx.tree_at(lambda model: model.blocks, model, None), model.blocks
 
 
-def together(rest: GPT, blocks: Block) -> GPT:
+def join_blocks(rest: GPT, blocks: Block) -> GPT:
     return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
-
-
-def over_rows(x: Float[Array, "*slots B T D"]) -> Float[Array, "*slots B T D"]:
-    """x with its rows cut along the axes that share the batch."""
-    return lax.with_sharding_constraint(x, P(*[None] * (x.ndim - 3), ("data", "fsdp")))
-
-
-# --- the schedule in print ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class ScheduleOptions:
-    """Every option of python -m parallel.pipeline. The comment behind a field is its text in `--help`."""
-
-    program: ClassVar[str] = "-m parallel.pipeline"
-    purpose: ClassVar[str] = "Print what each rank of a pipeline does, and when."
-
-    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: 1F1B of most papers
-    stages: Count = 4  # ranks: the size of the mesh's stage axis
-    virtual_stages: Count = 1  # chunks of layers on each rank
-    microbatches: Count = 8  # gradient_accumulation_steps
-    png: Name | None = None  # file to draw the timeline into
-
-
-def main(argv: list[str]) -> None:
-    options = ScheduleOptions(**given(argv, ScheduleOptions))
-    schedule = make_schedule(options.schedule, options.stages, options.virtual_stages, options.microbatches)
-    print(describe(schedule))
-    if options.png:
-        try:
-            draw(schedule, options.png)
-        except (OSError, ValueError) as error:
-            raise UserError(f"--png={options.png}: cannot be written: {error}") from None
-
-
-if __name__ == "__main__":
-    command(main)

@@ -8,9 +8,9 @@ import pytest
 
 from config.options import Options
 from model import GPTConfig
+from runs.hardware import peak_memory
+from runs.speed import RECENT, Speed
 from training import speed
-from training.hardware import peak_memory
-from training.speed import RECENT, Speed
 
 OPTIONS = replace(Options(), gradient_accumulation_steps=2, batch_size=3, block_size=5)
 TOKENS = 2 * 3 * 5

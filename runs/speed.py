@@ -4,13 +4,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
+import optax
 
 from config.options import Options
 from model import GPTConfig
-from training.hardware import peak_flops, peak_memory
-from training.step import counted_flops
+from parallel.mesh import one_cpu
+from runs.hardware import peak_flops, peak_memory
+from training.lora import partition_trainable
+from training.state import create_state
 
 RECENT = 100  # steps, of which the spread is told
 
@@ -43,7 +49,7 @@ class Speed:
         self.flops = {}  # per token
         if self.peak:
             if not options.lora_rank:  # the formula has a gradient for every weight
-                self.flops["mfu"] = config.flops_per_token(options.block_size)
+                self.flops["mfu"] = flops_per_token(config, options.block_size)
             if counted := counted_flops(config, options):
                 self.flops["hfu"] = counted / self.tokens
         self.recent = deque(maxlen=RECENT)
@@ -87,3 +93,41 @@ class Speed:
             "memory_mb": peak_memory() / 1e6,
         }
         return figures | {name: flops * rate / self.peak for name, flops in self.flops.items()}
+
+
+def flops_per_token(config: GPTConfig, T: int) -> int:
+    """Return the floating-point operations per token of one training step on sequences of T tokens.
+
+    A product of an (m, k) and a (k, n) matrix takes 2 m k n; the backward pass does each one twice, once for
+    each operand. So a matrix of P parameters costs 6 P per token, and the two T x T products of a layer's
+    attention cost 12 T D. Like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the causal half
+    that a good kernel skips, and leaves out all that is not a matrix product.
+    """
+    D, F, kv_width = config.n_embd, config.hidden, config.kv_heads * config.head_size
+    attention = 2 * D * D + 2 * D * kv_width
+    mlp = (2 if config.mlp == "gelu" else 3) * D * F
+    matrices = config.n_layer * (attention + mlp) + config.vocab_size * D
+    return 6 * matrices + 12 * config.n_layer * T * D
+
+
+def counted_flops(config: GPTConfig, options: Options) -> float | None:
+    """Return the floating-point operations of one step's loss and gradients, on all devices, as XLA counts.
+
+    What `remat` does twice counts twice. XLA counts a loop's body once, and nothing of a kernel that is not
+    its own. So it counts one sequence, on a CPU, with the layers unrolled and the logits in one piece, and
+    nothing is compiled. None where JAX has no CPU beside its accelerator.
+    """
+    config = replace(config, unroll=0, attention="einsum")
+
+    def loss(weights, frozen, x, y):
+        logits = eqx.combine(weights, frozen)(x)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
+
+    try:
+        with jax.set_mesh(one_cpu()):
+            weights, frozen = partition_trainable(eqx.filter_eval_shape(create_state, config, options).model)
+            row = jax.ShapeDtypeStruct((1, options.block_size), jnp.int32)
+            counted = jax.jit(jax.value_and_grad(loss)).lower(weights, frozen, row, row).cost_analysis()
+    except RuntimeError:
+        return None
+    return counted["flops"] * options.gradient_accumulation_steps * options.batch_size

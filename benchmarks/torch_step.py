@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from config.options import Options
-from model import GPTConfig, residual_std
+from model import GPTConfig
 
 
 class GPT(nn.Module):
@@ -38,7 +38,7 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         for name, p in self.named_parameters():
             if p.dim() >= 2:
-                nn.init.normal_(p, std=residual_std(config) if name.endswith("c_proj.weight") else 0.02)
+                nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy; tokens and targets are (B, T)."""

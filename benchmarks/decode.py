@@ -11,7 +11,7 @@ from jax import lax
 from config.options import Options
 from generation.decode import generate
 from model import GPT, GPTConfig
-from training.step import create_state
+from training.state import create_state
 
 DECODED = 256  # tokens
 

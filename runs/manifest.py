@@ -3,28 +3,36 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from config.options import Options, UserError
-from training.step import SHAPE
+from config.command_line import UserError
+from config.options import LORA, SHAPE, Options
+from runs.files import first_line
 
-LORA = ("lora_rank", "lora_alpha", "lora_targets", "lora_base_dtype")  # what adapters are, and stand beside
+# 2: queries, keys, values and the MLP's gate are arrays of their own. Before 2, manifests had no number.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
 class Manifest:
+    """The options of a run, its vocabulary, and what a run that goes on from the checkpoint needs to know."""
+
     options: Options
     vocab_size: int
     tokenizer: dict | None  # for data.tokenizer.from_json
     best_val_loss: float | None  # the lowest so far; None before the first evaluation
-    base: dict[str, str] | None = None  # of adapters: the `init_from` of the model below, its `fingerprint`
+    base: dict[str, str] | None = None  # below adapters: the model's `init_from` and its `fingerprint`
 
-    def scored(self, val_loss: float) -> tuple["Manifest", bool]:
-        """The manifest after an evaluation, and whether that was the best so far."""
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT} | vars(self) | {"options": self.options.to_json()}
+
+    def after_evaluation(self, val_loss: float) -> tuple["Manifest", bool]:
+        """Return the manifest after an evaluation, and whether that was the best so far."""
         improved = self.best_val_loss is None or val_loss < self.best_val_loss
         return replace(self, best_val_loss=val_loss) if improved else self, improved
 
-    def after(self, saved: "Manifest", path: Path) -> "Manifest":
-        """The manifest of a run that goes on from the checkpoint at `path`.
+    def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
+        """Return the manifest of this run when it goes on from the checkpoint at `path`.
 
         Raises UserError when this run's options or data contradict the model there, or its optimizer's state.
         """
@@ -39,7 +47,7 @@ class Manifest:
         return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
-        """Raises UserError when it is not the one of the run or checkpoint at `path`."""
+        """Raise UserError when the vocabulary is not that of the run or checkpoint at `path`."""
         if (self.vocab_size, self.tokenizer) != (saved.vocab_size, saved.tokenizer):
             raise UserError(
                 f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
@@ -48,7 +56,10 @@ class Manifest:
 
 
 def latest_manifest(out_dir: str) -> Manifest:
-    """Of a run's newest checkpoint. Unlike `Checkpoints`, this needs no devices yet. Raises UserError."""
+    """Read the manifest of a run's newest checkpoint. Unlike `Checkpoints`, this needs no devices yet.
+
+    Raises UserError.
+    """
     folder = Path(out_dir).resolve() / "checkpoints"
     saved = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
     if not saved:
@@ -57,20 +68,27 @@ def latest_manifest(out_dir: str) -> Manifest:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
+    """Read the manifest of the checkpoint in a folder.
+
+    Raises UserError when it is damaged, or when another version of this project has written it.
+    """
     path = checkpoint / "manifest" / "metadata"
     try:
         values = json.loads(path.read_text())
+        written = values.pop("format", 1)
+        if written != FORMAT:
+            raise UserError(
+                f"{checkpoint}: its manifest has format {written}, and this version reads {FORMAT} only: "
+                "train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
+            )
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options=options, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(checkpoint, error) from None
 
 
-def first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
-
-
-def damaged(path: Path, error: Exception) -> UserError:
+def damaged(checkpoint: Path, error: Exception) -> UserError:
     return UserError(
-        f"{path}: the checkpoint is damaged ({first_line(error)}): delete this folder to use the one before"
+        f"{checkpoint}: the checkpoint is damaged ({first_line(error)}): "
+        "delete this folder to use the one before"
     )

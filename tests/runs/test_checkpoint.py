@@ -14,10 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from config.options import Options, UserError
-from training.checkpoint import Checkpoints, Manifest, load_model
+from config.command_line import UserError
+from config.options import Options
+from runs.checkpoint import Checkpoints
+from runs.load import load_run
+from runs.manifest import Manifest
 from training.optimizer import make_optimizer
-from training.step import TrainState, compile_step, create_state, model_config
+from training.state import TrainState, create_state, model_config
+from training.step import compile_step
 
 ROOT = Path(__file__).resolve().parents[2]
 V = 11
@@ -230,7 +234,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, t
         latest = checkpoints.latest()
         return checkpoints.manifest(latest), checkpoints.restore(latest, tiny[0])
 
-    for load in (resume, lambda: load_model(str(tmp_path))):
+    for load in (resume, lambda: load_run(str(tmp_path))):
         said = error(load)
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged")
         assert "delete this folder" in said
@@ -238,14 +242,14 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, t
     manifest, state = resume()
     assert manifest == MANIFEST
     assert_equal(state, at(tiny[0], 1))
-    assert load_model(str(tmp_path))[2] == 1
+    assert load_run(str(tmp_path))[2] == 1
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
     shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "optimizer")
     assert str(tmp_path / "checkpoints" / "2") in error(Checkpoints(str(tmp_path)).restore, 2, tiny[0])
-    assert_equal(load_model(str(tmp_path))[0], tiny[0].model)
+    assert_equal(load_run(str(tmp_path))[0], tiny[0].model)
 
 
 def test_without_its_validation_loss_a_checkpoint_is_still_good(tmp_path, tiny, two_checkpoints):
@@ -319,7 +323,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     checkpoints = Checkpoints(str(tmp_path))
     assert checkpoints.latest() == 1
     assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
-    assert load_model(str(tmp_path))[2] == 1
+    assert load_run(str(tmp_path))[2] == 1
     checkpoints.save(at(tiny[0], 2), MANIFEST)  # the resumed run comes to the same iteration
     checkpoints.wait()
     assert kept(checkpoints) == [1, 2]  # 1 is the best; nothing unfinished is left
@@ -336,10 +340,10 @@ def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
 
 
 def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, tiny):
-    model, tokenizer, iteration = load_model(str(two_checkpoints))
+    model, tokenizer, iteration = load_run(str(two_checkpoints))
     assert_equal(model, tiny[0].model)
     assert (tokenizer, iteration) == (TOKENIZER, 2)
-    assert load_model(str(two_checkpoints), 1)[2] == 1
+    assert load_run(str(two_checkpoints), 1)[2] == 1
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path, two_checkpoints):
@@ -370,7 +374,7 @@ def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp
     arguments = [str(ROOT), str(tmp_path), json.dumps(TINY.to_json())]
     subprocess.run([sys.executable, "-c", SAVE_ELSEWHERE, *arguments], check=True)
     assert len(jax.devices()) == 8
-    assert_equal(load_model(str(tmp_path))[0], tiny[0].model)
+    assert_equal(load_run(str(tmp_path))[0], tiny[0].model)
     assert_equal(Checkpoints(str(tmp_path)).restore(0, tiny[0]), tiny[0])
 
 

@@ -12,9 +12,11 @@ import jax
 from jax.experimental.multihost_utils import broadcast_one_to_all
 from tqdm import tqdm
 
-from config.options import Options, UserError
+from config.command_line import UserError
+from config.options import Options
 from model import GPTConfig
-from training.speed import Speed
+from runs.files import write_whole
+from runs.speed import Speed
 
 
 class Started(NamedTuple):
@@ -179,23 +181,6 @@ def read_records(path: Path) -> list[dict]:
         except ValueError:
             break
     return records
-
-
-def write_whole(path: Path, text: str, option: str = "out_dir") -> None:
-    """Write a file beside its place, then rename it there.
-
-    Raises UserError when that cannot be done, naming the `option` that gave the place.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): choose another --{option}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def start_wandb(options: Options):

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 import train
-from config.options import UserError
+from config.command_line import UserError
+from runs.profile import write_hlo
 from training import profile
-from training.profile import write_hlo
 
 
 @pytest.fixture(autouse=True)

@@ -5,10 +5,14 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import jax
 
-from config.options import UserError
+from config.command_line import UserError
+from parallel.hosts import agree_on, hosts
+from parallel.mesh import make_mesh
 
 # Dense bfloat16 TFLOP/s per device: without the factor of 2 that data sheets add for sparsity.
 # Sources: NVIDIA's data sheets, AWS's for the A10G (which has little more than half the A10's tensor peak),
@@ -48,6 +52,19 @@ def peak_memory() -> int:
         return stats["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+@contextmanager
+def on_devices(options) -> Iterator[None]:
+    """Within, all processes of the command have found each other and compute on the device mesh.
+
+    `options` has `device`, `mesh` and what `hosts` asks for. Raises UserError.
+    """
+    with hosts(options):
+        choose_device(options.device)
+        agree_on(options)
+        with jax.set_mesh(make_mesh(options.mesh)):
+            yield
 
 
 def choose_device(device: str) -> None:

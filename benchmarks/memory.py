@@ -15,6 +15,7 @@ import jax
 from config.options import Options
 from model import GPTConfig
 from training import loss, step
+from training.state import model_config, state_shapes
 
 PARTS = 4  # microbatches that one is cut into, where a variant does that
 CHUNKS = 16  # of the loss
@@ -54,10 +55,10 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
 
 def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     """XLA's memory analysis of the step with these options."""
-    config = step.model_config(options, config.vocab_size, config.eot)
-    shapes = step.state_shapes(config, options)
+    config = model_config(options, config.vocab_size, config.eot)
+    shapes = state_shapes(config, options)
     logits = options.batch_size * options.block_size * config.vocab_size
     # Not options of training, which would gain nothing by other values.
     at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)
     with mock.patch.object(loss, "MAX_LOGITS", at_once), mock.patch.object(step, "CPU_TOKENS", math.inf):
-        return step.compile_step(shapes, options).memory_analysis()
+        return step.plan_step(shapes, options).memory_analysis()

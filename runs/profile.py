@@ -15,8 +15,8 @@ from pathlib import Path
 import jax
 from jaxlib.xla_client import XlaComputation
 
-from config.options import UserError
-from training.metrics import Metrics
+from config.command_line import UserError
+from runs.metrics import Metrics
 
 FIRST, LAST = 10, 13  # steps of this run, from 0: those before still fill caches and buffers
 DRAWING = 60  # seconds; the quickstart's 4 layers take 4, many more would take minutes

@@ -1,0 +1,95 @@
+"""The loss of a model on a split of a data set: estimated while training, or exact, row by row."""
+
+import time
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+from tqdm import tqdm
+
+from config.command_line import UserError
+from config.options import Options
+from data.loader import Batches
+from model import GPT
+from parallel.batches import assemble, example_batch, rows_here
+from parallel.pipeline.loop import make_pipeline
+from training.loss import nll_of_rows
+from training.step import mean_loss, mean_nll
+
+Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
+
+
+def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, float]]:
+    """Return a function from a model to its mean loss on each split.
+
+    It takes `eval_iters` random batches, or the whole split. The random batches are the same at each
+    evaluation, so that its losses differ by the model alone.
+    """
+    B, T, n = options.batch_size, options.block_size, options.eval_iters
+    splits = {
+        split: Batches(options.dataset, split, B, T, seed=options.seed + 1) for split in ("train", "val")
+    }
+    compiled = compile_loss(model, options)
+
+    def evaluate(model: GPT) -> dict[str, float]:
+        return {split: mean_over(model, batches) for split, batches in splits.items()}
+
+    def mean_over(model: GPT, batches: Batches) -> float:
+        drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
+        here = rows_here(B)
+        losses = [
+            (compiled(model, assemble(x[here], B), assemble(y[here], B)), (y >= 0).sum()) for x, y in drawn
+        ]
+        return float(sum(float(loss) * tokens for loss, tokens in losses) / sum(t for _, t in losses))
+
+    return evaluate
+
+
+def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
+    """Compile the mean loss without dropout, as `loss(model, x, y)` with x, y (B, T)."""
+    pipeline = make_pipeline(options)
+    loss = partial(pipeline.mean_loss, mean_nll) if pipeline else mean_loss
+    batch = example_batch(options.batch_size, options.block_size)
+    return eqx.filter_jit(loss).lower(model, batch, batch).compile()
+
+
+def score(
+    model: GPT, batches: Iterable[Batch], shape: tuple[int, int], n_targets: int, source: str | Path
+) -> tuple[Float[np.ndarray, " R"], float]:
+    """Return -log of the probability of each row's targets together, in nats, and the seconds it took.
+
+    The batches have the `shape` (B, T), and `n_targets` in all. The seconds are without compiling. Raises
+    UserError, naming the `source`, for tokens that the model does not know.
+    """
+    (B, T), V = shape, model.config.vocab_size
+    batch = example_batch(B, T)
+    compiled = nats_of_rows.lower(model, batch, batch).compile()
+    here, nats, running = rows_here(B), [], None
+    quiet = True if jax.process_index() > 0 else None  # None: where stderr is no terminal
+    start = time.perf_counter()
+    with tqdm(total=n_targets, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
+        for x, y in batches:
+            if (largest := max(x.max(), y.max())) >= V:
+                raise UserError(f"{source}: token {largest} is not of the model's vocabulary of {V}")
+            started = compiled(model, assemble(x[here], B), assemble(y[here], B))
+            if running is not None:
+                nats.append(np.asarray(running))  # while the device works on the next
+            running = started
+            bar.update((y >= 0).sum())
+        nats.append(np.asarray(running))
+    return np.concatenate(nats), time.perf_counter() - start
+
+
+@eqx.filter_jit
+def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
+    """Return -log of the probability of each row's targets together, from all that the model reads before.
+
+    Every process gets all of the result.
+    """
+    nats = nll_of_rows(model.features(x), model.head, y, model.config.dtype)
+    return eqx.filter_shard(nats, PartitionSpec())

@@ -1,0 +1,92 @@
+"""Write a run's model for other programs: as transformers and vLLM read it, or its adapters for PEFT.
+
+    python export.py --out_dir=out-quickstart --to=my-gpt           the latest checkpoint, into a new folder
+    hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
+    python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
+
+Without --format=peft, the model of a LoRA run is written with its adapters merged. If it started from another
+run of ours, PEFT puts its adapters beside that one, exported. The folder appears once all of it is written.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from safetensors import SafetensorError
+
+from config.command_line import Name, UserError, command, given
+from hub.export import write_card, write_model, write_tokenizer
+from hub.family import which_family
+from hub.peft import write_adapters
+from hub.weights import FAMILIES
+from runs.load import load_run_with_adapters
+from training.lora import merge
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """Every option of export.py. The comment behind a field is its text in `--help`."""
+
+    program: ClassVar[str] = "export.py"
+    purpose: ClassVar[str] = "Write a run's model as transformers reads it, or its adapters as PEFT does."
+
+    out_dir: Name = "out"  # folder of the run, whose latest checkpoint is taken
+    to: Name = "out-hf"  # folder to write, new or empty
+    format: Literal["transformers", "peft"] = "transformers"  # peft: a LoRA run's adapters alone
+
+
+def main(argv: list[str]) -> None:
+    options = ExportOptions(**given(argv, ExportOptions))
+    with new_folder(Path(options.to)) as folder:
+        (export_adapters if options.format == "peft" else export_model)(options, folder)
+
+
+def export_model(options: ExportOptions, folder: Path) -> None:
+    """Write weights, tokenizer and model card."""
+    model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
+    model = merge(model) if manifest.options.lora_rank else model
+    family = which_family(FAMILIES, model.config)
+    name = Path(options.to).resolve().name
+    write_model(folder, model, family, manifest.tokenizer)
+    write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
+    dataset, val_loss = manifest.options.dataset, manifest.best_val_loss
+    write_card(folder, name, model, family, dataset, iteration, val_loss)
+    print(f"{family.architecture} of iter {iteration}: {options.to}")
+    print(f"to the Hugging Face hub: hf upload <your name>/{name} {options.to}")
+
+
+def export_adapters(options: ExportOptions, folder: Path) -> None:
+    """Write adapters and their description. Raises UserError for a run without adapters."""
+    model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
+    if manifest.base is None:
+        raise UserError(f"out_dir={options.out_dir}: the run has no adapters: leave out --format=peft")
+    base = manifest.base["init_from"]
+    write_adapters(folder, model, which_family(FAMILIES, model.config), manifest.options, base)
+    print(f"adapters of iter {iteration}, for {base}: {options.to}")
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes `target` if all goes well. Raises UserError."""
+    target = target.resolve()
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        raise UserError(f"--to={target} is there already: give a new or empty folder, or delete it")
+    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        os.replace(beside, target)
+    except (OSError, SafetensorError) as error:
+        raise UserError(
+            f"--to={target}: cannot be written ({error}): make room there, or choose another"
+        ) from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    command(main)

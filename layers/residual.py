@@ -1,0 +1,17 @@
+"""The sharding of the residual stream, the one array inside the model whose sharding is written down."""
+
+import jax
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float
+
+
+def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
+    """Split x's batch axis over the mesh axes `data` and `fsdp`. Without a mesh, return x itself.
+
+    With this in each layer, the compiler gathers a layer's weights where `fsdp` splits them. Without it, XLA
+    would replicate the batch and move the activations, which are larger.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return x
+    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), ("data", "fsdp")))

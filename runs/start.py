@@ -1,0 +1,119 @@
+"""How a run starts: from its data set, its options and what lies in out_dir to the first step's state."""
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+
+from config.command_line import UserError
+from config.options import RESUMING, Options
+from data.loader import NANOGPT, load_meta, prepare_if_missing
+from data.tokenizer import end_of_text
+from hub.weights import open_pretrained
+from model import GPTConfig
+from parallel.hosts import check_same, on_process_0, shared
+from parallel.mesh import check_fit
+from parallel.pipeline.loop import make_pipeline
+from runs.checkpoint import Checkpoints
+from runs.load import is_run, load_base, load_weights, write_options
+from runs.manifest import Manifest, latest_manifest
+from training.lora import fingerprint, without_adapters
+from training.state import TrainState, create_state, create_state_around, model_config
+
+
+def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
+    """Return the model that the run trains, and what it will say of itself; prepare its data if missing.
+
+    Raises UserError for a model and a batch that the device mesh cannot split.
+    """
+    on_process_0(prepare_if_missing, options.dataset)
+    meta = load_meta(options.dataset)
+    check_same(dataset=meta)
+    vocab_size = options.vocab_size or meta.vocab_size
+    needed = end_of_text(meta.tokenizer) + 1 if meta is NANOGPT else meta.vocab_size  # NANOGPT's is padded
+    if vocab_size < needed:
+        raise UserError(
+            f"dataset={options.dataset} has a vocabulary of {needed} tokens, and the model one of "
+            f"{vocab_size}: choose a data set of the model's own tokens"
+        )
+    config = model_config(options, vocab_size, end_of_text(meta.tokenizer))
+    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
+    make_pipeline(options)  # raises UserError for one that cannot be
+    return config, Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)
+
+
+def open_checkpoints(manifest: Manifest, shapes: TrainState) -> tuple[Checkpoints, Manifest, int | None]:
+    """Open the checkpoints of the run, and return them with the iteration to resume at, if there is one.
+
+    The manifest returned continues the checkpoint's. Raises UserError when the run contradicts the
+    checkpoint, when a state with these `shapes` could not be saved, and when a run would be lost unasked.
+    """
+    options = manifest.options
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
+    checkpoints.check(shapes)
+    resume_at = where_to_resume(options, checkpoints)
+    check_same(checkpoint=resume_at)
+    if resume_at is not None:
+        path = checkpoints.folder / str(resume_at)
+        manifest = manifest.resuming_from(checkpoints.manifest(resume_at), path)
+    return checkpoints, manifest, resume_at
+
+
+def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
+    """Return the iteration to go on from; None to start from scratch. No run is lost unasked."""
+    latest = checkpoints.latest()
+    if options.init_from == "resume" and latest is None:
+        raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
+    if options.init_from in RESUMING:
+        return latest
+    if latest is not None and not (options.eval_only or options.overwrite):
+        raise UserError(
+            f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
+            "choose another --out_dir, or lose it with --overwrite=True"
+        )
+    return None
+
+
+def starting_state(
+    manifest: Manifest,
+    config: GPTConfig,
+    shapes: TrainState,
+    checkpoints: Checkpoints,
+    resume_at: int | None,
+) -> tuple[TrainState, Manifest]:
+    """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
+
+    The manifest returned names the weights below the adapters, if there are any. Raises UserError.
+    """
+    options = manifest.options
+    if resume_at is not None:
+        state = checkpoints.restore(resume_at, shapes, load_base(checkpoints, resume_at, shapes.model))
+        print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
+        return state, manifest
+    if options.init_from in ("scratch", *RESUMING):
+        if options.lora_rank:
+            raise UserError(
+                f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
+                "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
+            )
+        return create_state(config, options), manifest
+    if is_run(options.init_from):
+        if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
+            raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
+        manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
+    elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
+        print(f"note: dataset={options.dataset} is not of {options.init_from}'s own tokens", file=sys.stderr)
+    model = load_weights(options.init_from, without_adapters(shapes.model))
+    print(f"starting from the weights of {options.init_from}")
+    if options.lora_rank:
+        base = {"init_from": options.init_from, "fingerprint": fingerprint(model)}
+        manifest = replace(manifest, base=base)
+    return create_state_around(model, options), manifest
+
+
+def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
+    """Make `out_dir` this run's: write its options there, and delete the run that it overwrites, if any."""
+    write_options(options)
+    if options.overwrite:
+        checkpoints.delete_all()

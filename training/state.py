@@ -1,0 +1,90 @@
+"""What training changes, and how it is born: the model, the optimizer's state and the step's number.
+
+config = model_config(options, vocab_size)
+state = create_state(config, options)          # drawn from options.seed, each array on its devices
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Int, PyTree
+
+from config.command_line import UserError
+from config.options import SHAPE, Options
+from model import GPT, GPTConfig
+from parallel.sharding import shard, with_shardings
+from training.lora import add_adapters, partition_trainable
+from training.optimizer import make_optimizer
+
+
+class TrainState(eqx.Module):
+    """All that training changes. The data order and the dropout follow from `step` and the seed."""
+
+    model: GPT  # a model with adapters trains these alone (training/lora.py)
+    opt_state: PyTree  # holds arrays for what is trained
+    step: Int[Array, ""]
+
+
+def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
+    """Describe the model that `options` ask for, with "auto" decided for this platform. Raises UserError.
+
+    `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
+    """
+    on_cpu, on_gpu = jax.default_backend() == "cpu", jax.default_backend() == "gpu"
+    dtype = options.dtype if options.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    fused = on_gpu and dtype == "bfloat16"
+    if options.attention == "cudnn" and not fused:
+        raise UserError("attention=cudnn needs an NVIDIA GPU and dtype=bfloat16; use attention=auto")
+    if options.document_mask and eot is None:
+        raise UserError(
+            f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
+            "leave it out, or use a data set of GPT-2 tokens"
+        )
+    # XLA merges recomputed operations with the first ones unless a loop keeps them apart: its CPU compiler
+    # drops the barriers that do so elsewhere.
+    loop = on_cpu and options.remat != "none" and not 0 < options.unroll < options.n_layer
+    try:
+        return GPTConfig(
+            vocab_size=vocab_size,
+            eot=eot if options.document_mask else None,
+            dtype=dtype,
+            attention=options.attention if options.attention != "auto" else "cudnn" if fused else "einsum",
+            unroll=1 if loop else options.unroll,
+            **{name: getattr(options, name) for name in SHAPE + ("dropout", "remat")},
+        )
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def shape_options(config: GPTConfig) -> dict[str, Any]:
+    """Return the options that describe a model's shape and vocabulary."""
+    return {name: getattr(config, name) for name in (*SHAPE, "vocab_size")}
+
+
+@eqx.filter_jit
+def create_state(config: GPTConfig, options: Options) -> TrainState:
+    """Draw the state before the first step; `options.seed` decides the weights.
+
+    It is made under jit, so that each device only ever holds its own part of it.
+    """
+    return init_state(GPT(config, key=jax.random.fold_in(jax.random.key(options.seed), 0)), options)
+
+
+@eqx.filter_jit(donate="all")
+def create_state_around(model: GPT, options: Options) -> TrainState:
+    """Return the state before the first step of a model with weights of its own, which is consumed."""
+    return init_state(model, options)
+
+
+def init_state(model: GPT, options: Options) -> TrainState:
+    if options.lora_rank:
+        model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
+    opt_state = make_optimizer(options).init(partition_trainable(model)[0])
+    return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
+
+
+def state_shapes(config: GPTConfig, options: Options) -> TrainState:
+    """Return the shapes, dtypes and shardings of the state, without making it."""
+    return with_shardings(eqx.filter_eval_shape(create_state, config, options))
