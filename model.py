@@ -1,18 +1,16 @@
-"""The network and nothing else: token ids in, logits out. It reads from top to bottom.
+"""The network and nothing else: token ids in, logits out.
 
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
 
 `gelu` + `bias` with the rest at its defaults is GPT-2; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama.
-Parameters have GPT-2's names, but queries, keys, values and the MLP's gate are layers of their own. One
-legend holds in every file of the project:
+Parameters have GPT-2's names, with queries, keys and values apart. One legend holds in every file:
 
     B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
-    F MLP hidden   V vocabulary   L layers   S keys that a query may read (T, or the key/value cache's length)
+    F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the length of the key/value cache)
 
-Modules act on the last axes; the batch axis is written out, not made by `vmap`. Weights are float32. Matrix
-products take their operands in `GPTConfig.dtype`; norms, softmax and rotations are computed in float32. What
-is done for speed and for many devices stands in layers/, behind plain functions.
+Modules write the batch axis out; no `vmap` makes it. Weights are float32. Matrix products take operands in
+`GPTConfig.dtype`; norms, softmax and rotations are float32. What is done for speed stands in layers/.
 """
 
 import math
@@ -31,6 +29,8 @@ from layers.products import contract, matmul
 from layers.remat import remat
 from layers.residual import shard_residual
 from layers.rotary import inverse_frequencies, rotary_table, rotate
+
+DropoutKey = PRNGKeyArray | None  # None: no dropout. Give a key in training, none otherwise
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,14 @@ class GPTConfig:
     remat: Literal["none", "block", "dots"] = "none"  # what is kept for the backward pass: see layers/remat
 
     def __post_init__(self):
-        for name in ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"{name}={value} must be 1 or more")
+        sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
+        for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps"):
+            if (value := getattr(self, name)) is not None and not value > 0:
+                raise ValueError(f"{name}={value} must be above 0")
         if self.eot is not None and not 0 <= self.eot < self.vocab_size:
             raise ValueError(f"eot={self.eot} must be a token of the vocabulary, below {self.vocab_size}")
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout={self.dropout} must be from 0 up to, but not including, 1")
-        for name in ("rope_theta", "rope_scaling", "norm_eps"):
-            if not (value := getattr(self, name)) > 0:
-                raise ValueError(f"{name}={value} must be above 0")
         if self.n_embd % self.n_head:
             raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
         if self.n_head % self.kv_heads:
@@ -119,14 +117,8 @@ class Norm(eqx.Module):
         if self.center:
             y = y - y.mean(-1, keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
-        if self.bias is not None:
-            y = y + self.bias
+        y = y if self.bias is None else y + self.bias
         return y.astype(x.dtype)
-
-
-def normal(key: PRNGKeyArray, shape: tuple[int, ...], std: float = 0.02) -> Float[Array, "..."]:
-    """Draw initial weights as GPT-2 does."""
-    return std * jax.random.normal(key, shape)
 
 
 class Linear(eqx.Module):
@@ -137,7 +129,7 @@ class Linear(eqx.Module):
     dtype: str = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, fan_in: int, *fan_out: int, std=0.02, key: PRNGKeyArray):
-        self.weight = normal(key, (fan_in, *fan_out), std)
+        self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
         self.bias = jnp.zeros(fan_out) if config.bias else None
         self.dtype = config.dtype
 
@@ -154,16 +146,13 @@ class Context(NamedTuple):
     rotary: tuple[Float[Array, "_ 1 T half"], Float[Array, "_ 1 T half"]] | None  # cos and sin, with rope
     mask: Bool[Array, "_ T S"] | None  # the keys that each query may read; None: those up to itself
 
-    @classmethod
-    def at(
-        cls, positions: Int[Array, "_ T"], config: GPTConfig, mask: Bool[Array, "_ T S"] | None = None
-    ) -> "Context":
-        """The context of tokens at those positions."""
-        rotary = None
-        if config.position == "rope":
-            inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
-            rotary = rotary_table(positions, inv_freq)
-        return cls(positions, rotary, mask)
+
+def context_at(positions: Int[Array, "_ T"], config: GPTConfig, mask=None) -> Context:
+    """Make the context of tokens at those positions."""
+    if config.position == "learned":
+        return Context(positions, None, mask)
+    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
+    return Context(positions, rotary_table(positions, inv_freq), mask)
 
 
 def attention(
@@ -172,26 +161,21 @@ def attention(
     v: Float[Array, "B K S C"],
     mask: Bool[Array, "_ T S"] | None,
     config: GPTConfig,
-    *,
-    key: PRNGKeyArray | None = None,
+    key: DropoutKey = None,
 ) -> Float[Array, "B H T C"]:
     """Compute softmax(q k^T / sqrt(C)) v, where each query reads the keys that the mask allows.
 
-    Without a mask, query t reads keys 0 to t. H / K query heads share each key/value head. A `key` drops out
-    attention weights. cuDNN's fused kernel, which never holds the T x T weights, is used where it can be:
-    without mask and dropout.
+    Without a mask, query t reads keys 0 to t. H / K query heads share a key/value head. A `key` drops weights
+    out. Without mask and dropout, cuDNN's fused kernel may be used, which never holds the T x T weights.
     """
-    B, H, T, C = q.shape
-    K, S = k.shape[1:3]
+    (B, H, T, C), (K, S) = q.shape, k.shape[1:3]
     if config.attention == "cudnn" and mask is None and (key is None or config.dropout == 0):
         q, k, v = (x.swapaxes(1, 2).astype(config.dtype) for x in (q, k, v))  # (B, T, H, C), as it asks
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn")
-        return y.swapaxes(1, 2)
-    if mask is None:
-        mask = jnp.tri(T, S, dtype=bool)[None]
+        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").swapaxes(1, 2)
+    mask = jnp.tri(T, S, dtype=bool)[None] if mask is None else mask
     q = q.reshape(B, K, H // K, T, C)
     scores = contract("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
-    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))
+    weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))  # (B, K, H / K, T, S)
     weights = dropout(weights, config.dropout, key)
     return contract("bkgts,bksc->bkgtc", weights, v, config.dtype).reshape(B, H, T, C)
 
@@ -214,22 +198,17 @@ class CausalSelfAttention(eqx.Module):
         self.c_k = Linear(config, D, K, C, key=k_key)
         self.c_v = Linear(config, D, K, C, key=v_key)
         self.c_proj = Linear(config, H * C, D, std=config.residual_std, key=proj_key)
-        self.q_norm = Norm(config, C) if config.qk_norm else None
-        self.k_norm = Norm(config, C) if config.qk_norm else None
+        self.q_norm, self.k_norm = (Norm(config, C) if config.qk_norm else None for _ in range(2))
         self.config = config
 
-    def __call__(
-        self, x: Float[Array, "B T D"], context: Context, *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], context: Context, key: DropoutKey = None):
         weights_key, output_key = split_key(key)
         q, k, v = self.heads(x, context)
-        y = attention(q, k, v, context.mask, self.config, key=weights_key)
-        return self.output(y, key=output_key)
+        y = attention(q, k, v, context.mask, self.config, weights_key)
+        return self.output(y, output_key)
 
-    def heads(
-        self, x: Float[Array, "B T D"], context: Context
-    ) -> tuple[Float[Array, "B H T C"], Float[Array, "B K T C"], Float[Array, "B K T C"]]:
-        """Compute queries, keys and values."""
+    def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array]:
+        """Compute queries (B, H, T, C), and keys and values, (B, K, T, C) each."""
         q, k, v = (linear(x).swapaxes(1, 2) for linear in (self.c_q, self.c_k, self.c_v))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -237,7 +216,7 @@ class CausalSelfAttention(eqx.Module):
             q, k = rotate(q, *context.rotary), rotate(k, *context.rotary)
         return q, k, v
 
-    def output(self, y: Float[Array, "B H T C"], *, key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
+    def output(self, y: Float[Array, "B H T C"], key: DropoutKey = None) -> Float[Array, "B T D"]:
         """Project what the heads have read back into the residual stream."""
         B, H, T, C = y.shape
         y = self.c_proj(y.swapaxes(1, 2).reshape(B, T, H * C))
@@ -260,7 +239,7 @@ class MLP(eqx.Module):
         self.c_proj = Linear(config, F, D, std=config.residual_std, key=proj_key)
         self.config = config
 
-    def __call__(self, x: Float[Array, "B T D"], *, key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
         h = self.c_fc(x)  # (B, T, F)
         h = jax.nn.gelu(h, approximate=True) if self.c_gate is None else jax.nn.silu(self.c_gate(x)) * h
         return dropout(self.c_proj(h), self.config.dropout, key)
@@ -281,12 +260,10 @@ class Block(eqx.Module):
         self.ln_2 = Norm(config, config.n_embd)
         self.mlp = MLP(config, key=mlp_key)
 
-    def __call__(
-        self, x: Float[Array, "B T D"], context: Context, *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "B T D"], context: Context, key: DropoutKey = None):
         attn_key, mlp_key = split_key(key)
-        x = x + self.attn(self.ln_1(x), context, key=attn_key)
-        return x + self.mlp(self.ln_2(x), key=mlp_key)
+        x = x + self.attn(self.ln_1(x), context, attn_key)
+        return x + self.mlp(self.ln_2(x), mlp_key)
 
 
 class GPT(eqx.Module):
@@ -301,25 +278,19 @@ class GPT(eqx.Module):
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         wte_key, wpe_key, blocks_key, head_key = jax.random.split(key, 4)
-        V, D = config.vocab_size, config.n_embd
-        self.wte = normal(wte_key, (V, D))
-        self.wpe = normal(wpe_key, (config.block_size, D)) if config.position == "learned" else None
-        self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(
-            jax.random.split(blocks_key, config.n_layer)
-        )
+        V, D, L, learned = config.vocab_size, config.n_embd, config.n_layer, config.position == "learned"
+        self.wte = 0.02 * jax.random.normal(wte_key, (V, D))
+        self.wpe = 0.02 * jax.random.normal(wpe_key, (config.block_size, D)) if learned else None
+        self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(jax.random.split(blocks_key, L))
         self.ln_f = Norm(config, D)
-        self.lm_head = None if config.tie_embeddings else normal(head_key, (V, D))
+        self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
         self.config = config
 
-    def __call__(
-        self, tokens: Int[Array, "B T"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T V"]:
-        """Compute logits, float32. A `key` turns dropout on: give one in training, none otherwise."""
+    def __call__(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T V"]:
+        """Compute logits, float32."""
         return self.logits(self.features(tokens, key=key))
 
-    def features(
-        self, tokens: Int[Array, "B T"], *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T D"]:
+    def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
         """Compute all but the head. The loss takes features, so as not to hold all the logits at once."""
         context = self.context(tokens)
         x = self.embed(tokens, context, key=key)
@@ -327,7 +298,7 @@ class GPT(eqx.Module):
         return self.ln_f(x)
 
     def context(self, tokens: Int[Array, "B T"]) -> Context:
-        """Positions and mask: the tokens from one `eot` to the next are a document that reads no other.
+        """Find positions and mask: from one `eot` to the next is a document, which reads no other.
 
         Raises ValueError for more tokens than there are learned positions.
         """
@@ -336,14 +307,12 @@ class GPT(eqx.Module):
             raise ValueError(f"{T} tokens are more than block_size={self.config.block_size} positions")
         positions = jnp.arange(T)[None]  # (1, T)
         if self.config.eot is None:
-            return Context.at(positions, self.config)
+            return context_at(positions, self.config)
         doc_start = lax.cummax(jnp.where(tokens == self.config.eot, positions, 0), axis=1)  # (B, T)
         mask = jnp.tri(T, dtype=bool) & (positions[:, None] >= doc_start[:, :, None])  # (B, T, T)
-        return Context.at(positions - doc_start, self.config, mask)
+        return context_at(positions - doc_start, self.config, mask)
 
-    def embed(
-        self, tokens: Int[Array, "B T"], context: Context, *, key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T D"]:
+    def embed(self, tokens: Int[Array, "B T"], context: Context, *, key: DropoutKey = None):
         """Token and position embeddings, after dropout. Pass the same key as to `features`."""
         x = self.wte[tokens].astype(jnp.float32)  # weights below adapters may be stored in bfloat16
         if self.wpe is not None:
@@ -351,13 +320,7 @@ class GPT(eqx.Module):
         return dropout(x, self.config.dropout, split_key(key)[0])
 
     def apply_blocks(
-        self,
-        blocks: Block,
-        x: Float[Array, "B T D"],
-        context: Context,
-        *,
-        first_layer: int | Int[Array, ""] = 0,
-        key: PRNGKeyArray | None = None,
+        self, blocks: Block, x: Float[Array, "B T D"], context: Context, first_layer=0, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         """Apply some of the blocks, stacked, of which the first is layer `first_layer` of the model.
 
@@ -372,12 +335,11 @@ class GPT(eqx.Module):
 
         def layer(x, block_and_key):
             block, key = block_and_key
-            return block(shard_residual(x), context, key=key), None
+            return block(shard_residual(x), context, key), None
 
         unroll = min(self.config.unroll or n, n)
         layer = remat(layer, self.config.remat, in_loop=unroll < n)
-        x, _ = lax.scan(layer, x, (blocks, layer_keys), unroll=unroll)
-        return x
+        return lax.scan(layer, x, (blocks, layer_keys), unroll=unroll)[0]
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Compute logits, float32, from features."""

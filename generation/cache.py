@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model import GPT, Block, Context, GPTConfig, attention
+from model import GPT, Block, GPTConfig, attention, context_at
 
 
 class Cache(NamedTuple):
@@ -42,7 +42,7 @@ def forward_with_cache(
     config, start = model.config, cache.length
     positions = start + jnp.arange(tokens.shape[1])[None]  # (1, T)
     mask = jnp.arange(config.block_size) <= positions[:, :, None]  # (1, T, S)
-    context = Context.at(positions, config, mask)
+    context = context_at(positions, config, mask)
     x = model.embed(tokens, context)
     keys, values = [], []
     for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
