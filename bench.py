@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
 
 
 def measure(bench: "BenchOptions", options: Options) -> None:
-    """Measures what was asked for on the device mesh, and prints it."""
+    """Measure what was asked for on the device mesh, and print it."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     meta = dataset_meta(options.dataset, bench.vocab_size or options.vocab_size)
@@ -120,7 +120,7 @@ class BenchOptions:
 
 
 def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
-    """bench.py's own options, and the rest of the command line for `load`. Raises UserError."""
+    """Return bench.py's own options, and the rest of the command line, which is train.py's. Raises UserError."""
     own, rest = {}, []
     for word in argv:
         key, _, value = word.partition("=")
@@ -142,7 +142,7 @@ def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
 
 
 def dataset_meta(dataset: str, vocab_size: int | None) -> Meta:
-    """What is known of the data set's tokens, or assumed of one that is not prepared."""
+    """Read the description of a data set, or assume one where it is not prepared."""
     if is_prepared(dataset_dir(dataset)):
         meta = load_meta(dataset)
     else:
@@ -227,7 +227,7 @@ class TorchStep:
         self._send(json.dumps(request | dict(config=asdict(config), options=options.to_json())))
 
     def run(self, n: int) -> float:
-        """Seconds per step over n steps. Raises Unavailable."""
+        """Measure seconds per step over n steps. Raises Unavailable."""
         self._send(str(n))
         answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
@@ -250,11 +250,11 @@ class TorchStep:
 
 
 class Unavailable(UserError):
-    """A variant cannot be measured on this machine, and why, in a few words."""
+    """Raised with a few words of why a variant cannot be measured on this machine."""
 
 
 def rivals(step: JaxStep, stack: ExitStack) -> list:
-    """The JAX step in the other dtype, and the four PyTorch variants that run here, each warmed up."""
+    """Make the JAX step in the other dtype, and those of PyTorch's four variants that run here, warmed up."""
     if jax.default_backend() == "tpu":
         raise UserError("--vs=torch compares on a CPU or an NVIDIA GPU, and this is a TPU; give --device=cpu")
     other = "bfloat16" if step.dtype == "float32" else "float32"
@@ -275,7 +275,7 @@ def rivals(step: JaxStep, stack: ExitStack) -> list:
 
 
 def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
-    """Seconds per step of every block of steps, by variant. All must have been run once before."""
+    """Measure seconds per step of every block of steps, by variant. All must have been run once before."""
     pilot = {variant.name: variant.run(1) for variant in variants}
     rounds = max(MIN_ROUNDS, int(BUDGET / max(BLOCK, *pilot.values())))
     if steps is None:
@@ -308,7 +308,7 @@ def describe(config: GPTConfig, options: Options) -> str:
 
 
 def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:
-    """Milliseconds per step, and tokens/s at the median. The spread leaves out a tenth at either end."""
+    """Format milliseconds per step, and tokens/s at the median. The spread leaves out a tenth at either end."""
     rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}"]
     for name in (variant.name for variant in variants):
         low, median, high = np.quantile(times[name], (0.1, 0.5, 0.9))
@@ -318,12 +318,12 @@ def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:
 
 
 def overhead(bare: list[float], loop: list[float]) -> float:
-    """What the loop adds to the bare step, as a share of it: the median over turns, of neighbours in time."""
+    """Return the share that the loop adds to the bare step: the median over turns, of neighbours in time."""
     return statistics.median(b / a for a, b in zip(bare, loop, strict=True)) - 1
 
 
 def ratios(variants: list, times: dict[str, list[float]]) -> str:
-    """The JAX steps' tokens/s over those of PyTorch's best float32 variant, by medians."""
+    """Compare the JAX steps' tokens/s with those of PyTorch's best float32 variant, by medians."""
     medians = {variant: statistics.median(times[variant.name]) for variant in variants}
     torch = [v for v in variants if isinstance(v, TorchStep) and v.dtype == "float32"]
     if not torch:
@@ -335,7 +335,7 @@ def ratios(variants: list, times: dict[str, list[float]]) -> str:
 
 
 def details(step: JaxStep, seconds: float, memory: str) -> str:
-    """What else there is to know of the step that takes `seconds`."""
+    """Describe the step that takes `seconds`: FLOP/s, MFU, compile time, memory, data loading."""
     tokens = tokens_per_step(step.options)
     flops = flops_per_token(step.config, step.options.block_size) * tokens  # of a step
     counted = counted_flops(step.config, step.options)
@@ -353,7 +353,7 @@ def details(step: JaxStep, seconds: float, memory: str) -> str:
 
 
 def mfu(flops_per_second: float, dtype: str, device_kind: str) -> str:
-    """Model FLOP/s as a share of the device's peak, or why there is none."""
+    """Express model FLOP/s as a share of the device's peak, or say why there is none."""
     if dtype != "bfloat16":
         return f"none for {dtype}: the known peaks are bfloat16's"
     if (peak := peak_flops(device_kind)) is None:
@@ -362,7 +362,7 @@ def mfu(flops_per_second: float, dtype: str, device_kind: str) -> str:
 
 
 def peak_memory(compiled: jax.stages.Compiled) -> str:
-    """What the device has held at most so far; on a CPU, which does not tell, what XLA plans for a step."""
+    """Return what the device has held at most; on a CPU, which does not tell, what XLA plans for a step."""
     if stats := jax.devices()[0].memory_stats():
         return f"{stats['peak_bytes_in_use'] / 1e6:,.0f} MB (the device's count)"
     plan = compiled.memory_analysis()
@@ -371,7 +371,7 @@ def peak_memory(compiled: jax.stages.Compiled) -> str:
 
 
 def data_loading(options: Options, seconds: float) -> str:
-    """The time that a step's batch takes to make; it is made while the device works on the step before."""
+    """Time the making of a step's batch, which happens while the device works on the step before."""
     if not is_prepared(dataset_dir(options.dataset)):
         return f"not measured: data set {options.dataset} is not prepared"
     sequences = options.gradient_accumulation_steps * options.batch_size

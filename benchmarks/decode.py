@@ -3,6 +3,7 @@
 import statistics
 import time
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +18,7 @@ DECODED = 256  # tokens
 
 
 def report_decoding(config: GPTConfig, options: Options) -> None:
-    """Prints tokens/s of `generate`, and of reading the whole context anew for every token."""
+    """Print tokens/s of `generate`, and of reading the whole context anew for every token."""
     model = create_state(config, options).model
     cached, recomputed = (seconds_to_decode(how, model) for how in (with_cache, without_cache))
     print(f"\n{DECODED} tokens, one row, greedy{'tokens/s':>26}{'ms/token':>12}")
@@ -27,7 +28,7 @@ def report_decoding(config: GPTConfig, options: Options) -> None:
 
 
 def seconds_to_decode(how, model: GPT) -> float:
-    """The median of 5 runs, compiled before."""
+    """Return the median time of 5 runs, compiled before."""
     times = []
     for _ in range(6):
         start = time.perf_counter()
@@ -43,17 +44,17 @@ def with_cache(model: GPT) -> list[int]:
 
 
 def without_cache(model: GPT) -> list[int]:
-    """nanoGPT's rule: the last block_size tokens are the context. Padded, to be compiled once."""
+    """Decode by nanoGPT's rule: the last block_size tokens are the context, padded, to be compiled once."""
     S, tokens = model.config.block_size, [0]
     for _ in range(DECODED):
         context = tokens[-S:]
         padded = np.array([context + [0] * (S - len(context))], np.int32)
-        tokens.append(int(likeliest_next(model, padded, len(context))))
+        tokens.append(int(likeliest_next(model, padded, np.int32(len(context)))))
     return tokens[1:]
 
 
-@jax.jit
+@eqx.filter_jit
 def likeliest_next(model: GPT, context, length):
-    """The likeliest token after the first `length` of `context` (1, S)."""
+    """Return the likeliest token after the first `length` of `context` (1, S)."""
     x = lax.dynamic_slice_in_dim(model.features(context), length - 1, 1, axis=1)
     return jnp.argmax(model.logits(x))

@@ -22,7 +22,7 @@ CHUNKS = 16  # of the loss
 
 
 def report_memory(config: GPTConfig, options: Options) -> None:
-    """Prints a line for each variant as soon as it is compiled."""
+    """Print a line for each variant as soon as it is compiled."""
     print(f"\n{'':52}{'temporaries, MB':>17}{'of the first':>14}")
     first = None
     for name, changes, n_chunks in variants(config, options):
@@ -36,7 +36,7 @@ def report_memory(config: GPTConfig, options: Options) -> None:
 
 
 def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int | None]]:
-    """Of each its name, the options it changes, and the chunks of its loss (None: as training has them)."""
+    """List the variants: name, options changed, and chunks of the loss (None: as training has them)."""
     dots, block = dict(remat="dots"), dict(remat="block")
     rows = [("as given", {}, None)]
     if jax.default_backend() == "cpu" and not 0 < config.unroll < config.n_layer:
@@ -54,7 +54,7 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
 
 
 def planned(config: GPTConfig, options: Options, n_chunks: int | None):
-    """XLA's memory analysis of the step with these options."""
+    """Return XLA's memory analysis of the step with these options."""
     config = model_config(options, config.vocab_size, config.eot)
     shapes = state_shapes(config, options)
     logits = options.batch_size * options.block_size * config.vocab_size

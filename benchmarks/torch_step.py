@@ -1,4 +1,4 @@
-"""The training step in PyTorch, as nanoGPT writes it: what `python bench.py --vs=torch` measures against.
+"""The training step in PyTorch, as nanoGPT writes it; `python bench.py --vs=torch` measures against it.
 
 The model and the step are those of `model.py` and `training/step.py`, option by option; a test holds the two
 to the same loss, moments and weights. nanoGPT's means are used where PyTorch has a fast one: fused attention,
@@ -41,7 +41,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy; tokens and targets are (B, T)."""
+        """Return the mean cross entropy; tokens and targets are (B, T)."""
         x = self.wte(tokens)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
@@ -171,7 +171,7 @@ class TorchStep:
 
 
 def random_batches(config: GPTConfig, options: Options, device: str, count: int = 4) -> list[Tensor]:
-    """Batches of random tokens, (2, A, B, T) each: inputs and targets."""
+    """Make batches of random tokens, (2, A, B, T) each: inputs and targets."""
     shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batches = [torch.randint(config.vocab_size, shape) for _ in range(count)]
     return [batch.pin_memory() for batch in batches] if device == "cuda" else batches
@@ -200,7 +200,7 @@ def main() -> None:
 
 
 def timed(step: TorchStep, batches: list[Tensor], n: int) -> float:
-    """Seconds per step over n steps."""
+    """Measure seconds per step over n steps."""
     start = time.perf_counter()
     for i in range(n):
         loss = step(*batches[i % len(batches)])
@@ -213,7 +213,7 @@ def timed(step: TorchStep, batches: list[Tensor], n: int) -> float:
 
 
 def in_few_words(error: Exception) -> str:
-    """The line of an error that says what is wrong; torch.compile puts its backend's name before it."""
+    """Find the line of an error that says what is wrong; torch.compile puts its backend's name before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = [line for line in lines if not line.endswith("raised:")]
     return told[0][:100] if told else type(error).__name__

@@ -13,7 +13,7 @@ FILES = (  # what is downloaded
 
 
 def locate(name: str) -> Path:
-    """The folder that `--init_from=<name>` means; a folder that exists comes before a model of the hub.
+    """Find the folder that `--init_from=<name>` means; a folder that exists comes before a model of the hub.
 
     A model of the hub is downloaded unless it is in the hub's cache. Raises UserError.
     """
@@ -30,7 +30,7 @@ def locate(name: str) -> Path:
 
 
 def download(name: str, repository: str) -> Path:
-    """The folder of a model of the hub in the cache, where it is put if it is not there. Raises UserError."""
+    """Download a model of the hub into the hub's cache, unless it is there. Raises UserError."""
     import huggingface_hub  # here, because a folder needs none of it, and it takes long to import
     from huggingface_hub import errors
 

@@ -44,7 +44,7 @@ class Pretrained:
     config: GPTConfig  # its block_size is the checkpoint's own
 
     def load(self, shapes: GPT) -> GPT:
-        """The model, with the dtypes and shardings of `shapes`; without a sharding, on the first device.
+        """Load the model with the dtypes and shardings of `shapes`; without a sharding, on the first device.
 
         `shapes` may have a smaller block_size than `config`: the position embeddings beyond it are left out.
         In all else that makes its shape it is of `config`. Raises UserError when the tensors in the files are
@@ -57,7 +57,7 @@ class Pretrained:
         )
 
     def array(self, tensors: "Tensors", entry: Entry, target: jax.ShapeDtypeStruct) -> jax.Array:
-        """An array of the model, read from its tensors; one in blocks is filled layer by layer."""
+        """Load an array of the model; fill one in blocks layer by layer."""
         sharding = target.sharding or SingleDeviceSharding(jax.devices()[0])
         if entry.layers is None:
             rows = target.shape[0]  # those of wpe may be fewer than in the file
@@ -76,11 +76,11 @@ class Pretrained:
         return array
 
     def read(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
-        """Return an array of the model, or layer i of it, on the host."""
+        """Read an array of the model, or layer i of it, to the host."""
         return to_ours(tensors.read(entry.name(i)).astype(dtype, copy=False), entry.tensor, self.config)
 
     def tokenizer(self) -> dict | None:
-        """What its tokens mean, for data.tokenizer.from_json; None where the files do not say."""
+        """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say."""
         path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
@@ -90,7 +90,7 @@ class Pretrained:
 
 @cache
 def open_pretrained(name: str) -> Pretrained:
-    """The checkpoint that `--init_from=<name>` means.
+    """Open the checkpoint that `--init_from=<name>` means.
 
     Raises UserError when it is nowhere, or when its config.json is damaged or of a model we do not have.
     """
@@ -126,7 +126,7 @@ class Tensors:
                 self.files[whole] = file, name
 
     def check(self, layout: Iterable[Entry], family: Family) -> None:
-        """Raises UserError unless the tensors are those of `layout`, by name, shape and type."""
+        """Raise UserError unless the tensors are those of `layout`, by name, shape and type."""
         wanted = {entry.name(i): entry.shape for entry in layout for i in range(entry.layers or 1)}
         self.refuse_any("has no tensor", wanted.keys() - self.files.keys())
         head, embedding = family.tensors["lm_head"].name, family.tensors["wte"].name
@@ -165,7 +165,7 @@ class Tensors:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint: one, or the shards that an index names. Raises UserError."""
+    """Find the safetensors files of a checkpoint: one, or the shards that an index names. Raises UserError."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]
@@ -189,12 +189,12 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
-    """An array of the host on the devices, each of which takes its part."""
+    """Copy an array of the host to the devices, each of which takes its part."""
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 
 def of_a_layer(sharding: Sharding) -> Sharding:
-    """The sharding of one layer of an array in blocks."""
+    """Return the sharding of one layer of an array in blocks."""
     if isinstance(sharding, NamedSharding):
         return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
     return sharding

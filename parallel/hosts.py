@@ -34,11 +34,11 @@ HEARTBEAT = 60  # seconds without a sign of life after which a process counts as
 def hosts(options: Options) -> Iterator[None]:
     """Within, this process is one of those that run together; if it is the only one, nothing is done.
 
-    To be entered before JAX touches a device. Raises UserError when it is not said well where the others are.
-    What is raised within ends this process at once: the others wait for it in their next sum over all
+    Enter it before JAX touches a device. Raises UserError when the options do not say where the others are.
+    An error raised within ends this process at once: the others wait for it in their next sum over all
     devices, and an exit in good order would wait for them. They notice that it is gone, and end too.
     """
-    start(options)
+    connect(options)
     try:
         yield
     except BaseException as error:
@@ -47,7 +47,7 @@ def hosts(options: Options) -> Iterator[None]:
         end(error)
 
 
-def start(options: Options) -> None:
+def connect(options: Options) -> None:
     """Find the other processes, if there are any, and wait until all are there. Raises UserError."""
     given = (options.coordinator, options.num_processes, options.process_id)
     if given == (None, None, None) and not launched_together(os.environ):
@@ -71,9 +71,9 @@ def start(options: Options) -> None:
 
 
 def launched_together(environment: Mapping[str, str]) -> bool:
-    """Whether SLURM, Open MPI or a TPU pod on Kubernetes says that it started several processes as one job.
+    """Tell whether SLURM, Open MPI or a TPU pod on Kubernetes has started several processes as one job.
 
-    SLURM counts here what one `srun` started, not what the job may start: a shell in a large job is alone.
+    Of SLURM this asks what one `srun` started, not what the job may start: a shell in a large job is alone.
     """
     return (
         int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
@@ -83,7 +83,7 @@ def launched_together(environment: Mapping[str, str]) -> bool:
 
 
 def check_complete(coordinator: str | None, num_processes: int | None, process_id: int | None) -> None:
-    """Raises UserError for options that leave open, or contradict, who the processes are."""
+    """Raise UserError for options that leave open, or contradict, who the processes are."""
     if coordinator == "auto":
         raise UserError("coordinator=auto asks the launcher: drop --num_processes and --process_id")
     given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
@@ -120,14 +120,14 @@ def end(error: BaseException) -> NoReturn:
 
 
 def agree_on(options: Options) -> None:
-    """Have only process 0 print from here on. Raises UserError when a process has other options."""
+    """Let only process 0 print from here on. Raises UserError when a process has other options."""
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")
     check_same(**{name: value for name, value in options.to_json().items() if name != "process_id"})
 
 
 def check_same(**values) -> None:
-    """Raises UserError for the first of these that is not the same in all processes."""
+    """Raise UserError for the first of these that is not the same in all processes."""
     if jax.process_count() == 1:
         return
     here = np.array([zlib.crc32(repr(value).encode()) for value in values.values()], np.uint32)
@@ -141,7 +141,7 @@ def check_same(**values) -> None:
 
 
 def on_process_0(act: Callable[..., None], *arguments) -> None:
-    """Process 0 does it, and all go on when it is done."""
+    """Have process 0 call a function, while the others wait for its end."""
     if jax.process_index() == 0:
         act(*arguments)
     if jax.process_count() > 1:
@@ -149,7 +149,7 @@ def on_process_0(act: Callable[..., None], *arguments) -> None:
 
 
 def shared(folder: Path) -> bool:
-    """Whether what process 0 writes into a folder is there for all. Raises UserError if it cannot write."""
+    """Tell whether all processes see what process 0 writes into a folder. Raises UserError if it cannot."""
     if jax.process_count() == 1:
         return True
     sign = folder / f".{multihost_utils.broadcast_one_to_all(np.int32(time.time()))}.tmp"

@@ -2,15 +2,15 @@
 
     --mesh=data:2,fsdp:2,tensor:2       8 devices; one axis may be -1: as many as are left
 
-    stage    the devices have each their part of the layers, and pass microbatches on: parallel/pipeline.py
-    data     each device has all the weights and its part of the batch; gradients are summed over them
+    stage    each device has its own layers, and passes microbatches on: parallel/pipeline/
+    data     each device has all the weights and its part of the batch; gradients are summed over devices
     fsdp     the same, but a device keeps only its part of the weights and of the optimizer's state, and a
              layer's weights are gathered when they are used (ZeRO-3, arXiv:1910.02054)
     tensor   the devices share every layer's heads and MLP, and have the same part of the batch; the residual
              stream is summed over them twice per layer (Megatron, arXiv:1909.08053)
 
 No axis changes what is computed: on every mesh the loss curve is the same, to float32 rounding. `tensor`
-talks most, so it is the innermost axis: its devices are neighbours. `stage` talks least: it is the outermost.
+communicates most, so it is the innermost axis: its devices are neighbours. `stage` communicates least.
 """
 
 import difflib
@@ -27,7 +27,7 @@ AXES = ("stage", "data", "fsdp", "tensor")
 
 
 def make_mesh(text: str) -> Mesh:
-    """The mesh that `--mesh=<text>` describes. Raises UserError.
+    """Make the mesh that `--mesh=<text>` describes. Raises UserError.
 
     It may take fewer devices than there are, for a comparison, unless they are many processes'.
     """
@@ -41,7 +41,7 @@ def make_mesh(text: str) -> Mesh:
 
 
 def one_cpu() -> Mesh:
-    """A mesh of one CPU of this host, whatever the accelerators are. Raises RuntimeError if JAX has none."""
+    """Make a mesh of one CPU of this host, beside any accelerators. Raises RuntimeError if JAX has none."""
     return mesh_of(jax.local_devices(backend="cpu")[:1], (1,) * len(AXES))
 
 
@@ -51,7 +51,7 @@ def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
 
 
 def parse(text: str, n_devices: int) -> dict[str, int]:
-    """The size of every axis; 1 if `text` does not name it. Raises UserError."""
+    """Return the size of every axis; 1 if `text` does not name it. Raises UserError."""
     sizes = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition(":"))
@@ -77,7 +77,7 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
 
 
 def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
-    """Raises UserError for a model, or (A) batches of B rows, that the mesh cannot cut evenly."""
+    """Raise UserError for a model, or A microbatches of B rows, that the mesh cannot split evenly."""
     _, data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
     rows = data * fsdp
     if B % rows and A % rows == 0:  # nanoGPT's configs, whose batch_size is that of one device
@@ -94,5 +94,5 @@ def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
         if size % parts:
             raise UserError(
                 f"{name}={size} must be a multiple of {axes} = {parts}, the parts that "
-                f"mesh=data:{data},fsdp:{fsdp},tensor:{tensor} cuts it in; change one of them"
+                f"mesh=data:{data},fsdp:{fsdp},tensor:{tensor} splits it into; change one of them"
             )

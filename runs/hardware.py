@@ -37,7 +37,7 @@ PEAKS = {
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """Dense bfloat16 FLOP/s of `jax.devices()[0].device_kind`; None where the table does not know it."""
+    """Return the dense bfloat16 FLOP/s of a `device_kind` of JAX's; None where the table does not know it."""
     if "MIG" in device_kind:  # a slice of a card, with a slice of its peak
         return None
     for name, teraflops in PEAKS.items():
@@ -47,7 +47,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> int:
-    """The most bytes that the first device has held so far; on a CPU, which does not tell, the process."""
+    """Return the most bytes that the first device has held; on a CPU, which does not tell, the process."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024
@@ -106,6 +106,6 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
 
 
 def glibc() -> ctypes.CDLL | None:
-    """The C library, where it is GNU's."""
+    """Return the C library, where it is GNU's."""
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     return libc if hasattr(libc, "mallopt") else None

@@ -1,4 +1,4 @@
-"""What a person sees of a run: the progress bar, metrics.jsonl, loss.png and Weights & Biases."""
+"""A run made visible: the progress bar, metrics.jsonl, loss.png and Weights & Biases."""
 
 import json
 import math
@@ -69,11 +69,11 @@ class Metrics:
         return iteration == self.last_evaluation
 
     def making_batch(self) -> AbstractContextManager[None]:
-        """Within, the batch of the next step is made, which is timed."""
+        """Time what is done within: the batch of the next step is made."""
         return self.speed.making_batch()
 
     def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
-        """Take note of a step that has just been started, and read the metrics of the one before it.
+        """Note a step that has just been started, and read the metrics of the one before it.
 
         So the device is never kept waiting. Raises UserError when the step before diverged.
         """
@@ -83,7 +83,7 @@ class Metrics:
         self.pending = Started(iteration, metrics, epoch, ended)
 
     def catch_up(self) -> None:
-        """Read what is still to be read, and keep what follows, which is no step, out of the speed."""
+        """Read the last step's metrics, and keep the time until the next step out of the speed."""
         self.read_pending()
         self.speed.pause()
 
@@ -171,7 +171,7 @@ def diverged(iteration: int, found: str) -> UserError:
 
 
 def read_records(path: Path) -> list[dict]:
-    """The records of a metrics.jsonl; none without one. A killed run may have left half a last line."""
+    """Read a metrics.jsonl; no file, no records. A killed run may have left half a last line."""
     if not path.is_file():
         return []
     records = []
@@ -197,7 +197,7 @@ def start_wandb(options: Options):
 
 
 def draw(records: list[dict], path: Path) -> None:
-    """The loss curves, as a picture."""
+    """Draw the loss curves into a PNG file."""
     if not records:
         return
     from matplotlib.figure import Figure  # here, because it takes half a second and is needed at the end only

@@ -25,7 +25,7 @@ DRAWING = 60  # seconds; the quickstart's 4 layers take 4, many more would take 
 class Profile:
     """Writes the HLO of a run's compiled step, and a trace of its steps FIRST to LAST.
 
-    Process 0 does, and only if there is a `folder`. Raises UserError when that cannot be written.
+    Only process 0 does so, and only with a `folder`. Raises UserError when the folder cannot be written.
     """
 
     def __init__(self, folder: str | None, step: jax.stages.Compiled, metrics: Metrics):
@@ -40,7 +40,7 @@ class Profile:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Around each step of the run; `step` counts from 0."""
+        """Trace what is done within, a step of the run, if it is among those to trace; `step` counts from 0."""
         if self.folder and step == FIRST:
             self.metrics.catch_up()  # waits for the step before, which is not to be in the trace
             jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
@@ -52,7 +52,7 @@ class Profile:
             self.close(step + 1)
 
     def close(self, steps: int) -> None:
-        """Ends the trace. To be called at the end of a run as well, which had so many `steps`."""
+        """End the trace. Call this at the end of a run too, with the number of its `steps`."""
         if self.tracing:
             self.tracing = False
             try:
@@ -72,7 +72,7 @@ class Profile:
 
 
 def write_hlo(step: jax.stages.Compiled, folder: Path) -> str:
-    """Write the optimised HLO of a compiled step, and draw its graph. What there is now, in words."""
+    """Write the optimised HLO of a compiled step, and draw its graph. Return a line that says so."""
     folder.mkdir(parents=True, exist_ok=True)
     text, graph = folder / "train_step.hlo.txt", folder / "train_step.svg"
     text.write_text(step.as_text(), encoding="utf-8")

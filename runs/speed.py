@@ -58,12 +58,12 @@ class Speed:
         self.began = None  # when the step that is next to end began; None in a pause
 
     def pause(self) -> None:
-        """What comes now is no step."""
+        """Stop the clock until the next batch is made."""
         self.began = None
 
     @contextmanager
     def making_batch(self) -> Iterator[None]:
-        """Within, the batch of the step that is started next is made."""
+        """Time what is done within: the batch of the next step is made."""
         start = time.perf_counter()
         if self.began is None:
             self.began = start
@@ -71,7 +71,7 @@ class Speed:
         self.made.append(time.perf_counter() - start)
 
     def ended(self, when: float) -> None:
-        """A step has ended at `when`, by `time.perf_counter`."""
+        """Note that a step has ended at `when`, by `time.perf_counter`."""
         self.recent.append(when - self.began)
         self.steps += 1
         self.seconds += self.recent[-1]

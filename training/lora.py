@@ -32,14 +32,14 @@ KNUTH = np.uint32(2654435761)  # of his multiplicative hash, which spreads conse
 
 
 class LoRALinear(Linear):
-    """A `Linear` and an adapter beside it. What was the layer's keeps its name."""
+    """A `Linear` with an adapter beside it. The arrays of the layer keep their names."""
 
     lora_a: Float[Array, "i r"]
     lora_b: Float[Array, "r *o"]
     scale: float = eqx.field(static=True)  # alpha / r
 
     def __init__(self, linear: Linear, options: Options, key: PRNGKeyArray):
-        """For all L layers at once. A is drawn as in the paper's code and in PEFT: var(x A) = var(x) / 3."""
+        """Make all L layers at once. A is drawn as in the paper's code and in PEFT: var(x A) = var(x) / 3."""
         self.weight, self.bias, self.dtype = linear.weight, linear.bias, linear.dtype
         (L, fan_in, *fan_out), r = linear.weight.shape, options.lora_rank
         limit = 1 / math.sqrt(fan_in)

@@ -1,9 +1,9 @@
 """The loss: cross entropy between what the head predicts and the next tokens.
 
 The (B, T, V) logits are the largest array of a small model's step: for GPT-2's 50,257 tokens and a batch of
-12 x 1024 they are 2.5 GB. So they are made a chunk of T at a time, and never all at once. The gradient is
-formed while a chunk's logits are at hand, so that the backward pass need not compute them a second time,
-which for GPT-2 124M would be a tenth of the step's arithmetic.
+12 x 1024 they are 2.5 GB. So they are computed a chunk of T at a time, and never exist all at once. A chunk's
+gradient is formed while its logits are at hand: computing them again in the backward pass would cost GPT-2
+124M a tenth of the step's arithmetic.
 """
 
 from functools import partial
@@ -22,19 +22,18 @@ MAX_LOGITS = 2**26  # at once on a device; in float32, 256 MiB
 def cross_entropy(
     x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], dtype: str
 ) -> Float[Array, ""]:
-    """Mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
+    """Return the mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
 
-    `x` is what the head reads (`GPT.features`), `dtype` that of the matrix products' operands. Targets below
-    0 are left out; with none left the loss is 0.
+    `x` are features (`GPT.features`), and `dtype` is that of the matrix products' operands. Targets below 0
+    are left out; with none left the loss is 0.
     """
-
     return nll_of_rows(x, head, targets, dtype).sum() / count(targets)
 
 
 def nll_of_rows(
     x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], dtype: str
 ) -> Float[Array, " B"]:
-    """-log of the probability of each row's targets >= 0 together, in nats, float32; see `cross_entropy`."""
+    """Return -log of the probability of each row's targets >= 0 together, in nats, float32."""
 
     def add(total, chunk):
         logits = contract("btd,vd->btv", chunk[0], head, dtype, out=jnp.float32)
@@ -71,10 +70,10 @@ cross_entropy.defvjp(_forward, _backward)
 
 
 def chunks(x, targets, V):
-    """x and targets in n parts of T, on a new leading axis: as few as keep a part's logits to MAX_LOGITS.
+    """Split x and targets into n parts of T, on a new leading axis.
 
-    The devices of a mesh share them. On every part they sum the head's gradient over the batch: the fewer the
-    parts, the less they send each other.
+    They are as few as keep a part's logits, which the devices of a mesh share, to MAX_LOGITS for each device.
+    For every part the devices sum the head's gradient: fewer parts, less communication.
     """
     B, T, D = x.shape
     mesh = jax.sharding.get_abstract_mesh()  # without devices where there is none
@@ -84,13 +83,13 @@ def chunks(x, targets, V):
 
 
 def nll(logits, targets):
-    """-log softmax(logits)[target]; 0 where the target is below 0."""
+    """Return -log softmax(logits)[target], and 0 where the target is below 0."""
     label = jnp.where(is_target(logits, targets), logits, 0).sum(-1)
     return jnp.where(targets >= 0, jax.nn.logsumexp(logits, -1) - label, 0)
 
 
 def is_target(logits, targets):
-    """(B, T, V), True at the target. A mask and no gather: it stays where the logits are if V is sharded."""
+    """Return (B, T, V), True at the target. Unlike a gather, a mask leaves a sharded V where it is."""
     return lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
 
 

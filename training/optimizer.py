@@ -21,12 +21,12 @@ from jaxtyping import Array, Float, Int
 from config.options import Options
 from model import GPT
 
-# The part of `wsd` in which it decays; a linear decay over so many steps ends where a cosine does.
+# `wsd` decays over this part of the run: a linear decay over so many steps ends where a cosine does.
 DECAYING = 0.2  # arXiv:2405.18392
 
 
 def make_optimizer(options: Options) -> optax.GradientTransformation:
-    """Clip the gradients' global norm to `grad_clip` (0: do not), then step as `optimizer` does.
+    """Make an optimizer that clips the gradients' global norm to `grad_clip` (0: does not), then steps.
 
     Gradients, updates and moments are trees like the model, in float32, and the names of moments end with
     their parameter's. The state's structure depends on `optimizer` alone: a resumed run may change the rest.
@@ -42,7 +42,7 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
 
 
 def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
-    """Muon's direction, with Nesterov momentum `beta1`, for the matrices in the blocks; Adam's for all else.
+    """Take Muon's direction, with Nesterov momentum `beta1`, for matrices in the blocks, Adam's for all else.
 
     It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
     either every parameter of it or none.
@@ -51,7 +51,7 @@ def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
 
     def like_adam(x, _):
-        """An orthogonal matrix's elements have RMS 1 / sqrt(longer side); Adam's mostly 0.2 to 0.4."""
+        """Scale an orthogonal matrix, of RMS 1 / sqrt(longer side), to Adam's RMS of mostly 0.2 to 0.4."""
         return 0.2 * math.sqrt(max(x.shape[1], x.shape[-1])) * x
 
     muon = optax.contrib.scale_by_muon(
@@ -62,7 +62,7 @@ def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
 
 
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
-    """Linear warmup to `learning_rate`, and on from there as `schedule` says.
+    """Return the learning rate of a step: linear warmup to `learning_rate`, then what `schedule` says.
 
     cosine     a half cosine down to `min_lr` at `lr_decay_iters`
     wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to `min_lr` over the
@@ -82,12 +82,12 @@ def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, 
 
 
 def decayed(model: GPT) -> GPT:
-    """True for matrices and embeddings, False for biases and norms."""
+    """Mark what weight decay is for: True for matrices and embeddings, False for biases and norms."""
     return jax.tree_util.tree_map_with_path(is_matrix, model)
 
 
 def muon_or_adam(model: GPT) -> GPT:
-    """Which part of Muon a parameter is for: "muon" or "adam"."""
+    """Label each parameter with the part of Muon that is for it: "muon" or "adam"."""
 
     def label(path, x):
         return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
@@ -96,5 +96,5 @@ def muon_or_adam(model: GPT) -> GPT:
 
 
 def is_matrix(path, x) -> bool:
-    """Blocks have a layer axis on top. A bias may have several axes, as the output that it is added to."""
+    """Tell matrices from vectors. Blocks have a layer axis on top; a bias may have two axes, (H, C)."""
     return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2

@@ -1,18 +1,18 @@
-"""Pipeline parallelism: the ranks along the mesh axis `stage` have each their part of the layers.
+"""Pipeline parallelism: each rank along the mesh axis `stage` has its own layers.
 
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
     python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
-The microbatches of gradient accumulation follow each other through the stages. parallel/schedule.py says
-which rank does what in each tick, in a table, and the table is all that differs between schedules. Here it is
-carried out, by one loop over ticks within the compiled step. The second command prints it.
+The microbatches of gradient accumulation follow each other through the stages. schedule.py makes a table of
+which rank does what in each tick, and schedules differ in that table alone. Here it is carried out, by one
+loop over ticks within the compiled step. The second command prints it.
 
-In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on what it got:
-residual streams go up to the next rank, their gradients down to the one before. A backward has nothing but
-the stage's input, and computes the stage again. The token embedding belongs to the first stage. The loss
-belongs to the last one, whose forward is a part of its backward. The weights outside of blocks are the same
-on every rank, and their gradients are summed over the ranks at the end. The mesh's other axes are XLA's
-affair, as elsewhere.
+In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on the results:
+residual streams go up to the next rank, their gradients down to the one before. A backward starts from the
+stage's input alone, and computes the stage again. The token embedding belongs to the first stage. The loss
+belongs to the last one, whose forward is a part of its backward. The weights outside the blocks are the same
+on every rank, and their gradients are summed over the ranks at the end. XLA looks after the mesh's other
+axes, as elsewhere.
 """
 
 from collections.abc import Callable
@@ -37,28 +37,38 @@ from parallel.pipeline.schedule import Row, Schedule
 from parallel.sharding import shard
 
 
-def make_pipeline(options: Options) -> "Pipeline | None":
-    """The pipeline that the options describe; None where the mesh has no ranks for one. Raises UserError."""
-    mesh = jax.sharding.get_abstract_mesh()
-    n_ranks = 1 if mesh.empty else mesh.shape["stage"]
-    if n_ranks == 1:
-        return None
-    stages = n_ranks * options.virtual_stages
-    if options.n_layer % stages:
-        raise UserError(
-            f"n_layer={options.n_layer} must be a multiple of the {stages} stages that mesh=stage:{n_ranks} "
-            f"and virtual_stages={options.virtual_stages} make: change one of them"
-        )
-    microbatches = options.gradient_accumulation_steps
-    schedule = make_schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches)
-    return Pipeline(schedule, options.pipeline_branches)
+def split_blocks(model: GPT) -> tuple[GPT, Block]:
+    """Return the model without its blocks, and the blocks."""
+    return eqx.tree_at(lambda model: model.blocks, model, None), model.blocks
 
 
-def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
-    try:
-        return Schedule(name, ranks, chunks, microbatches)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+def join_blocks(rest: GPT, blocks: Block) -> GPT:
+    """Undo `split_blocks`."""
+    return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
+
+
+def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
+    """Have every rank compute `function` on its part of the arguments."""
+    # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
+    return jax.shard_map(
+        function, in_specs=in_specs, out_specs=out_specs, axis_names={"stage"}, check_vma=False
+    )
+
+
+def add_gradients(sums, loss, gradients: GPT, chunk: Int[Array, ""]):
+    """Add the loss and the gradients of one backward, of one chunk, to the sums."""
+    rest, blocks = split_blocks(gradients)
+    total, rest_total, blocks_total = sums
+    return (
+        total + loss,
+        jax.tree.map(jnp.add, rest_total, rest),
+        jax.tree.map(lambda sum, one: sum.at[chunk].add(one), blocks_total, blocks),
+    )
+
+
+def compute_both(predicate, yes: Callable, no: Callable):
+    """Do as `lax.cond`, without branching."""
+    return jax.tree.map(partial(jnp.where, predicate), yes(), no())
 
 
 Loss = Callable[[GPT, Float[Array, "B T D"], Int[Array, "B T"]], Float[Array, ""]]
@@ -68,9 +78,9 @@ Loss = Callable[[GPT, Float[Array, "B T D"], Int[Array, "B T"]], Float[Array, ""
 class Pipeline:
     """A schedule, and how ranks do different things in one program.
 
-    With "cond" each takes its own branch, and communication along the other axes of the mesh happens within:
-    all who take part in it are of one rank, and in the same branch. With "where" all ranks compute all that
-    any does, and drop what is not theirs.
+    With "cond" each rank takes its own branch. Communication along the other mesh axes happens inside the
+    branch, between devices of one rank, so all that take part are in the same branch. With "where" every rank
+    computes both branches and drops one result.
     """
 
     schedule: Schedule
@@ -85,28 +95,30 @@ class Pipeline:
         y: Int[Array, "M B T"],
         keys: PRNGKeyArray | None,
     ) -> tuple[Float[Array, ""], GPT]:
-        """Mean loss of the M microbatches and its gradient, float32, as one device computes them.
+        """Return the mean loss of the M microbatches and its gradient, float32, as one device computes them.
 
-        `loss(model, features, y)` is the mean loss of one. Of the model, `weights` has what the gradient is
-        of, and `frozen` the rest. `keys`, one per microbatch, turn dropout on.
+        `loss(model, features, y)` is the mean loss of one microbatch. `weights` is the trainable part of the
+        model, `frozen` the other. `keys`, one per microbatch, turn dropout on.
         """
         table, n_inputs, n_cotangents = self.schedule.table()
         on_rank = on_ranks(
-            partial(self._on_rank, loss_of=loss, slots=(n_inputs + 1, n_cotangents + 1)),
+            partial(self._on_rank, mean_nll=loss, slots=(n_inputs + 1, n_cotangents + 1)),
             in_specs=(P(None, "stage"), P(), P(None, "stage"), P(), P(), P()),
             out_specs=(P(), P(), P(None, "stage")),
         )
         rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
-        loss, of_rest, of_blocks = on_rank(np.array(table), rest, self._in_chunks(blocks), x, y, keys)
-        of_blocks = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), of_blocks)
-        return jax.tree.map(lambda sum: sum / len(x), (loss, join_blocks(of_rest, of_blocks)))
+        loss, rest_gradients, block_gradients = on_rank(
+            np.array(table), rest, self._in_chunks(blocks), x, y, keys
+        )
+        block_gradients = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), block_gradients)
+        return jax.tree.map(lambda sum: sum / len(x), (loss, join_blocks(rest_gradients, block_gradients)))
 
     def mean_loss(
         self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
     ) -> Float[Array, ""]:
-        """The mean loss of one batch, without dropout, for evaluation: one rank after the other computes.
+        """Return the mean loss of one batch, without dropout. One rank computes after the other.
 
-        That takes as long as on one device, but as in training a rank needs no room for others' layers.
+        That takes as long as on one device, but no rank needs room for the layers of others.
         """
         R, n = self.schedule.ranks, self.schedule.stages
 
@@ -131,11 +143,11 @@ class Pipeline:
         return lax.cond if self.branches == "cond" else compute_both
 
     def _in_chunks(self, blocks):
-        """Arrays (L, ...) as (chunks, L / chunks, ...), of which every rank has its part of axis 1."""
+        """Reshape arrays (L, ...) to (chunks, L / chunks, ...), whose axis 1 is split over the ranks."""
         return jax.tree.map(lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]), blocks)
 
-    def _on_rank(self, table, rest, blocks, x, y, keys, *, loss_of: Loss, slots: tuple[int, int]):
-        """What one rank computes: sums over microbatches of the loss and of the gradients.
+    def _on_rank(self, table, rest, blocks, x, y, keys, *, mean_nll: Loss, slots: tuple[int, int]):
+        """Compute one rank's sums over microbatches of the loss and of the gradients.
 
         Arrays of its blocks are (chunks, layers of a stage, ...), and the table is (ticks, 1, fields).
         """
@@ -144,17 +156,17 @@ class Pipeline:
         nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
 
         def weights_of(s):
-            """Of stage s, what is trained and what is not."""
+            """Return the trainable and the frozen weights of stage s."""
             chunk = jax.tree.map(itemgetter(s // R), blocks)
             return tuple(join_blocks(*part) for part in zip(rest, chunk, strict=True))
 
         def stage(s, m, weights, h):
-            """The output of stage s for microbatch m, and its loss, which is 0 before the last stage."""
+            """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
             model, key = eqx.combine(*weights), None if keys is None else keys[m]
             context, first_layer = model.context(x[m]), s * (model.config.n_layer // n)
             h = choose(s == 0, lambda: model.embed(x[m], context, key=key), lambda: h)
             h = model.apply_blocks(model.blocks, h, context, first_layer=first_layer, key=key)
-            return h, choose(s == last, lambda: loss_of(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
+            return h, choose(s == last, lambda: mean_nll(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
 
         def tick(carry, row):
             inputs, cotangents, sums = carry
@@ -182,38 +194,30 @@ class Pipeline:
 
         slots = tuple(shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
-        (*_, (loss, of_rest, of_blocks)), _ = lax.scan(tick, (*slots, zeros), table)
-        return *lax.psum((loss, of_rest), "stage"), of_blocks
+        (*_, (loss, rest_gradients, block_gradients)), _ = lax.scan(tick, (*slots, zeros), table)
+        return *lax.psum((loss, rest_gradients), "stage"), block_gradients
 
 
-def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
-    """`function`, computed by every rank on its part of the arguments."""
-    # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
-    return jax.shard_map(
-        function, in_specs=in_specs, out_specs=out_specs, axis_names={"stage"}, check_vma=False
-    )
+def make_pipeline(options: Options) -> Pipeline | None:
+    """Make the pipeline that the options describe; None where the mesh has one stage. Raises UserError."""
+    mesh = jax.sharding.get_abstract_mesh()
+    n_ranks = 1 if mesh.empty else mesh.shape["stage"]
+    if n_ranks == 1:
+        return None
+    stages = n_ranks * options.virtual_stages
+    if options.n_layer % stages:
+        raise UserError(
+            f"n_layer={options.n_layer} must be a multiple of the {stages} stages that mesh=stage:{n_ranks} "
+            f"and virtual_stages={options.virtual_stages} make: change one of them"
+        )
+    microbatches = options.gradient_accumulation_steps
+    schedule = make_schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches)
+    return Pipeline(schedule, options.pipeline_branches)
 
 
-def add_gradients(sums, loss, gradients: GPT, chunk: Int[Array, ""]):
-    """The sums with those of one backward of one chunk."""
-    rest, of_chunk = split_blocks(gradients)
-    total, rest_total, blocks_total = sums
-    return (
-        total + loss,
-        jax.tree.map(jnp.add, rest_total, rest),
-        jax.tree.map(lambda sum, one: sum.at[chunk].add(one), blocks_total, of_chunk),
-    )
-
-
-def compute_both(predicate, yes: Callable, no: Callable):
-    """`lax.cond` without branching."""
-    return jax.tree.map(partial(jnp.where, predicate), yes(), no())
-
-
-def split_blocks(model: GPT) -> tuple[GPT, Block]:
-    """A model without its blocks, and they."""
-    return eqx.tree_at(lambda model: model.blocks, model, None), model.blocks
-
-
-def join_blocks(rest: GPT, blocks: Block) -> GPT:
-    return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
+def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
+    """Make a schedule, for a command. Raises UserError for one that cannot be."""
+    try:
+        return Schedule(name, ranks, chunks, microbatches)
+    except ValueError as error:
+        raise UserError(str(error)) from None

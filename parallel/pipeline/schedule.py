@@ -1,4 +1,4 @@
-"""A pipeline's schedule as data: what each rank does, in which order and when. No JAX, no devices.
+"""A pipeline's schedule as data: what each rank does, in which order and when. It needs no JAX.
 
 The layers are cut into stages, and groups of devices, the ranks, hold them in turn: rank r has the stages r,
 r + ranks, r + 2 ranks, ..., its chunks. Each microbatch goes forward through all stages and backward through
@@ -33,7 +33,7 @@ class Task(NamedTuple):
 
     @property
     def cost(self) -> int:
-        """Its time, in forwards of a stage."""
+        """The task's time, in forwards of a stage."""
         return 1 if self.kind == "fwd" else BACKWARD
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a rank does in a tick, in integers. Stages are -1 where it does nothing.
+    """A rank's work in a tick, in integers. A stage of -1 means none.
 
     A slot keeps an array from the tick it arrives in to the tick it is last read in. There is one more than
     are in use, for what nobody reads.
@@ -60,7 +60,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which rank does what, when. Raises ValueError for a schedule that cannot be."""
+    """The order and time of all ranks' tasks. Raises ValueError for a schedule that cannot be."""
 
     name: str  # gpipe, 1f1b, interleaved or classic
     ranks: int
@@ -83,7 +83,7 @@ class Schedule:
         return self.ranks * self.chunks
 
     def tasks(self, rank: int) -> list[Task]:
-        """What the rank does, in order."""
+        """Return the rank's tasks, in order."""
         R, C, M = self.ranks, self.chunks, self.microbatches
         group = R if self.name == "interleaved" else M  # microbatches through a chunk before the next chunk
         turns = [(c, m) for i in range(0, M, group) for c in range(C) for m in range(i, i + group)]
@@ -144,7 +144,7 @@ class Schedule:
         )
 
     def held(self, rank: int) -> int:
-        """The most stage inputs that the rank holds at a time. Those of stage 0 are tokens, and small."""
+        """Return the most stage inputs that the rank holds at a time. Stage 0's are tokens, and small."""
         starts, ends = [0] * (self.ticks + 1), [0] * (self.ticks + 1)
         for task, tick in self.when.items():
             if task.stage % self.ranks == rank:
@@ -152,7 +152,7 @@ class Schedule:
         return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(self.ticks))
 
     def table(self) -> tuple[list[list[Row]], int, int]:
-        """The rows of every tick, one for each rank, and how many slots inputs and cotangents take."""
+        """Return the rows of every tick, one for each rank, and how many slots inputs and cotangents take."""
         last, when, R = self.stages - 1, self.when, self.ranks
         inputs, cotangents = [], []  # (rank, key, the tick it arrives in, the tick it is last read in)
         for (kind, s, m), tick in when.items():
@@ -181,7 +181,7 @@ class Schedule:
 
 
 def allocate(values: list[tuple[int, tuple[int, int], int, int]]) -> tuple[dict[tuple[int, int], int], int]:
-    """A slot for each value, and how many there are: the lowest that is free, as registers are allocated.
+    """Assign each value the lowest free slot, as registers are allocated; return them and their number.
 
     A value is (rank, key, tick it arrives in, tick it is last read in): it arrives at the end of a tick, when
     what that tick reads is no longer needed.

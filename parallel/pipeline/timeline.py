@@ -1,10 +1,10 @@
-"""A schedule to look at: as text, and as the picture that every paper on pipelines has."""
+"""A schedule in print: as text, and as the picture that every paper on pipelines has."""
 
 from parallel.pipeline.schedule import BACKWARD, Schedule
 
 
 def describe(schedule: Schedule) -> str:
-    """The ranks' tasks, the timeline, the bubble and what each rank holds."""
+    """Describe the ranks' tasks, the timeline, the bubble and what each rank holds."""
     ranks = range(schedule.ranks)
     lines = [f"rank {rank}: {' '.join(map(str, schedule.tasks(rank)))}" for rank in ranks]
     lines += ["", f"{schedule.ticks} ticks; stage.microbatch forward, and behind a bar backward", ""]
@@ -19,7 +19,7 @@ def describe(schedule: Schedule) -> str:
 
 
 def timeline(schedule: Schedule) -> list[str]:
-    """A line for each rank, a column for each tick."""
+    """Return a line for each rank, with a column for each tick."""
     cells = [[["", ""] for _ in range(schedule.ticks)] for _ in range(schedule.ranks)]
     for task, tick in schedule.when.items():
         cells[task.stage % schedule.ranks][tick][task.kind == "bwd"] = f"{task.stage}.{task.microbatch}"
@@ -29,7 +29,7 @@ def timeline(schedule: Schedule) -> list[str]:
 
 
 def draw(schedule: Schedule, path: str) -> None:
-    """The timeline as a picture: forward, backward and, white, idle. Raises OSError or ValueError."""
+    """Draw the timeline: forward, backward and, in white, idle. Raises OSError or ValueError."""
     import matplotlib  # here, because it takes a second and the text does without
 
     matplotlib.use("agg")

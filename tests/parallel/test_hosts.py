@@ -25,7 +25,7 @@ import evaluate
 import train
 from config.command_line import UserError
 from config.options import Options, parse_options
-from parallel.hosts import launched_together, start, write_sign
+from parallel.hosts import launched_together, write_sign
 from runs.checkpoint import Checkpoints, arrays_by_name
 from training.state import create_state, model_config
 
