@@ -87,7 +87,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
         return
     step = JaxStep(config, options)
     step.run(1)
-    memory = peak_memory(step.step.compiled)  # before anything else takes any
+    memory = peak_memory(step.train_step.compiled)  # before anything else takes any
     with ExitStack() as stack:
         variants = [step]
         if bench.loop:
@@ -120,7 +120,7 @@ class BenchOptions:
 
 
 def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
-    """Return bench.py's own options, and the rest of the command line, which is train.py's. Raises UserError."""
+    """Return bench.py's own options, and the rest of the command line, for train.py. Raises UserError."""
     own, rest = {}, []
     for word in argv:
         key, _, value = word.partition("=")
@@ -170,16 +170,16 @@ class JaxStep:
         self.name, self.dtype = f"JAX {config.dtype}", config.dtype
         self.state = create_state(config, options)
         start = time.perf_counter()
-        self.step = compile_step(self.state, options)
+        self.train_step = compile_step(self.state, options)
         self.compile_seconds = time.perf_counter() - start
-        reuse_freed_memory(self.step.compiled)
+        reuse_freed_memory(self.train_step.compiled)
         shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
         for i in range(n):
-            self.state, _ = self.step(self.state, *self.batches[i % 4], self.options)
+            self.state, _ = self.train_step(self.state, *self.batches[i % 4], self.options)
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
@@ -201,7 +201,7 @@ class TrainLoop:
         for _ in range(n):
             with self.metrics.making_batch():
                 batch = self.batches(self.i)
-            self.step.state, report = self.step.step(self.step.state, *batch, self.step.options)
+            self.step.state, report = self.step.train_step(self.step.state, *batch, self.step.options)
             self.metrics.step(self.i, report, self.batches.epoch(self.i))
             self.i += 1
         self.metrics.catch_up()
@@ -308,7 +308,7 @@ def describe(config: GPTConfig, options: Options) -> str:
 
 
 def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:
-    """Format milliseconds per step, and tokens/s at the median. The spread leaves out a tenth at either end."""
+    """Format ms per step, and tokens/s at the median. The spread leaves out a tenth at either end."""
     rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}"]
     for name in (variant.name for variant in variants):
         low, median, high = np.quantile(times[name], (0.1, 0.5, 0.9))

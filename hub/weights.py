@@ -165,7 +165,7 @@ class Tensors:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Find the safetensors files of a checkpoint: one, or the shards that an index names. Raises UserError."""
+    """Find a checkpoint's safetensors files: one, or the shards that an index names. Raises UserError."""
     whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if whole.is_file():
         return [whole]

@@ -40,7 +40,7 @@ class Profile:
 
     @contextmanager
     def step(self, step: int) -> Iterator[None]:
-        """Trace what is done within, a step of the run, if it is among those to trace; `step` counts from 0."""
+        """Trace what is done within, if this step of the run is to be traced; `step` counts from 0."""
         if self.folder and step == FIRST:
             self.metrics.catch_up()  # waits for the step before, which is not to be in the trace
             jax.profiler.start_trace(self.folder, create_perfetto_trace=True)

@@ -101,7 +101,7 @@ class Schedule:
 
     @cached_property
     def when(self) -> dict[Task, int]:
-        """The tick of every task: the earliest, given its rank's order and when its inputs arrive."""
+        """The tick of every task: the earliest that its rank's order and its inputs allow."""
         when, waiting = {}, [self.tasks(rank)[::-1] for rank in range(self.ranks)]
         for tick in count():
             for tasks in waiting:
