@@ -48,21 +48,21 @@ class Options:
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
-    init_from: Name = "scratch"  # resume, auto (resume if there is a run), gpt2, a hub id, a folder, a run's
+    init_from: Name = "scratch"  # or resume, auto (resume if there is a run), gpt2, a hub id, a folder
     overwrite: bool = False  # start anew in an out_dir that already holds a run
-    seed: Seed = 1337  # of the initial weights, the batches and the dropout
+    seed: Seed = 1337  # for the initial weights, the batches and dropout
     profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
     # Weights & Biases
     wandb_log: bool = False  # log to Weights & Biases as well
-    wandb_project: str = "owt"  # its project
-    wandb_run_name: str = "gpt2"  # the name of this run there
+    wandb_project: str = "owt"  # project to log to
+    wandb_run_name: str = "gpt2"  # name of the run there
     # data
     dataset: Name = "openwebtext"  # folder below data/ that holds train.bin and val.bin
     gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
     batch_size: Count = 12  # sequences per microbatch
     block_size: Count = 1024  # tokens per sequence
-    sampling: Literal["random", "epoch"] = "random"  # random windows, or each once per epoch
-    document_mask: bool = False  # end-of-text opens a document, which reads no other; without cuDNN's kernel
+    sampling: Literal["random", "epoch"] = "random"  # windows drawn at random, or each once per epoch
+    document_mask: bool = False  # a document, from end-of-text on, reads no other; no cuDNN kernel
     # model
     n_layer: Count = 12  # blocks
     n_head: Count = 12  # attention heads
@@ -74,38 +74,40 @@ class Options:
     rope_theta: Positive = 10000.0  # base of the rotary frequencies
     rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
-    norm_eps: Positive = 1e-5  # added to the mean square that a normalisation divides by
+    norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
     mlp: Literal["swiglu", "gelu"] = "swiglu"  # gelu is GPT-2's; both have as many parameters
     bias: bool = False  # biases in the linear layers and layernorms
     qk_norm: bool = False  # normalise queries and keys
     tie_embeddings: bool = True  # the head is the token embedding, transposed
-    dropout: Fraction = 0.0  # of embeddings, attention and residuals; for finetuning try 0.1 or more
-    # LoRA (arXiv:2106.09685): train small matrices beside the weights, which stay as they are
-    lora_rank: Steps = 0  # of the small matrices' product; 0: train the weights themselves
-    lora_alpha: Positive = 32.0  # the product counts alpha / rank times
-    lora_targets: Name = "all"  # layers with such matrices, as in c_q,c_v; all: every linear layer
-    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # that the weights are stored in
-    lora_merge: Name | None = None  # only write the run in out_dir to this folder, its matrices merged
+    dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
+    # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
+    lora_rank: Steps = 0  # rank of the adapters; 0: train the weights themselves
+    lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
+    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: every linear layer
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype to store the weights below them in
+    lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
-    learning_rate: Positive = 6e-4  # the highest
-    max_iters: Steps = 600000  # steps in all
-    weight_decay: NonNegative = 1e-1  # of matrices and embeddings only
-    beta1: Fraction = 0.9  # decay of the gradient's running mean
-    beta2: Fraction = 0.95  # decay of the running mean of its square; lion: of the mean that beta1 adds to
+    learning_rate: Positive = 6e-4  # highest learning rate
+    max_iters: Steps = 600000  # steps of the whole run
+    weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
+    beta1: Fraction = 0.9  # decay rate of the gradient's running mean
+    beta2: Fraction = 0.95  # decay rate of its square's running mean; lion: of the running mean itself
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
     # learning rate schedule
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
     warmup_iters: Steps = 2000  # steps of linear warmup
     lr_decay_iters: Steps = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
-    min_lr: NonNegative = 6e-5  # the lowest; about learning_rate / 10, per Chinchilla
+    min_lr: NonNegative = 6e-5  # lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # of the mesh's stage axis
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # order of work along the stage axis
     virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
-    pipeline_branches: Literal["cond", "where"] = "cond"  # where: ranks never branch apart, if that hangs
-    show_sharding: bool = False  # print which device holds what of the parameters, then stop
+    pipeline_branches: Literal["cond", "where"] = (
+        "cond"  # where: every rank computes both branches, if cond hangs
+    )
+    show_sharding: bool = False  # print which device holds which part of each parameter, and stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
     num_processes: Count | None = None  # how many processes train together
@@ -120,12 +122,12 @@ class Options:
     backend: str = "nccl"  # for PyTorch only and ignored
 
     def to_json(self) -> dict[str, Any]:
-        """The options as plain JSON values: what `options.json` and a checkpoint hold."""
+        """Return the options as plain JSON values, for `options.json` and for checkpoints."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
-        """Options from `to_json`'s values, the rest at their defaults; errors begin with `origin`."""
+        """Make options from `to_json`'s values; missing ones get their defaults. Errors begin with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
         return cls(**{name: checked(name, value, f"{origin}: ", cls) for name, value in values.items()})
