@@ -104,9 +104,7 @@ class Options:
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # order of work along the stage axis
     virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
-    pipeline_branches: Literal["cond", "where"] = (
-        "cond"  # where: every rank computes both branches, if cond hangs
-    )
+    pipeline_branches: Literal["cond", "where"] = "cond"  # where: if cond hangs; ranks compute both branches
     show_sharding: bool = False  # print which device holds which part of each parameter, and stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
@@ -127,7 +125,7 @@ class Options:
 
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
-        """Make options from `to_json`'s values; missing ones get their defaults. Errors begin with `origin`."""
+        """Make options from `to_json`'s values, the rest at their defaults. Errors begin with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
         return cls(**{name: checked(name, value, f"{origin}: ", cls) for name, value in values.items()})
