@@ -18,6 +18,7 @@ from data.loader import Batches
 from model import GPT
 from parallel.batches import assemble, example_batch, rows_here
 from parallel.pipeline.loop import make_pipeline
+from parallel.sharding import shard_batch
 from training.loss import nll_of_rows
 from training.step import mean_loss, mean_nll
 
@@ -91,5 +92,6 @@ def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Floa
 
     Every process gets all of the result.
     """
+    x, y = shard_batch(x), shard_batch(y)
     nats = nll_of_rows(model.features(x), model.head, y, model.config.dtype)
     return eqx.filter_shard(nats, PartitionSpec())

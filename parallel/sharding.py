@@ -16,6 +16,7 @@ import equinox as eqx
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
 
 # The first pattern that matches the end of a name counts. Axes that a rule does not mention are not split.
 RULES = (
@@ -74,6 +75,13 @@ def shard(tree):
     """Lay out the arrays of a tree by the table, inside a compiled function. Without a mesh, do nothing."""
     mesh = jax.sharding.get_abstract_mesh()
     return tree if mesh.empty else eqx.filter_shard(tree, specs_of(tree, mesh))
+
+
+def shard_batch(batch: Int[Array, "... B T"]) -> Int[Array, "... B T"]:
+    """Split a batch's rows over data and fsdp, inside a compiled function. Without a mesh, do nothing."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return batch
+    return eqx.filter_shard(batch, P(*[None] * (batch.ndim - 2), ("data", "fsdp"), None))
 
 
 def with_shardings(shapes):

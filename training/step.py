@@ -23,7 +23,7 @@ from config.options import Options
 from model import GPT
 from parallel.batches import example_batch
 from parallel.pipeline.loop import Pipeline, make_pipeline
-from parallel.sharding import batch_sharding, shard
+from parallel.sharding import batch_sharding, shard, shard_batch
 from training.lora import partition_trainable
 from training.loss import cross_entropy
 from training.optimizer import learning_rate, make_optimizer
@@ -39,6 +39,7 @@ def train_step(
     state: TrainState, x: Int[Array, "A B T"], y: Int[Array, "A B T"], options: Options
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`."""
+    x, y = shard_batch(x), shard_batch(y)
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
     pipeline = make_pipeline(options)
     if jax.default_backend() == "cpu" and pipeline is None:  # a pipeline's microbatches are the user's choice
