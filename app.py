@@ -37,6 +37,7 @@ ROOMS = (
     *("config", "layers", "data", "training", "runs", "parallel", "generation", "evaluation", "hub", "cloud"),
 )
 PYTHON = "3.12"
+JAX = "jax[cuda13]"  # beside requirements.txt, for its GPU
 
 RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
 Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0 < x <= 24)]
@@ -67,7 +68,6 @@ class Job:
     script: str
     words: list[str]  # its options, all as --key=value
     run_name: str
-    packages: list[str]  # installed besides requirements.txt
 
 
 def launch(script: str, argv: list[str]) -> None:
@@ -135,9 +135,7 @@ def training(argv: list[str], options: LaunchOptions) -> Job:
             "wandb_log=True needs --secret=NAME, a Modal secret with your key: "
             "modal secret create NAME WANDB_API_KEY=..."
         )
-    # datasets, because a large data set is prepared where the run is.
-    packages = ["jax[cuda13]", "datasets", *(["wandb"] if values.get("wandb_log") else [])]
-    return Job("train.py", [f"--{name}={value}" for name, value in values.items()], run_name, packages)
+    return Job("train.py", [f"--{name}={value}" for name, value in values.items()], run_name)
 
 
 def sampling(argv: list[str], options: LaunchOptions) -> Job:
@@ -153,7 +151,7 @@ def sampling(argv: list[str], options: LaunchOptions) -> Job:
             words.append(f"{start[1] or ''}{Path(start[2]).read_text('utf-8')}" if start else word)
         except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
             raise UserError(f"{word}: cannot be read as text: {error}") from None
-    return Job("sample.py", words, options.run_name, ["jax[cuda13]"])
+    return Job("sample.py", words, options.run_name)
 
 
 def files() -> list[Path]:
@@ -165,14 +163,13 @@ def files() -> list[Path]:
 def described(job: Job, options: LaunchOptions) -> str:
     """What `rent` would rent and send, in words."""
     size = sum((ROOT / path).stat().st_size for path in files())
-    packages = " ".join(["-r requirements.txt", *job.packages])
     return "\n".join(
         [
             f"machines  {options.nodes} with {options.gpu} each",
             f"time      {options.timeout_hours:g} h for an attempt, {1 + options.retries} attempts at most",
             f"secret    {options.secret or 'none'}",
             f"volume    {VOLUME}, at {MOUNTED}; the run is runs/{job.run_name}",
-            f"image     Debian, Python {PYTHON}, pip install {packages}",
+            f"image     Debian, Python {PYTHON}, pip install -r requirements.txt {JAX}",
             f"command   {' '.join([job.script, *job.words])}",
             f"files     {len(files())}, {size / 1000:.0f} kB:",
             *(f"          {path}" for path in files()),
@@ -191,7 +188,7 @@ def rent(job: Job, options: LaunchOptions) -> int:
         app = modal.App(f"{VOLUME}-{job.run_name}")
         secrets = [named_secret(options.secret)] if options.secret else []
         function = app.function(
-            image=image(job.packages),
+            image=image(),
             gpu=options.gpu,
             timeout=math.ceil(options.timeout_hours * 3600),
             retries=options.retries,
@@ -220,13 +217,13 @@ def named_secret(name: str) -> "modal.Secret":
         ) from None
 
 
-def image(packages: list[str]) -> "modal.Image":
+def image() -> "modal.Image":
     """The software of a container, and this project's files at /root, where Modal starts Python."""
     sent = set(files())
     return (
         modal.Image.debian_slim(python_version=PYTHON)
         .env({"PYTHONPATH": "/root"})
-        .uv_pip_install(*packages, requirements=[str(ROOT / "requirements.txt")])
+        .uv_pip_install(JAX, requirements=[str(ROOT / "requirements.txt")])
         .add_local_dir(ROOT, "/root", ignore=lambda path: path not in sent)
     )
 

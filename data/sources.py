@@ -151,7 +151,7 @@ def _parquet(
 ) -> Iterator[tuple[list[bytes | None], Position]]:
     """The column "text" of what `datasets.load_dataset(**where)` finds, as it streams."""
     try:
-        import datasets  # here, because only those who prepare such data need it
+        import datasets  # here, because it takes over a second to import, and text needs none of it
         import pyarrow
     except ImportError:
         raise UserError("Parquet and the Hugging Face hub need datasets: pip install datasets") from None
