@@ -1,4 +1,4 @@
-"""Everything that can be set in a training run: its name, type, default and meaning, in one dataclass.
+"""The options of a training run in one dataclass: the name, type, default and meaning of each.
 
 `parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones:
 
@@ -8,7 +8,8 @@
     config files                        python train.py config/quickstart.py
     the command line                    --batch_size=32, or --batch_size 32
 
-`command_line.py` reads the last two. Neither file imports JAX or NumPy.
+`command_line.py` reads the last two. A config file is Python and runs when it is read: run only config files
+that you trust. Neither this file nor `command_line.py` imports JAX or NumPy.
 """
 
 import json
@@ -19,23 +20,23 @@ from typing import Any, ClassVar, Literal
 
 from config.command_line import (
     Address,
-    Batches,
+    BatchCount,
     Count,
     Fraction,
     Name,
     NonNegative,
+    NonNegativeInt,
     Positive,
     Seed,
-    Steps,
     UserError,
-    checked,
+    check_value,
     given,
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every option of train.py. The comment behind a field is its text in `--help`."""
+    """The options of train.py. The comment behind a field is its text in `--help`."""
 
     program: ClassVar[str] = "train.py"
     purpose: ClassVar[str] = "Train a GPT."
@@ -44,18 +45,18 @@ class Options:
     out_dir: Name = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
     eval_interval: Count = 2000  # steps between evaluations, each of which may save a checkpoint
     log_interval: Count = 1  # steps between lines of metrics.jsonl
-    eval_iters: Batches = 200  # batches per evaluation and split; -1: the whole split, in order
+    eval_iters: BatchCount = 200  # batches per evaluation and split; -1: the whole split, in order
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
-    init_from: Name = "scratch"  # resume, auto (resume if there is a run), gpt2, a hub id, a folder, a run's
+    init_from: Name = "scratch"  # resume, auto (resume if a run exists), or weights: gpt2, a hub id, a folder
     overwrite: bool = False  # start anew in an out_dir that already holds a run
-    seed: Seed = 1337  # of the initial weights, the batches and the dropout
+    seed: Seed = 1337  # seeds the initial weights, the batches and the dropout
     profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
     # Weights & Biases
     wandb_log: bool = False  # log to Weights & Biases as well
-    wandb_project: str = "owt"  # its project
-    wandb_run_name: str = "gpt2"  # the name of this run there
+    wandb_project: str = "owt"  # project at Weights & Biases
+    wandb_run_name: str = "gpt2"  # name of this run at Weights & Biases
     # data
     dataset: Name = "openwebtext"  # folder below data/ that holds train.bin and val.bin
     gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
@@ -81,68 +82,71 @@ class Options:
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # of embeddings, attention and residuals; for finetuning try 0.1 or more
     # LoRA (arXiv:2106.09685): train small matrices beside the weights, which stay as they are
-    lora_rank: Steps = 0  # of the small matrices' product; 0: train the weights themselves
+    lora_rank: NonNegativeInt = 0  # rank of the small matrices' product; 0: train the weights themselves
     lora_alpha: Positive = 32.0  # the product counts alpha / rank times
     lora_targets: Name = "all"  # layers with such matrices, as in c_q,c_v; all: every linear layer
-    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # that the weights are stored in
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # type in which the weights are stored
     lora_merge: Name | None = None  # only write the run in out_dir to this folder, its matrices merged
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
-    learning_rate: Positive = 6e-4  # the highest
-    max_iters: Steps = 600000  # steps in all
-    weight_decay: NonNegative = 1e-1  # of matrices and embeddings only
+    learning_rate: Positive = 6e-4  # the highest learning rate
+    max_iters: NonNegativeInt = 600000  # steps in all
+    weight_decay: NonNegative = 1e-1  # applied to matrices and embeddings only
     beta1: Fraction = 0.9  # decay of the gradient's running mean
     beta2: Fraction = 0.95  # decay of the running mean of its square; lion: of the mean that beta1 adds to
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
     # learning rate schedule
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
-    warmup_iters: Steps = 2000  # steps of linear warmup
-    lr_decay_iters: Steps = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
-    min_lr: NonNegative = 6e-5  # the lowest; about learning_rate / 10, per Chinchilla
+    warmup_iters: NonNegativeInt = 2000  # steps of linear warmup
+    lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla
+    min_lr: NonNegative = 6e-5  # the lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # of the mesh's stage axis
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # order of the mesh's stages
     virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     pipeline_branches: Literal["cond", "where"] = "cond"  # where: ranks never branch apart, if that hangs
     show_sharding: bool = False  # print which device holds what of the parameters, then stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
     num_processes: Count | None = None  # how many processes train together
-    process_id: Steps | None = None  # which of them this one is, from 0
+    process_id: NonNegativeInt | None = None  # number of this process, from 0
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
     attention: Literal["auto", "einsum", "cudnn"] = "auto"  # auto: the fastest the platform has; all agree
-    unroll: Steps = 0  # layers unrolled in the scan over layers, 0: all; fewer compile faster, may run slower
+    unroll: NonNegativeInt = 0  # layers unrolled in the scan; 0: all; fewer compile faster, may run slower
     remat: Literal["none", "block", "dots"] = "none"  # recompute all of a block, or all but linear layers
     compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
     backend: str = "nccl"  # for PyTorch only and ignored
 
     def to_json(self) -> dict[str, Any]:
-        """The options as plain JSON values: what `options.json` and a checkpoint hold."""
+        """Return the options as plain JSON values, as `options.json` and a checkpoint hold them."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
-        """Options from `to_json`'s values, the rest at their defaults; errors begin with `origin`."""
+        """Return the options from `to_json`'s values, and defaults for those it lacks.
+
+        Raises UserError, which begins with `origin`.
+        """
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        return cls(**{name: checked(name, value, f"{origin}: ", cls) for name, value in values.items()})
+        return cls(**{name: check_value(name, value, f"{origin}: ", cls) for name, value in values.items()})
 
 
-# The options that say which arrays a model has and what they mean: a resumed run has to agree with them.
+# These options decide which arrays a model has and what they mean, so a resumed run has to keep them.
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "tie_embeddings"),
 )
 
-# The options that say which adapters a LoRA run trains, and how the weights below them are stored.
+# These options decide which adapters a LoRA run trains, and how the weights below them are stored.
 LORA = ("lora_rank", "lora_alpha", "lora_targets", "lora_base_dtype")
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
-# These say what one command does, or where; a resumed run does not take them over from its options.json.
+# These options say what one command does, or where: a resumed run does not take them from its options.json.
 NOT_RESUMED = (
     *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding", "lora_merge"),
     *("coordinator", "num_processes", "process_id"),
@@ -155,13 +159,13 @@ def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | N
     `shape_of` maps a name such as gpt2, from `--init_from=gpt2`, to the options that its weights decide.
     """
     values = given(argv, Options)
-    options = replace(starting_point(values, shape_of), **values)
+    options = replace(starting_options(values, shape_of), **values)
     if options.overwrite and options.init_from in RESUMING:
         raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
     return options
 
 
-def starting_point(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
+def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
     """Return the options that `values` override: the resumed run's, those of given weights, or the defaults.
 
     Raises UserError where `values` contradict the shape of the weights.
