@@ -23,7 +23,17 @@ from typing import Annotated, ClassVar
 
 from cloud import MOUNTED, VOLUME
 from cloud.supervise import ROOT, run
-from config.command_line import Count, Limit, Name, Steps, UserError, checked, command, given, types
+from config.command_line import (
+    Count,
+    Limit,
+    Name,
+    NonNegativeInt,
+    UserError,
+    check_value,
+    command,
+    given,
+    option_types,
+)
 from config.options import Options
 
 try:
@@ -53,7 +63,7 @@ class LaunchOptions:
     run_on_remote: bool = False  # on Modal; without it, here
     gpu: Name = "A10G"  # L4, A10G, A100-80GB, H100, H200, B200, ..., and how many of it: H100:8
     timeout_hours: Hours = 24.0  # of one attempt; the next one goes on from the last checkpoint
-    retries: Steps = 10  # attempts after the first, when time is up or the run is killed
+    retries: NonNegativeInt = 10  # attempts after the first, when time is up or the run is killed
     run_name: RunName = ""  # folder of the run; by default the name of its out_dir
     secret: Name = ""  # a Modal secret with WANDB_API_KEY, for --wandb_log=True
     detach: bool = False  # the run goes on when this command is stopped
@@ -95,7 +105,7 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     while words:
         word = words.popleft()
         key, equals, value = word.partition("=")
-        kind = types(LaunchOptions).get(key.removeprefix("--").replace("-", "_"))
+        kind = option_types(LaunchOptions).get(key.removeprefix("--").replace("-", "_"))
         if word in ("--help", "-h"):
             ours.append(word)
         elif kind is None or not key.startswith("--"):
@@ -118,7 +128,7 @@ def training(argv: list[str], options: LaunchOptions) -> Job:
     """
     values = given(argv, Options)
     out_dir = values.pop("out_dir", Options.out_dir)
-    run_name = checked("run_name", options.run_name or Path(out_dir).name, "--", LaunchOptions)
+    run_name = check_value("run_name", options.run_name or Path(out_dir).name, "--", LaunchOptions)
     if values.get("overwrite"):
         raise UserError(
             "overwrite=True would begin anew at every attempt: give another --run-name, or first "

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import numpy as np
 
-from config.command_line import Address, Count, Name, Steps, UserError, command, given
+from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from data.loader import Batches, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
 from evaluation.hellaswag import accuracies, read_examples, rows
@@ -57,7 +57,7 @@ class EvaluateOptions:
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
     num_processes: Count | None = None  # how many processes evaluate together
-    process_id: Steps | None = None  # which of them this one is, from 0
+    process_id: NonNegativeInt | None = None  # which of them this one is, from 0
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
 

@@ -1,1 +1,5 @@
-"""What can be set: `options.py` holds every option, each other file here is one experiment."""
+"""The options of a run, the reader of command lines, and one file for each experiment.
+
+`options.py` holds the options of train.py, and `command_line.py` reads every command's. All other files are
+experiments.
+"""

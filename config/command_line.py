@@ -1,13 +1,16 @@
-"""How a command line is read, for every command, and how a command answers a mistake.
+"""Read the command line of any command, and report a user's mistake in one line.
 
     class SampleOptions: ...                       a frozen dataclass: names, types, defaults and meanings
-    SampleOptions(**given(argv, SampleOptions))    what the command line and its config files set, checked
+    SampleOptions(**given(argv, SampleOptions))    the defaults, with the options that a user sets over them
 
 A later source wins over an earlier one: the dataclass's defaults, config files, then `--key=value` (or `--key
-value`). A config file is Python: plain assignments whose public names are options, run in a namespace of its
-own, so run only config files that you trust. A value is checked in the same way wherever it comes from, and a
-bad one raises `UserError`. This file imports neither JAX nor NumPy, so that a mistyped option is answered at
-once.
+value`). A value is checked in the same way wherever it comes from, and a bad one raises `UserError`.
+
+A config file is Python and runs when it is read, with all that the user may do: run only config files that
+you trust. It runs in a namespace of its own. Its public names have to be options; modules, functions and
+classes are left out.
+
+This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
 """
 
 import ast
@@ -25,7 +28,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, ge
 
 
 class UserError(Exception):
-    """A mistake for the user to put right, in one line: which file or option, what is wrong, what to do."""
+    """A mistake of the user. Its one line says which file or option is wrong, why, and what to do."""
 
     def __init__(self, text: str):
         super().__init__(" ".join(text.split()))  # one line, even around another library's message
@@ -38,15 +41,15 @@ def command(main: Callable[[list[str]], None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output is gone, as in `... | head`
+    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
     except KeyboardInterrupt:
-        sys.exit(130)  # what a shell expects after Ctrl-C; training handles its own and saves first
+        sys.exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
 class Limit(NamedTuple):
-    """A condition on an option's value, and the words for it in an error."""
+    """A condition that an option's value has to meet, and the words for it in an error."""
 
     text: str
     holds: Callable[[Any], bool]
@@ -54,8 +57,8 @@ class Limit(NamedTuple):
 
 Name = Annotated[str, Limit("a name that is not empty", bool)]
 Count = Annotated[int, Limit("an integer, 1 or more", lambda x: x >= 1)]
-Steps = Annotated[int, Limit("an integer, 0 or more", lambda x: x >= 0)]
-Batches = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 or x == -1)]
+NonNegativeInt = Annotated[int, Limit("an integer, 0 or more", lambda x: x >= 0)]
+BatchCount = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 or x == -1)]
 Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32)]
 Positive = Annotated[float, Limit("a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Limit("a number, 0 or more", lambda x: x >= 0)]
@@ -66,50 +69,55 @@ Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1",
 
 
 def given(argv: list[str], cls: type) -> dict[str, Any]:
-    """What a command line and its config files set of the options of `cls`, checked. `--help` exits.
+    """Return the options that a command line and its config files set: checked values by name.
 
-    `cls` is a frozen dataclass with a `program` and a `purpose`: `Options`, or what another command has.
+    `cls` is a frozen dataclass with a `program` and a `purpose`, such as `Options`. `--help` prints its
+    options and exits. Raises UserError for a word that cannot be read, an unknown option or a bad value.
     """
     if "--help" in argv or "-h" in argv:
         show_help(cls)
-    files, arguments = split(argv, cls)
-    found = {name: (f"{path}: ", value) for path in files for name, value in run_config(path, cls).items()}
+    paths, arguments = parse_words(argv, cls)
+    found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
     found |= {name: ("--", value) for name, value in arguments.items()}
     return {
-        name: checked(name, translated(name, value), origin, cls) for name, (origin, value) in found.items()
+        name: check_value(name, translate_from_torch(name, value), origin, cls)
+        for name, (origin, value) in found.items()
     }
 
 
 @cache
-def types(cls: type) -> dict[str, Any]:
-    """The type of each option of `cls`."""
+def option_types(cls: type) -> dict[str, Any]:
+    """Return the type of each option of `cls` by its name, `Annotated` limits included."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def split(argv: list[str], cls: type) -> tuple[list[str], dict[str, Any]]:
-    """The config files, and the values by option name, of a command line."""
-    files, arguments = [], {}
+def parse_words(argv: list[str], cls: type) -> tuple[list[str], dict[str, Any]]:
+    """Return the paths of the config files in a command line, and its options' values by name, unchecked.
+
+    Raises UserError for an unknown option, one without a value, or a word that is neither file nor option.
+    """
+    paths, arguments = [], {}
     words = iter(argv)
     for word in words:
         if word.startswith("--"):
             key, equals, text = word[2:].partition("=")
-            name = known(key.replace("-", "_"), "--", cls)
+            name = check_name(key.replace("-", "_"), "--", cls)
             default = getattr(cls, name)
             if not equals:
                 text = next(words, "--")
                 if text.startswith("--"):  # the next option, or the end
                     raise UserError(f"--{key} needs a value, as in --{key}={default}")
-            arguments[name] = text if isinstance(default, str) else literal(text)
+            arguments[name] = text if isinstance(default, str) else parse_literal(text)
         elif word.endswith(".py") and not word.startswith("-"):
-            files.append(word)
+            paths.append(word)
         else:
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
-    return files, arguments
+    return paths, arguments
 
 
-def literal(text: str) -> Any:
-    """The Python value that `text` spells; `text` itself, for `checked` to refuse, if it spells none."""
+def parse_literal(text: str) -> Any:
+    """Return the Python value that `text` spells, or `text` itself, if it spells none."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -117,7 +125,11 @@ def literal(text: str) -> Any:
 
 
 def run_config(path: str, cls: type) -> dict[str, Any]:
-    """Run a config file; its public names and values, but for modules, functions and classes."""
+    """Run a config file and return its public names with their values.
+
+    Modules, functions and classes are left out, unless they have the name of an option of `cls`. Raises
+    UserError, with the line, for a file that is missing or fails.
+    """
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
     try:
@@ -131,12 +143,12 @@ def run_config(path: str, cls: type) -> dict[str, Any]:
     return {
         name: value
         for name, value in names.items()
-        if name in types(cls)
+        if name in option_types(cls)
         or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
     }
 
 
-FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and what to know where it is not quite the same
+FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the two are not quite the same
     ("dtype", "float16"): ("bfloat16", "which needs no loss scaling"),
     ("device", "mps"): ("cpu", "the nearest that JAX supports"),
     ("device", "gpu"): ("cuda", None),
@@ -144,8 +156,8 @@ FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and what to know where
 }
 
 
-def translated(name: str, value: Any) -> Any:
-    """A value written for PyTorch in JAX's terms, with a line of notice where it does not mean the same."""
+def translate_from_torch(name: str, value: Any) -> Any:
+    """Return JAX's value for one that was written for PyTorch. Prints a note if they differ in meaning."""
     if name in ("backend", "compile"):
         print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
     if name not in ("device", "dtype") or not isinstance(value, str):
@@ -157,26 +169,32 @@ def translated(name: str, value: Any) -> Any:
     return becomes
 
 
-def known(name: str, origin: str, cls: type) -> str:
-    """`name`, if it is an option of `cls`; `origin` is what stands before it in an error."""
-    if name not in types(cls):
-        nearest = difflib.get_close_matches(name, types(cls), n=1)
+def check_name(name: str, origin: str, cls: type) -> str:
+    """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`, if not."""
+    if name not in option_types(cls):
+        nearest = difflib.get_close_matches(name, option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
         raise UserError(f"{origin}{name} is not an option; {advice}")
     return name
 
 
-def checked(name: str, value: Any, origin: str, cls: type) -> Any:
-    """`value` as option `name` of `cls` holds it; `origin` is what stands before the name in an error."""
-    kind = types(cls)[known(name, origin, cls)]
+def check_value(name: str, value: Any, origin: str, cls: type) -> Any:
+    """Return `value` in the type that option `name` of `cls` has: 1e5 becomes 100000 for an integer.
+
+    Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
+    """
+    kind = option_types(cls)[check_name(name, origin, cls)]
     try:
         return conform(value, kind)
     except ValueError as error:
-        raise UserError(f"{origin}{name} is {value!r}, expected {in_words(kind)}") from error
+        raise UserError(f"{origin}{name} is {value!r}, expected {describe_type(kind)}") from error
 
 
 def conform(value: Any, kind: Any) -> Any:
-    """`value` as type `kind`, else `ValueError`. 1e5 is an int and 1 a float; True is neither."""
+    """Return `value` as type `kind`. 1e5 passes as an int and 1 as a float, True as neither.
+
+    Raises ValueError if the value is of another type, or outside the type's limit.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     finite = number and abs(value) <= sys.float_info.max  # false for nan as well
     if get_origin(kind) is Annotated:
@@ -198,14 +216,14 @@ def conform(value: Any, kind: Any) -> Any:
     raise ValueError
 
 
-def in_words(kind: Any) -> str:
-    """What an error says was expected of a value of type `kind`."""
+def describe_type(kind: Any) -> str:
+    """Return the words for type `kind` in an error, such as "an integer, 1 or more"."""
     if get_origin(kind) is Annotated:
         return get_args(kind)[1].text
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if type(None) in get_args(kind):
-        return f"{in_words(get_args(kind)[0])}, or None"
+        return f"{describe_type(get_args(kind)[0])}, or None"
     return {bool: "True or False", str: "a string"}[kind]
 
 

@@ -1,7 +1,7 @@
-"""The loss of OpenAI's gpt2 on OpenWebText: 124M parameters, 12 layers of 12 heads and width 768.
+"""Evaluate OpenAI's gpt2 on OpenWebText: 124M parameters, 12 layers of 12 heads and width 768.
 
-nanoGPT's README reports 3.11 on train and 3.12 on val, with validation documents drawn by another lot; those
-figures are nanoGPT's, not yet run here.
+nanoGPT's README reports a loss of 3.11 on train and 3.12 on val, with other documents for
+validation than this project draws. The evaluation is not yet run here.
 """
 
 dataset = "openwebtext"

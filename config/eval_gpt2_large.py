@@ -1,7 +1,7 @@
-"""The loss of OpenAI's gpt2-large on OpenWebText: 774M parameters, 36 layers of 20 heads and width 1280.
+"""Evaluate OpenAI's gpt2-large on OpenWebText: 774M parameters, 36 layers of 20 heads and width 1280.
 
-nanoGPT's README reports 2.66 on train and 2.67 on val, with validation documents drawn by another lot; those
-figures are nanoGPT's, not yet run here.
+nanoGPT's README reports a loss of 2.66 on train and 2.67 on val, with other documents for
+validation than this project draws. The evaluation is not yet run here.
 """
 
 dataset = "openwebtext"

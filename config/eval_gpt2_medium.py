@@ -1,7 +1,7 @@
-"""The loss of OpenAI's gpt2-medium on OpenWebText: 350M parameters, 24 layers of 16 heads and width 1024.
+"""Evaluate OpenAI's gpt2-medium on OpenWebText: 350M parameters, 24 layers of 16 heads and width 1024.
 
-nanoGPT's README reports 2.85 on train and 2.84 on val, with validation documents drawn by another lot; those
-figures are nanoGPT's, not yet run here.
+nanoGPT's README reports a loss of 2.85 on train and 2.84 on val, with other documents for
+validation than this project draws. The evaluation is not yet run here.
 """
 
 dataset = "openwebtext"

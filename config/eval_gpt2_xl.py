@@ -1,7 +1,7 @@
-"""The loss of OpenAI's gpt2-xl on OpenWebText: 1558M parameters, 48 layers of 25 heads and width 1600.
+"""Evaluate OpenAI's gpt2-xl on OpenWebText: 1558M parameters, 48 layers of 25 heads and width 1600.
 
-nanoGPT's README reports 2.56 on train and 2.54 on val, with validation documents drawn by another lot; those
-figures are nanoGPT's, not yet run here.
+nanoGPT's README reports a loss of 2.56 on train and 2.54 on val, with other documents for
+validation than this project draws. The evaluation is not yet run here.
 """
 
 dataset = "openwebtext"

@@ -1,4 +1,4 @@
-"""Everything that can be set in a training run: its name, type, default and meaning, in one dataclass.
+"""The options of a training run in one dataclass: the name, type, default and meaning of each.
 
 `parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones:
 
@@ -8,7 +8,8 @@
     config files                        python train.py config/quickstart.py
     the command line                    --batch_size=32, or --batch_size 32
 
-`command_line.py` reads the last two. Neither file imports JAX or NumPy.
+`command_line.py` reads the last two. A config file is Python and runs when it is read: run only config files
+that you trust. Neither this file nor `command_line.py` imports JAX or NumPy.
 """
 
 import json
@@ -19,23 +20,23 @@ from typing import Any, ClassVar, Literal
 
 from config.command_line import (
     Address,
-    Batches,
+    BatchCount,
     Count,
     Fraction,
     Name,
     NonNegative,
+    NonNegativeInt,
     Positive,
     Seed,
-    Steps,
     UserError,
-    checked,
+    check_value,
     given,
 )
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every option of train.py. The comment behind a field is its text in `--help`."""
+    """The options of train.py. The comment behind a field is its text in `--help`."""
 
     program: ClassVar[str] = "train.py"
     purpose: ClassVar[str] = "Train a GPT."
@@ -44,7 +45,7 @@ class Options:
     out_dir: Name = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
     eval_interval: Count = 2000  # steps between evaluations, each of which may save a checkpoint
     log_interval: Count = 1  # steps between lines of metrics.jsonl
-    eval_iters: Batches = 200  # batches per evaluation and split; -1: the whole split, in order
+    eval_iters: BatchCount = 200  # batches per evaluation and split; -1: the whole split, in order
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
@@ -81,7 +82,7 @@ class Options:
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
-    lora_rank: Steps = 0  # rank of the adapters; 0: train the weights themselves
+    lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: every linear layer
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype to store the weights below them in
@@ -89,7 +90,7 @@ class Options:
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # highest learning rate
-    max_iters: Steps = 600000  # steps of the whole run
+    max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
     beta1: Fraction = 0.9  # decay rate of the gradient's running mean
     beta2: Fraction = 0.95  # decay rate of its square's running mean; lion: of the running mean itself
@@ -97,8 +98,8 @@ class Options:
     # learning rate schedule
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
-    warmup_iters: Steps = 2000  # steps of linear warmup
-    lr_decay_iters: Steps = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
+    warmup_iters: NonNegativeInt = 2000  # steps of linear warmup
+    lr_decay_iters: NonNegativeInt = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
@@ -109,12 +110,12 @@ class Options:
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
     num_processes: Count | None = None  # how many processes train together
-    process_id: Steps | None = None  # which of them this one is, from 0
+    process_id: NonNegativeInt | None = None  # number of this process, from 0
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
     attention: Literal["auto", "einsum", "cudnn"] = "auto"  # auto: the fastest the platform has; all agree
-    unroll: Steps = 0  # layers unrolled in the scan over layers, 0: all; fewer compile faster, may run slower
+    unroll: NonNegativeInt = 0  # layers unrolled in the scan; 0: all; fewer compile faster, may run slower
     remat: Literal["none", "block", "dots"] = "none"  # recompute all of a block, or all but linear layers
     compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
     backend: str = "nccl"  # for PyTorch only and ignored
@@ -128,21 +129,21 @@ class Options:
         """Make options from `to_json`'s values, the rest at their defaults. Errors begin with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        return cls(**{name: checked(name, value, f"{origin}: ", cls) for name, value in values.items()})
+        return cls(**{name: check_value(name, value, f"{origin}: ", cls) for name, value in values.items()})
 
 
-# The options that say which arrays a model has and what they mean: a resumed run has to agree with them.
+# These options decide which arrays a model has and what they mean, so a resumed run has to keep them.
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "tie_embeddings"),
 )
 
-# The options that say which adapters a LoRA run trains, and how the weights below them are stored.
+# These options decide which adapters a LoRA run trains, and how the weights below them are stored.
 LORA = ("lora_rank", "lora_alpha", "lora_targets", "lora_base_dtype")
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
-# These say what one command does, or where; a resumed run does not take them over from its options.json.
+# These options say what one command does, or where: a resumed run does not take them from its options.json.
 NOT_RESUMED = (
     *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding", "lora_merge"),
     *("coordinator", "num_processes", "process_id"),
@@ -155,13 +156,13 @@ def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | N
     `shape_of` maps a name such as gpt2, from `--init_from=gpt2`, to the options that its weights decide.
     """
     values = given(argv, Options)
-    options = replace(starting_point(values, shape_of), **values)
+    options = replace(starting_options(values, shape_of), **values)
     if options.overwrite and options.init_from in RESUMING:
         raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
     return options
 
 
-def starting_point(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
+def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
     """Return the options that `values` override: the resumed run's, those of given weights, or the defaults.
 
     Raises UserError where `values` contradict the shape of the weights.

@@ -1,7 +1,7 @@
-"""GPT-2's smallest (124M parameters) from scratch on OpenWebText, with nanoGPT's own hyperparameters.
+"""Train the smallest GPT-2 (124M parameters) from scratch on OpenWebText, with nanoGPT's hyperparameters.
 
-nanoGPT reports a loss of about 2.85 after 4 days on a node of 8 A100 of 40 GB; that figure is nanoGPT's, not
-yet run here. There are 491,520 tokens in a step and 300 billion in the run. On 8 devices, the same step:
+nanoGPT reports a loss of about 2.85 after 4 days on a node of 8 A100s of 40 GB; this project has not run it
+yet. A step has 491,520 tokens, and the run 300 billion. To take the same steps on 8 devices:
 
     python data/openwebtext/prepare.py
     python train.py config/train_gpt2.py --batch_size=96 --gradient_accumulation_steps=5

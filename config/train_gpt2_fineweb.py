@@ -1,6 +1,6 @@
-"""GPT-2's smallest (124M parameters) on the 10 billion tokens of FineWeb-Edu's sample, once through.
+"""Train the smallest GPT-2 (124M parameters) for one epoch on FineWeb-Edu's sample of 10 billion tokens.
 
-Not yet run. A step has 491,520 tokens. On 8 devices, the same step:
+Not yet run. A step has 491,520 tokens. To take the same steps on 8 devices:
 
     python data/fineweb_edu/prepare.py
     python train.py config/train_gpt2_fineweb.py --batch_size=96 --gradient_accumulation_steps=5

@@ -1,7 +1,7 @@
-"""A model of the modern shape and GPT-2's size (RoPE, RMSNorm, SwiGLU, no biases), on FineWeb-Edu's sample.
+"""Train a model of GPT-2's size and Llama's shape (RoPE, RMSNorm, SwiGLU, no biases) on FineWeb-Edu's sample.
 
-Its data, steps and rates are those of train_gpt2_fineweb.py, to compare with. Not yet run. On 8 devices, the
-same step:
+Not yet run. The data, steps and learning rates are those of train_gpt2_fineweb.py, so that the two can be
+compared. To take the same steps on 8 devices:
 
     python data/fineweb_edu/prepare.py
     python train.py config/train_llama_125m.py --batch_size=96 --gradient_accumulation_steps=5

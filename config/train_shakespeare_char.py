@@ -1,14 +1,14 @@
-"""nanoGPT's baby GPT: Shakespeare, character by character, with nanoGPT's own hyperparameters.
+"""Train nanoGPT's baby GPT on Shakespeare, character by character, with nanoGPT's hyperparameters.
 
 nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100; that figure is nanoGPT's.
 The MLP here is SwiGLU with as many parameters; --mlp=gelu is nanoGPT's own.
 """
 
 out_dir = "out-shakespeare-char"
-eval_interval = 250  # often, because a model of this size soon overfits so small a text
+eval_interval = 250  # often, because a model of this size soon overfits on so small a text
 eval_iters = 200
 log_interval = 10
-always_save_checkpoint = False  # so that what is kept is from before the overfitting
+always_save_checkpoint = False  # keep the best checkpoint, from before the model overfits
 
 wandb_log = False
 wandb_project = "shakespeare-char"
@@ -24,7 +24,7 @@ n_head = 6
 n_embd = 384
 dropout = 0.2
 
-learning_rate = 1e-3  # small models bear a high one
+learning_rate = 1e-3  # small models train well at a high rate
 max_iters = 5000
 lr_decay_iters = 5000
 min_lr = 1e-4

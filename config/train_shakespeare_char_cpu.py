@@ -1,4 +1,4 @@
-"""The baby GPT cut down to a laptop's CPU: the run that nanoGPT's README suggests for machines without a GPU.
+"""Train a smaller baby GPT on a laptop's CPU, as nanoGPT's README suggests for machines without a GPU.
 
 nanoGPT's README reports a validation loss of 1.88 after about 3 minutes; that figure is nanoGPT's.
 """

@@ -1,6 +1,7 @@
-"""A model that tells children's stories: TinyStories, sized for an hour on one large GPU.
+"""Train a model that tells children's stories on TinyStories, sized for an hour on one large GPU.
 
-Not yet run. 51 million parameters, half of them the embedding of GPT-2's vocabulary; 655 million tokens.
+Not yet run. The model has 51 million parameters, half of them in the embedding of GPT-2's vocabulary, and
+trains on 655 million tokens.
 
     python data/tinystories/prepare.py
     python train.py config/train_tinystories.py

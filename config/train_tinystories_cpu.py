@@ -1,6 +1,6 @@
-"""TinyStories on a laptop's CPU: too small to tell a story well, but its sentences are a child's.
+"""Train on TinyStories with a laptop's CPU: a model too small to tell a story well, in a child's sentences.
 
-Not yet run. Nearly all of a step is the 50,257 tokens of the vocabulary to choose from.
+Not yet run. Nearly all of a step's time goes to the logits of the vocabulary's 50,257 tokens.
 
     python data/tinystories/prepare.py --limit=100000
     python train.py config/train_tinystories_cpu.py

@@ -1,1 +1,1 @@
-"""From text to token ids to batches. Each data set is a folder with a prepare.py."""
+"""Documents to tokens to batches. Each folder here is a data set, with a prepare.py that writes it."""

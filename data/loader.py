@@ -1,12 +1,14 @@
-"""Data sets on disk, and the batches a training run reads from them.
+"""Data sets on disk, and the batches that a training run reads from them.
 
 A data set is a folder with `train.bin` and `val.bin`, raw token ids as nanoGPT writes them, and a `meta.json`
 beside them. A large split is in several files, which `meta.json` lists.
 
-Batch i is a pure function of (seed, split, i): a resumed run needs no loader state, and every host can make
-the same batch. A batch of 12 x 64 takes 14 microseconds and one of 64 x 256 takes 20, less than taking a
-ready one from a background thread does (27 to 54), so there is no thread: JAX returns from a step before the
-device has finished it, and the next batch is made meanwhile.
+Batch i is a pure function of (seed, split, i). So a resumed run needs no loader state, and every host can
+make the same batch.
+
+There is no background thread. A batch of 12 x 64 takes 14 microseconds to make and one of 64 x 256 takes 20,
+less than a ready one takes to fetch from a thread (27 to 54). JAX returns from a step before the device has
+finished it, and the next batch is made meanwhile.
 """
 
 import difflib
@@ -27,40 +29,43 @@ from data.writer import FORMAT
 
 DATA = Path(__file__).resolve().parent
 SPLITS = ("train", "val")
-# A split up to this size is checked for ids outside the vocabulary when it is opened, which takes 30 ms at
-# most once it is read. A larger one would delay the start, so its batches are checked as they are drawn.
+# A split up to this size is checked for ids outside the vocabulary when it is opened, which takes at most
+# 30 ms once it is in memory. A larger one would delay the start: its batches are checked as they are drawn.
 CHECK_AT_OPEN = 256 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
 class Meta:
-    """What `meta.json` says. `counts` is the tokens of each split; empty when there is no meta.json."""
+    """The contents of a `meta.json`. `counts` has the number of tokens by split, and is empty without one."""
 
     vocab_size: int
     tokenizer: dict | None  # for data.tokenizer.from_json; None when the tokens are not text
     dtype: str  # "uint16" | "uint32"
     counts: dict[str, int] = field(default_factory=dict)
-    shards: dict[str, tuple] = field(default_factory=dict)  # (name, tokens) of the files of each split
+    shards: dict[str, tuple] = field(default_factory=dict)  # by split: (name, number of tokens) of each file
 
     def files(self, split: str) -> tuple[tuple[str, int | None], ...]:
-        """Name and tokens, where known, of each file of a split."""
+        """Return (name, number of tokens) for each file of a split; the number is None where unknown."""
         return self.shards.get(split, ((f"{split}.bin", self.counts.get(split)),))
 
 
-# nanoGPT's prepare.py for OpenWebText writes no description: these are its bins, and its default vocabulary
-# (GPT-2's 50,257 padded to a multiple of 64).
+# nanoGPT's prepare.py for OpenWebText writes no description. This describes its bins, with nanoGPT's default
+# vocabulary (GPT-2's 50,257 padded to a multiple of 64).
 NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 
 
 def dataset_dir(dataset: str) -> Path:
-    """The folder of a data set: a name under this repository's data/, or else a path. It may not exist."""
+    """Return the folder of a data set, which is a name under this repository's data/, or else a path.
+
+    The folder may not exist.
+    """
     named = DATA / dataset
     path = Path(dataset).expanduser()
     return path if path.is_dir() and not named.is_dir() else named
 
 
 def prepare_if_missing(dataset: str) -> None:
-    """Prepare a small data set that has no train.bin yet, and say so.
+    """Prepare a small data set that has no train.bin yet, and print that it is prepared.
 
     Raises UserError when the data set is unknown, or too large to prepare without being asked to.
     """
@@ -69,7 +74,7 @@ def prepare_if_missing(dataset: str) -> None:
     if is_prepared(folder):
         return
     if not folder.is_dir():
-        known = sorted(path.name for path in DATA.iterdir() if _has_dataset(path))
+        known = sorted(path.name for path in DATA.iterdir() if _is_dataset(path))
         nearest = difflib.get_close_matches(dataset, known, n=1)
         hint = f"did you mean {nearest[0]}? " if nearest else ""
         raise UserError(
@@ -89,17 +94,17 @@ def prepare_if_missing(dataset: str) -> None:
     module.prepare(folder)
 
 
-def _has_dataset(folder: Path) -> bool:
+def _is_dataset(folder: Path) -> bool:
     return (folder / "prepare.py").exists() or is_prepared(folder)
 
 
 def is_prepared(folder: Path) -> bool:
-    """Whether a data set's tokens are there."""
+    """Return whether the folder has the tokens of a data set."""
     return any((folder / name).exists() for name in ("train.bin", "train_00000.bin"))
 
 
 def load_meta(dataset: str) -> Meta:
-    """Read `meta.json`; without one, assume nanoGPT's bins of GPT-2 tokens and print a notice.
+    """Read a data set's `meta.json`. Without one, assume nanoGPT's bins of GPT-2 tokens and print a notice.
 
     Raises UserError when meta.json is broken, or when there is a meta.pkl in its place.
     """
@@ -111,7 +116,7 @@ def load_meta(dataset: str) -> Meta:
                 f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: "
                 "run this repository's prepare.py for the data set, which writes meta.json"
             )
-        _notice(
+        _print_once(
             f"note: {folder} has no meta.json: assuming GPT-2 tokens, uint16, vocab_size {NANOGPT.vocab_size}"
         )
         return NANOGPT
@@ -126,46 +131,46 @@ def load_meta(dataset: str) -> Meta:
                 "counts": {"train": int(), "val": int()} as counts,
             } if version == FORMAT and vocab_size > 0:
                 shards = {
-                    split: tuple((shard["file"], int(shard["tokens"])) for shard in some)
-                    for split, some in meta.get("shards", {}).items()
+                    split: tuple((file["file"], int(file["tokens"])) for file in files)
+                    for split, files in meta.get("shards", {}).items()
                 }
                 return Meta(vocab_size, tokenizer, dtype, counts, shards)
         raise ValueError("an entry is missing, or is not what this version writes")
-    # What is not JSON or not UTF-8 is a ValueError; the last three come of shards that are not as expected.
+    # Text that is not JSON or not UTF-8 raises a ValueError, and unexpected shards raise the last three.
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path}: cannot be used ({error}): run prepare.py again to write it anew") from None
 
 
-@functools.cache  # the splits of a data set are opened one by one; its notice is worth printing once
-def _notice(text: str) -> None:
+@functools.cache  # each split of a data set reads its meta.json, and the notice is to be printed once
+def _print_once(text: str) -> None:
     print(text, file=sys.stderr)
 
 
 class Batches:
-    """The batches of one split: `batches(i)` is two int32 arrays (B, T), where y is x one token later.
+    """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
     `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does.
-    `sampling="epoch"` cuts the split into floor((tokens - 1) / block_size) windows that do not overlap, and
-    visits every one of them once per epoch, in an order shuffled anew for each epoch; a batch may hold the
-    end of one epoch and the start of the next. The fewer than block_size tokens after the last whole window
-    are left out.
+    `sampling="epoch"` divides the split into floor((tokens - 1) / block_size) windows that do not overlap. It
+    visits every window once per epoch, in an order shuffled anew for each epoch. A batch may hold the end of
+    one epoch and the start of the next. The tokens after the last whole window, fewer than block_size, are
+    left out.
 
-    Opening raises UserError when the .bin is missing, empty, cut short, not what meta.json says, has ids
-    outside the vocabulary, or is shorter than block_size + 1. In a large file the ids are checked by the call
-    that draws them.
+    Opening raises UserError when a .bin is missing, empty, cut short, not as meta.json says, or has ids
+    outside the vocabulary, and when the split is shorter than block_size + 1. In a large split the ids are
+    checked by the call that draws them.
     """
 
     def __init__(
         self, dataset: str, split: str, batch_size: int, block_size: int, seed: int, sampling: str = "random"
     ):
         folder, meta = dataset_dir(dataset), load_meta(dataset)
-        self.path = folder / meta.files(split)[0][0]  # for messages
+        self.path = folder / meta.files(split)[0][0]  # named in errors
         self.batch_size, self.block_size = batch_size, block_size
         self._starts = {"random": self._random_starts, "epoch": self._epoch_starts}[sampling]
         self.key = (seed, SPLITS.index(split))
         self.vocab_size = meta.vocab_size
         dtype = np.dtype(meta.dtype).newbyteorder("<")
-        self.tokens = Shards([_open(folder / name, dtype, count) for name, count in meta.files(split)])
+        self.tokens = Shards([_map_file(folder / name, dtype, count) for name, count in meta.files(split)])
         if len(self.tokens) < block_size + 1:
             raise UserError(
                 f"{self.path}: {len(self.tokens)} tokens are fewer than block_size + 1 = {block_size + 1}: "
@@ -173,65 +178,69 @@ class Batches:
             )
         self.check_draws = self.tokens.nbytes > CHECK_AT_OPEN
         if not self.check_draws:
-            self._check(self.tokens)
-        # Row s is the block_size + 1 tokens from s on: a view, so that one indexing copies a whole batch.
-        self.rows = self.tokens.windows(block_size + 1)
-        self.n_windows = (len(self.tokens) - 1) // block_size
+            self._check_ids(self.tokens)
+        # Window s is the block_size + 1 tokens from s on. It is a view: one indexing copies a whole batch.
+        self.windows = self.tokens.windows(block_size + 1)
+        self.windows_per_epoch = (len(self.tokens) - 1) // block_size
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def __call__(self, i: int, rows=slice(None)) -> tuple[np.ndarray, np.ndarray]:
-        """Batch i, or those rows of it: inputs and targets, int32 (B, T) each."""
-        return self._windows(self._starts(i)[rows])
+    def __call__(self, i: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """Return inputs and targets of batch i, or of those `rows` of it: int32 (B, T) each.
+
+        Raises UserError when an id of a large split is outside the vocabulary.
+        """
+        return self._copy_windows(self._starts(i)[rows])
 
     def epoch(self, i: int) -> float:
-        """How many times the batches before batch i went through the split (on average, when random)."""
-        return i * self.batch_size / self.n_windows
+        """Return how often the batches before batch i went through the split (on average, when random)."""
+        return i * self.batch_size / self.windows_per_epoch
 
     def every_window(self, stride: int | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The whole split in order, each token but the first the target once: x, y, int32 (B, T).
+        """Yield the whole split in order as x, y, int32 (B, T): each token but the first is a target once.
 
-        Windows start `stride` tokens apart, 1 to block_size; by default block_size, so that they share none.
-        What a window shares with the one before is context: its targets are -1, as are those of what is left
-        over in the last batch, which is filled up, so that all have one shape.
+        Windows begin `stride` tokens apart, from 1 to block_size; the default is block_size, so that they do
+        not overlap. Tokens that a window shares with the one before are context, and their targets are -1.
+        The last batch is filled up to the shape of the others, with targets -1.
         """
         B, T = self.batch_size, self.block_size
         stride = stride or T
         n_targets = len(self.tokens) - 1
         span = (B - 1) * stride + T + 1  # tokens of a batch
-        for first in range(0, n_targets - T + stride, B * stride):
-            tokens = self.tokens[first : first + span]
+        for begin in range(0, n_targets - T + stride, B * stride):
+            tokens = self.tokens[begin : begin + span]
             if self.check_draws:
-                self._check(tokens)
+                self._check_ids(tokens)
             filled = np.full(span, -1, np.int32)
             filled[: len(tokens)] = tokens
-            rows = np.lib.stride_tricks.sliding_window_view(filled, T + 1)[::stride]
-            x, y = np.maximum(rows[:, :-1], 0), rows[:, 1:].copy()
-            y[0 if first else 1 :, : T - stride] = -1
+            windows = np.lib.stride_tricks.sliding_window_view(filled, T + 1)[::stride]
+            x, y = np.maximum(windows[:, :-1], 0), windows[:, 1:].copy()
+            y[0 if begin else 1 :, : T - stride] = -1  # the first window of all has none before it
+
             yield x, y
 
     def _random_starts(self, i: int) -> np.ndarray:
         # A generator per batch costs 7 microseconds (a bare Philox with an explicit key costs the same).
-        return np.random.default_rng((*self.key, i)).integers(len(self.rows), size=self.batch_size)
+        return np.random.default_rng((*self.key, i)).integers(len(self.windows), size=self.batch_size)
 
     def _epoch_starts(self, i: int) -> np.ndarray:
         drawn = np.arange(i * self.batch_size, (i + 1) * self.batch_size)
-        epochs, positions = np.divmod(drawn, self.n_windows)
-        windows = [self._order(e)[positions[epochs == e]] for e in range(epochs[0], epochs[-1] + 1)]
+        epochs, places = np.divmod(drawn, self.windows_per_epoch)
+        windows = [self._order(e)[places[epochs == e]] for e in range(epochs[0], epochs[-1] + 1)]
         return np.concatenate(windows) * self.block_size
 
     def _shuffle(self, epoch: int) -> np.ndarray:
         # Grain's MapDataset.shuffle is as pure, but it takes 6 microseconds per window (0.4 ms for a batch of
         # 64) and 0.5 s to import. A permutation takes 0.3 ms for Shakespeare's 15,685 windows of 64, once per
         # epoch, and 0.4 s for OpenWebText's 8.8 million windows of 1,024.
-        return np.random.default_rng((*self.key, epoch)).permutation(self.n_windows)
+        return np.random.default_rng((*self.key, epoch)).permutation(self.windows_per_epoch)
 
-    def _windows(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = self.rows[starts]
+    def _copy_windows(self, starts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        windows = self.windows[starts]
         if self.check_draws:
-            self._check(rows)
-        return rows[:, :-1].astype(np.int32, order="C"), rows[:, 1:].astype(np.int32, order="C")
+            self._check_ids(windows)
+        return windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
 
-    def _check(self, tokens: np.ndarray) -> None:
+    def _check_ids(self, tokens: np.ndarray | Shards) -> None:
         if (largest := tokens.max()) >= self.vocab_size:
             raise UserError(
                 f"{self.path}: token id {largest} does not fit vocab_size {self.vocab_size}: "
@@ -239,8 +248,12 @@ class Batches:
             )
 
 
-def _open(path: Path, dtype: np.dtype, count: int | None) -> np.ndarray:
-    """Map the token ids at `path`: read on demand, so that a file may be larger than memory."""
+def _map_file(path: Path, dtype: np.dtype, count: int | None) -> np.ndarray:
+    """Map the token ids at `path` into memory. They are read on demand, so the file may exceed the memory.
+
+    Raises UserError when the file is missing, empty, or not `count` tokens long.
+    """
+
     if not path.is_file():
         raise UserError(f"{path}: no such file: run the data set's prepare.py")
     size = path.stat().st_size

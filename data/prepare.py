@@ -1,25 +1,26 @@
-"""A data set of your own documents, or what the data sets of this folder share of their commands.
+"""Prepare a data set from your own documents. The data sets in this folder that stream share this command.
 
     python data/prepare.py --source=mine.jsonl --to=data/mine       then: python train.py --dataset=mine
     python data/prepare.py --source 'books/*.txt' 'web/*.parquet' --to=data/mine --tokenizer=cl100k_base
 
 A .jsonl file has a JSON object with "text" on each line, a .parquet file a column "text". A .txt file is one
-document, or several between lines of "<|endoftext|>".
+document, or several with a line of "<|endoftext|>" between them.
 """
 
 import argparse
 import sys
 from pathlib import Path
 
-# Run as a script, Python looks for imports in this folder only; `config` and `data` are one level up.
+# When this runs as a script, Python looks for imports in this folder only;
+# `config` and `data` are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.command_line import UserError, command
 from data.documents import write_documents
 from data.sources import Files, Hub
-from data.tokenizer import by_name
+from data.tokenizer import load_tokenizer
 
-VAL_FRACTION = 0.0005  # nanoGPT's for OpenWebText
+VAL_FRACTION = 0.0005  # as nanoGPT has it for OpenWebText
 
 
 def main(argv: list[str]) -> None:
@@ -33,9 +34,10 @@ def prepare(
     hub: Hub | None = None,
     val_fraction: float = VAL_FRACTION,
 ) -> None:
-    """The command of a data set that streams: of `hub` into `folder`, where `argv` does not say otherwise.
+    """Run the command `argv` that prepares a data set from documents that stream.
 
-    Raises UserError as `write_documents` does, and for a value that cannot be.
+    It writes the documents of `hub` to `folder`, unless `argv` names others. `about` is its text in `--help`.
+    Raises UserError as `write_documents` does, and for a value that is out of range.
     """
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
@@ -45,15 +47,17 @@ def prepare(
     add("--limit", type=int, metavar="N", help="only the first N documents")
     add("--num_proc", type=int, metavar="N", help="processes that tokenize (default: one for each core)")
     add("--val_fraction", type=float, default=val_fraction, help="share of documents for validation")
-    given = parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
     for name in ("limit", "num_proc"):
-        if (value := getattr(given, name)) is not None and value < 1:
+        if (value := getattr(arguments, name)) is not None and value < 1:
             raise UserError(f"--{name}={value}: expected 1 or more")
-    if not 0 < given.val_fraction < 1:
-        raise UserError(f"--val_fraction={given.val_fraction}: expected a number between 0 and 1")
-    source = Files(given.source) if given.source else hub
-    tokenizer = by_name(given.tokenizer)
-    write_documents(given.to, source, tokenizer, given.val_fraction, given.limit, given.num_proc)
+    if not 0 < arguments.val_fraction < 1:
+        raise UserError(f"--val_fraction={arguments.val_fraction}: expected a number between 0 and 1")
+    source = Files(arguments.source) if arguments.source else hub
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    write_documents(
+        arguments.to, source, tokenizer, arguments.val_fraction, arguments.limit, arguments.num_proc
+    )
 
 
 if __name__ == "__main__":

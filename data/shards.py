@@ -1,7 +1,8 @@
-"""The token files of one split, as one sequence: written from end to end, and read without copying them.
+"""The token files of one split as one sequence, written from end to end and read without a copy.
 
-A file holds at most SHARD tokens, so that no tool chokes on it. One file is called `train.bin`, as nanoGPT's;
-several are `train_00000.bin`, `train_00001.bin` and so on. While they are written they have temporary names.
+A file holds at most SHARD tokens, because some tools fail on larger files. A single file is `train.bin`, as
+nanoGPT's is; several are `train_00000.bin`, `train_00001.bin` and so on. They have temporary names while they
+are written.
 """
 
 import hashlib
@@ -19,29 +20,30 @@ SHARD = 10**9  # tokens
 
 
 class ShardWriter:
-    """Writes the tokens of a split; `state()` says how far, and a writer made of it goes on from there.
+    """Writes the tokens of a split, and can go on after a kill.
 
-    Raises UserError when the files of that state are gone. What they hold beyond it is written anew.
+    `sync()` returns the `tokens` and `sha256` with which another writer goes on from there. That writer
+    overwrites whatever the files hold beyond. Raises UserError when the files are gone or too short.
     """
 
     def __init__(self, folder: Path, split: str, dtype: np.dtype, tokens: int = 0, sha256: tuple = ()):
         self.folder, self.split, self.dtype = folder, split, dtype
-        self.tokens = tokens  # of all files
-        self.sha256 = list(sha256)  # of the full ones
+        self.tokens = tokens  # in all files together
+        self.sha256 = list(sha256)  # one for each full file
         self.file, self.hash = None, hashlib.sha256()
         begun = tokens - len(self.sha256) * SHARD
         if begun:
-            self._go_on(begun * dtype.itemsize)
+            self._reopen(begun * dtype.itemsize)
 
-    def state(self) -> dict:
-        """How much is written, once it is on disk."""
+    def sync(self) -> dict:
+        """Bring all that is written to the disk, and return how much it is: `tokens` and `sha256`."""
         if self.file is not None:
             self.file.flush()
             os.fsync(self.file.fileno())
         return {"tokens": self.tokens, "sha256": self.sha256}
 
     def append(self, tokens: bytes) -> None:
-        """Write tokens, which are of the writer's dtype."""
+        """Write tokens, given as bytes of the writer's dtype."""
         rest = memoryview(tokens)
         while rest:
             if self.file is None:
@@ -55,7 +57,7 @@ class ShardWriter:
                 self._close()
 
     def finish(self) -> list[dict]:
-        """Close the last file; what meta.json says of each: the name it will have, tokens and sha256."""
+        """Close the last file. Return each file's entry in meta.json: its later name, tokens and sha256."""
         if self.file is not None:
             self._close()
         several = len(self.sha256) > 1
@@ -69,15 +71,15 @@ class ShardWriter:
         ]
 
     def _close(self) -> None:
-        self.state()
+        self.sync()
         self.file.close()
         self.file = None
         self.sha256.append(self.hash.hexdigest())
 
     def _path(self) -> Path:
-        return temporary(self.folder, self.split, len(self.sha256))
+        return temporary_path(self.folder, self.split, len(self.sha256))
 
-    def _go_on(self, size: int) -> None:
+    def _reopen(self, size: int) -> None:
         path = self._path()
         if not path.exists() or path.stat().st_size < size:
             raise UserError(f"{path}: gone, or shorter than it was: delete .prepare.json there to begin anew")
@@ -88,33 +90,33 @@ class ShardWriter:
 
 
 def publish(folder: Path, meta: dict) -> None:
-    """Write meta.json and give all files the names that it says, in place of what was there before.
+    """Write meta.json and give all files the names in it. This replaces the data set that was there before.
 
-    Stopped at any point, it can be done again. The loader finds a data set once the first file of the
-    training split is there, which therefore comes last.
+    If it is stopped at any point, it can be called again. The first file of the training split is renamed
+    last, because the loader takes it as the sign that the data set is there.
     """
-    beside = folder / ".meta.json.tmp"
-    beside.write_text(json.dumps(meta, indent=1) + "\n")
-    os.replace(beside, folder / "meta.json")
+    temporary = folder / ".meta.json.tmp"
+    temporary.write_text(json.dumps(meta, indent=1) + "\n")
+    os.replace(temporary, folder / "meta.json")
     for split in ("val", "train"):
         names = [shard["file"] for shard in meta["shards"][split]]
         for path in folder.glob(f"{split}*.bin"):
             if re.fullmatch(rf"{split}(_\d{{5}})?\.bin", path.name) and path.name not in names:
                 path.unlink()
         for i, name in reversed(list(enumerate(names))):
-            if temporary(folder, split, i).exists():
-                os.replace(temporary(folder, split, i), folder / name)
-    for path in folder.glob(".*_?????.bin.tmp"):  # of a larger data set, begun and given up
+            if temporary_path(folder, split, i).exists():
+                os.replace(temporary_path(folder, split, i), folder / name)
+    for path in folder.glob(".*_?????.bin.tmp"):  # left by a larger data set that was begun and given up
         path.unlink()
 
 
-def temporary(folder: Path, split: str, number: int) -> Path:
-    """The name of a file while it is written."""
+def temporary_path(folder: Path, split: str, number: int) -> Path:
+    """Return the path that a file has while it is written."""
     return folder / f".{split}_{number:05}.bin.tmp"
 
 
 class Shards:
-    """Arrays of tokens, one after the other, as one sequence."""
+    """The arrays of tokens in several files, read as one sequence."""
 
     def __init__(self, arrays: list[np.ndarray]):
         self.arrays = arrays
@@ -125,9 +127,9 @@ class Shards:
     def __len__(self) -> int:
         return int(self.ends[-1])
 
-    def __getitem__(self, where: slice) -> np.ndarray:
-        """The tokens of a slice without a step; a view, unless it reaches over the end of a file."""
-        start, stop, _ = where.indices(len(self))
+    def __getitem__(self, index: slice) -> np.ndarray:
+        """Return the tokens of a slice without a step: a view, or a copy if they lie in two files or more."""
+        start, stop, _ = index.indices(len(self))
         pieces = [
             array[max(start - begin, 0) : stop - begin]
             for array, begin, end in zip(self.arrays, self.begins, self.ends, strict=True)
@@ -136,16 +138,19 @@ class Shards:
         return pieces[0] if len(pieces) == 1 else np.concatenate([self.arrays[0][:0], *pieces])
 
     def max(self) -> int:
-        """The largest token."""
+        """Return the largest token id."""
         return max(array.max() for array in self.arrays)
 
     def windows(self, width: int) -> "np.ndarray | Windows":
-        """Row s is the `width` tokens from s on: indexed by an array of starts, rows are copied at once."""
+        """Return a view whose row s is the `width` tokens from s on.
+
+        Indexed by an array of n starts, it copies their rows at once: (n, width).
+        """
         return sliding_window_view(self.arrays[0], width) if len(self.arrays) == 1 else Windows(self, width)
 
 
 class Windows:
-    """What `sliding_window_view` is of one array, for shards: `len(windows)` and `windows[starts]`."""
+    """`sliding_window_view` over several files. It has `len(windows)` and `windows[starts]`."""
 
     def __init__(self, tokens: Shards, width: int):
         self.tokens, self.width = tokens, width
@@ -155,13 +160,13 @@ class Windows:
         return len(self.tokens) - self.width + 1
 
     def __getitem__(self, starts: np.ndarray) -> np.ndarray:
-        """The windows from these starts, 0 or more: (len(starts), width)."""
+        """Copy the windows that begin at these starts, which are not negative: (len(starts), width)."""
         rows = np.empty((len(starts), self.width), self.tokens.arrays[0].dtype)
         shard = np.searchsorted(self.tokens.ends, starts, side="right")
         inside = starts + self.width <= self.tokens.ends[shard]
         for i in np.unique(shard[inside]):
             here = inside & (shard == i)
             rows[here] = self.views[i][starts[here] - self.tokens.begins[i]]
-        for row in np.flatnonzero(~inside):  # few: these reach over the end of a file
+        for row in np.flatnonzero(~inside):  # the few that reach over the end of a file
             rows[row] = self.tokens[starts[row] : starts[row] + self.width]
         return rows

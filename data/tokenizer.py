@@ -1,9 +1,11 @@
 """Text to token ids and back.
 
-Three tokenizers with the same methods: one symbol per character, for small data sets; OpenAI's byte pairs,
-such as GPT-2's, through the tiktoken library; and any Hugging Face `tokenizer.json` through the tokenizers
-library. `by_name` makes one from what a user gives. `to_json` is what `meta.json` and a checkpoint keep of a
-tokenizer; `from_json` makes it again.
+There are three tokenizers with the same methods. `CharTokenizer` has one symbol per character, for small data
+sets. `TiktokenTokenizer` has OpenAI's byte pairs, such as GPT-2's, through the tiktoken library.
+`JsonTokenizer` reads any Hugging Face `tokenizer.json` through the tokenizers library.
+
+`load_tokenizer` makes one from a name that a user gives. `to_json` describes a tokenizer for `meta.json` and
+for checkpoints, and `from_json` makes it again from that description.
 """
 
 import codecs
@@ -15,17 +17,17 @@ import numpy as np
 
 from config.command_line import UserError
 
-# The id of "<|endoftext|>" in tiktoken's encodings: here, because asking tiktoken takes their files.
+# The id of "<|endoftext|>" in tiktoken's encodings: tiktoken itself could say it only with their files.
 END_OF_TEXT = {
     **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), 50256),
     "cl100k_base": 100257,
     **dict.fromkeys(("o200k_base", "o200k_harmony"), 199999),
 }
 
-# What a tokenizer.json may call the token that ends a text; the first that it has is taken.
+# Names that a tokenizer.json may have for the token that ends a text; the first one found is taken.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
-# feed(ids, final=False) -> the text that these ids complete. `final=True` ends the stream.
+# A function `feed(ids, final=False)` that returns the text which these ids complete; `final=True` ends it.
 Stream = Callable[..., str]
 
 
@@ -38,12 +40,12 @@ class CharTokenizer:
         self.symbols = symbols
         self.vocab_size = len(symbols)
         points = _code_points(symbols)
-        # One entry per code point up to the largest known, and one more for everything above it.
+        # The table has an entry per code point up to the largest known, and one for all above it.
         self._id_of = np.full(points.max() + 2, -1, np.int32)
         self._id_of[points] = np.arange(len(symbols))
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids, int32, one per character. Raises UserError naming characters the vocabulary lacks."""
+        """Return token ids, int32, one per character. Raises UserError for characters not in `symbols`."""
         points = _code_points(text)
         ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
         if (ids < 0).any():
@@ -56,11 +58,11 @@ class CharTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these token ids."""
+        """Return the text of these token ids."""
         return "".join(self.symbols[i] for i in ids)
 
     def stream(self) -> Stream:
-        """A function from the next token ids to the text they complete: here, each token its character."""
+        """Return a function from the next token ids to the text that they complete, here at once."""
         return lambda ids, final=False: self.decode(ids)
 
     def to_json(self) -> dict:
@@ -71,7 +73,7 @@ class TiktokenTokenizer:
     """A byte-pair encoding of the tiktoken library, such as "gpt2".
 
     Raises UserError when tiktoken is not installed, has no such encoding, or can neither find nor download
-    its files.
+    the encoding's files.
     """
 
     def __init__(self, name: str):
@@ -84,7 +86,7 @@ class TiktokenTokenizer:
             raise UserError(f"tiktoken has no encoding {name!r}: choose one of {known}")
         try:
             self._encoding = tiktoken.get_encoding(name)
-        except OSError:  # what the requests library raises for any network trouble is an OSError too
+        except OSError:  # the errors of the requests library are OSErrors too
             raise UserError(
                 f"the files of tokenizer {name!r} are not on this machine and could not be downloaded: "
                 "connect to the network, or set TIKTOKEN_CACHE_DIR to a folder that has them"
@@ -93,23 +95,23 @@ class TiktokenTokenizer:
         self.vocab_size = self._encoding.n_vocab
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids, int32. "<|endoftext|>" is one token; other special tokens are read as plain text."""
+        """Return token ids, int32. "<|endoftext|>" is one token; other special tokens are plain text."""
         ids = self._encoding.encode(text, allowed_special={"<|endoftext|>"}, disallowed_special=())
         return np.array(ids, np.int32)
 
     def encode_ordinary(self, text: str) -> np.ndarray:
-        """Token ids, uint32, of text that may come from anywhere: "<|endoftext|>" in it is plain text."""
+        """Return token ids, uint32, of text from any source: "<|endoftext|>" in it is plain text."""
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these token ids; bytes that are not UTF-8 become U+FFFD."""
+        """Return the text of these token ids. Bytes that are not UTF-8 become U+FFFD."""
         return self.stream()(ids, final=True)
 
     def stream(self) -> Stream:
-        """A function from the next token ids to the text they complete.
+        """Return a function from the next token ids to the text that they complete.
 
-        A token may end in the middle of a character: its bytes are kept until the rest of the character
-        arrives, or until `final=True`, when what is left becomes U+FFFD.
+        A token may end in the middle of a character. Its bytes are kept until the rest of the character
+        arrives, or until `final=True`, when bytes without the rest become U+FFFD.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return lambda ids, final=False: decoder.decode(b"".join(map(self._bytes, ids)), final)
@@ -117,9 +119,7 @@ class TiktokenTokenizer:
     def _bytes(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
-        except (
-            KeyError
-        ):  # a model's vocabulary may be padded (50,257 to 50,304), and may draw a padding token
+        except KeyError:  # a model whose vocabulary is padded (50,257 to 50,304) may draw a padding token
             return "\N{REPLACEMENT CHARACTER}".encode()
 
     def to_json(self) -> dict:
@@ -129,19 +129,19 @@ class TiktokenTokenizer:
 class JsonTokenizer:
     """The tokenizer that the text of a Hugging Face `tokenizer.json` describes.
 
-    `origin` stands before what is wrong. Raises UserError when the text is no tokenizer.json, or the
-    tokenizers library is not installed.
+    Raises UserError, which begins with `origin`, when the text is no tokenizer.json, or the tokenizers
+    library is not installed.
     """
 
     def __init__(self, text: str, origin: str = "tokenizer.json"):
         try:
-            import tokenizers  # here, as tiktoken above
+            import tokenizers  # here, for the same reason as tiktoken
             from tokenizers.decoders import DecodeStream
         except ImportError:
             raise UserError(f"{origin}: needs the tokenizers library: pip install tokenizers") from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing narrower
+        except Exception as error:  # the library raises no narrower class
             raise UserError(f"{origin}: not a Hugging Face tokenizer.json ({error})") from None
         self._stream = DecodeStream
         self._text = text
@@ -150,11 +150,11 @@ class JsonTokenizer:
             raise UserError(f"{origin}: this tokenizer has no tokens")
 
     def encode(self, text: str) -> np.ndarray:
-        """Token ids, int32. The name of a special token stands for that token; none is added."""
-        return self._encode(_unicode(text), special=True).astype(np.int32)
+        """Return token ids, int32. The name of a special token means that token; none is added."""
+        return self._encode(_replace_surrogates(text), special=True).astype(np.int32)
 
     def encode_ordinary(self, text: str) -> np.ndarray:
-        """Token ids, uint32, of text that may come from anywhere: a special token's name is plain text."""
+        """Return token ids, uint32, of text from any source: a special token's name is plain text."""
         return self._encode(text, special=False)
 
     def _encode(self, text: str, special: bool) -> np.ndarray:
@@ -162,11 +162,14 @@ class JsonTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of these token ids; bytes that are not UTF-8 become U+FFFD, a padding token nothing."""
+        """Return the text of these token ids. Bytes that are not UTF-8 become U+FFFD.
+
+        An id that no token has is left out: a model whose vocabulary is padded may draw one.
+        """
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def stream(self) -> Stream:
-        """A function from the next token ids to the text they complete, as `TiktokenTokenizer.stream`."""
+        """Return a function from the next token ids to the text they complete, as TiktokenTokenizer does."""
         decoder, kept = self._stream(skip_special_tokens=False), []
 
         def feed(ids: Iterable[int], final: bool = False) -> str:
@@ -189,8 +192,8 @@ class JsonTokenizer:
 Tokenizer = CharTokenizer | TiktokenTokenizer | JsonTokenizer
 
 
-def by_name(name: str) -> TiktokenTokenizer | JsonTokenizer:
-    """The tokenizer that `--tokenizer=<name>` asks for: the path of a tokenizer.json, or tiktoken's name."""
+def load_tokenizer(name: str) -> TiktokenTokenizer | JsonTokenizer:
+    """Load a tokenizer by the path of its tokenizer.json, or by tiktoken's name for it. Raises UserError."""
     if not name.endswith(".json"):
         return TiktokenTokenizer(name)
     try:
@@ -200,7 +203,7 @@ def by_name(name: str) -> TiktokenTokenizer | JsonTokenizer:
 
 
 def from_json(description: dict) -> Tokenizer:
-    """The tokenizer that `to_json` described. Raises UserError when the description is not one of ours."""
+    """Make a tokenizer from the description that its `to_json` gave. Raises UserError for any other."""
     match description:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
@@ -215,7 +218,7 @@ def from_json(description: dict) -> Tokenizer:
 
 
 def end_of_text(description: dict | None) -> int | None:
-    """The id that ends a text in the tokenizer that `to_json` described; None where there is none."""
+    """Return the id of the token that ends a text, from a tokenizer's description; None if it has none."""
     match description:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
@@ -225,11 +228,11 @@ def end_of_text(description: dict | None) -> int | None:
     return None
 
 
-def _unicode(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()  # a lone surrogate is more than the library can take
+def _replace_surrogates(text: str) -> str:
+    return text.encode("utf-8", "replace").decode()  # the library cannot encode a lone surrogate
 
 
 def _code_points(text: str) -> np.ndarray:
-    # "surrogatepass": a lone surrogate (a byte of the command line that is not UTF-8) is a character to
-    # report as missing, not an exception.
+    # A lone surrogate comes from a byte of the command line that is not UTF-8. With "surrogatepass" it is a
+    # character to report as missing, not an exception.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

@@ -1,6 +1,7 @@
-"""Writes a data set: nanoGPT's raw token ids in `train.bin` and `val.bin`, and a `meta.json` about them.
+"""Write a data set: raw token ids in `train.bin` and `val.bin`, as nanoGPT does, and a `meta.json`.
 
-This is for a data set that fits in memory; `documents.py` streams any other. All look the same to the loader.
+`write_dataset` is for a data set that fits in memory; `documents.py` streams any other. The loader reads both
+in the same way.
 """
 
 import hashlib
@@ -14,7 +15,7 @@ from numpy.typing import ArrayLike
 from config.command_line import UserError
 from data.tokenizer import Tokenizer
 
-FORMAT = 1  # of meta.json; a reader refuses a number that it does not know
+FORMAT = 1  # the version of meta.json; a reader refuses one that it does not know
 
 
 def write_dataset(
@@ -24,7 +25,7 @@ def write_dataset(
     tokenizer: Tokenizer,
     source: str,
 ) -> None:
-    """Write the two splits and `meta.json` into `folder`, which is made when missing.
+    """Write the two splits and `meta.json` into `folder`, and create it if it is missing.
 
     The ids are one-dimensional integers below `tokenizer.vocab_size`. They are stored little-endian, as
     uint16, or as uint32 when the vocabulary is larger than 65,535. `source` says in words where the text came
@@ -34,7 +35,7 @@ def write_dataset(
     folder = Path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _write(folder, {"train": train_ids, "val": val_ids}, tokenizer, source)
+        _write_files(folder, {"train": train_ids, "val": val_ids}, tokenizer, source)
     except OSError as error:
         raise UserError(
             f"{folder}: cannot write the data set ({error}): make room or choose another folder"
@@ -42,12 +43,12 @@ def write_dataset(
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """What a token is stored as: little-endian uint16, or uint32 when the vocabulary is over 65,535."""
+    """Return the type that tokens are stored in: little-endian uint16, or uint32 above 65,535 tokens."""
     return np.dtype("<u2" if vocab_size <= 65535 else "<u4")
 
 
-def description(tokenizer: Tokenizer, source: str) -> dict:
-    """What `meta.json` says of every data set; its files are to be added."""
+def common_meta(tokenizer: Tokenizer, source: str) -> dict:
+    """Return the entries of `meta.json` that every data set has; the caller adds those about its files."""
     return {
         "format": FORMAT,
         "vocab_size": tokenizer.vocab_size,
@@ -57,10 +58,10 @@ def description(tokenizer: Tokenizer, source: str) -> dict:
     }
 
 
-def _write(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenizer, source: str) -> None:
+def _write_files(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenizer, source: str) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
-    meta = description(tokenizer, source) | {"counts": {}, "sha256": {}}
-    # In the order in which they take their names. The loader takes train.bin for the sign that a data set is
+    meta = common_meta(tokenizer, source) | {"counts": {}, "sha256": {}}
+    # The files get their names in this order. The loader takes train.bin as the sign that the data set is
     # there, so it comes last: a process killed between two renames leaves a data set that will be prepared
     # again, never bins without their vocabulary.
     temporary = {
@@ -68,7 +69,7 @@ def _write(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenizer, sou
     }
     try:
         for split, ids in splits.items():
-            tokens = _checked(folder / f"{split}.bin", ids, tokenizer.vocab_size).astype(dtype)
+            tokens = _check_ids(folder / f"{split}.bin", ids, tokenizer.vocab_size).astype(dtype)
             temporary[f"{split}.bin"].write_bytes(tokens.data)
             meta["counts"][split] = len(tokens)
             meta["sha256"][split] = hashlib.sha256(tokens.data).hexdigest()
@@ -80,7 +81,7 @@ def _write(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenizer, sou
             path.unlink(missing_ok=True)
 
 
-def _checked(path: Path, ids: ArrayLike, vocab_size: int) -> np.ndarray:
+def _check_ids(path: Path, ids: ArrayLike, vocab_size: int) -> np.ndarray:
     ids = np.asarray(ids)
     if ids.size == 0:
         raise UserError(f"{path}: nothing to write: the source text is empty or too short to split")

@@ -147,8 +147,8 @@ def test_launcher_options_take_a_value_after_a_space_or_a_sign():
 def test_no_launcher_option_hides_one_of_the_scripts():
     from sample import SampleOptions
 
-    launcher = set(app.types(app.LaunchOptions))
-    assert not launcher & (set(app.types(Options)) | set(app.types(SampleOptions)))
+    launcher = set(app.option_types(app.LaunchOptions))
+    assert not launcher & (set(app.option_types(Options)) | set(app.option_types(SampleOptions)))
 
 
 def test_options_travel_with_their_values(tmp_path):

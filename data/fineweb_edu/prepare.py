@@ -1,4 +1,4 @@
-"""FineWeb-Edu's sample of 10 billion GPT-2 tokens: web pages chosen for what they teach.
+"""Prepare FineWeb-Edu's sample of 10 billion GPT-2 tokens: web pages chosen for what they teach.
 
     python data/fineweb_edu/prepare.py [--limit=N] [--num_proc=N] [--tokenizer=gpt2] [--source=<files>]
 
@@ -8,7 +8,8 @@ Penedo et al. 2024, arXiv:2406.17557. https://huggingface.co/datasets/HuggingFac
 import sys
 from pathlib import Path
 
-# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+# When this runs as a script, Python looks for imports in this folder only;
+# `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command

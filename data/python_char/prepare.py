@@ -1,14 +1,14 @@
-"""The Python standard library's own source, one token per character: every machine with Python has it.
+"""Prepare the source of Python's standard library, which needs no download, with one token per character.
 
     python data/python_char/prepare.py [--source=<folder>]
 
 The text is the top-level *.py of the standard library (or of <folder>), in the order of their file names.
-Each tab becomes four spaces; then all but printable ASCII and newlines is dropped, which leaves 96 symbols
-whatever the Python version. The first 90% of the characters are for training, the rest for validation.
+Each tab becomes four spaces. Then all but printable ASCII and newlines is dropped, which leaves 96 symbols
+with every Python version. The first 90% of the characters are for training, the rest for validation.
 
-The same installation of Python always gives the same text. One of CPython 3.11.7 on Linux had 168 files:
-4,698,190 characters (90 others dropped), 4,228,371 for training and 469,819 for validation. Python 3.12 and
-3.13 have a little less.
+The same installation of Python always gives the same text. CPython 3.11.7 on Linux had 168 files with
+4,698,190 characters (90 others were dropped): 4,228,371 for training and 469,819 for validation. Python 3.12
+and 3.13 have a little less.
 """
 
 import argparse
@@ -18,7 +18,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+# When this runs as a script, Python looks for imports in this folder only;
+# `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import UserError, command

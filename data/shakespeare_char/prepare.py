@@ -1,10 +1,10 @@
-"""Tiny Shakespeare, one token per character: 1,115,394 characters, the text of nanoGPT's first example.
+"""Prepare tiny Shakespeare, the text of nanoGPT's first example, with one token per character.
 
     python data/shakespeare_char/prepare.py [--source=<path or URL>]
 
-The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training, the rest for
-validation: 1,003,854 and 111,540 tokens, as in nanoGPT. Any other UTF-8 text given by --source is prepared
-the same way.
+The text has 1,115,394 characters. The vocabulary is the characters that occur, sorted: 65 symbols. The first
+90% are for training, the rest for validation: 1,003,854 and 111,540 tokens, as in nanoGPT. Another UTF-8
+text, given by --source, is prepared in the same way.
 """
 
 import argparse
@@ -14,17 +14,18 @@ import sys
 import urllib.request
 from pathlib import Path
 
-# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+# When this runs as a script, Python looks for imports in this folder only;
+# `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 
-SMALL = True  # train.py prepares it by itself: one megabyte
+SMALL = True  # train.py prepares it by itself: it is one megabyte
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-TIMEOUT = 20  # seconds of silence from the network
+TIMEOUT = 20  # seconds to wait for an answer of the network
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
@@ -41,11 +42,11 @@ def prepare(folder: Path, source: str | None = None) -> None:
 
 
 def read_text(source: str | None) -> str:
-    """The text of the path or URL `source`, or of tiny Shakespeare's, with a note when it is another.
+    """Read the text at the path or URL `source` (None: tiny Shakespeare's), with a note if it is another.
 
-    Raises UserError when it cannot be had, is not UTF-8 or is too short to split.
+    Raises UserError when it cannot be read or downloaded, is not UTF-8, or is too short to split.
     """
-    content = _read(source or URL)
+    content = _read_bytes(source or URL)
     if hashlib.sha256(content).hexdigest() != SHA256:
         if source is None:
             raise UserError(
@@ -64,7 +65,7 @@ def read_text(source: str | None) -> str:
     return text
 
 
-def _read(source: str) -> bytes:
+def _read_bytes(source: str) -> bytes:
     if not source.startswith(("http://", "https://")):
         try:
             return Path(source).read_bytes()

@@ -1,14 +1,16 @@
-"""TinyStories: 2,119,719 short stories in a child's words, for which a small model is enough.
+"""Prepare TinyStories: 2,119,719 short stories in a child's words, which a small model can learn to write.
 
     python data/tinystories/prepare.py [--limit=N] [--num_proc=N] [--tokenizer=gpt2] [--source=<files>]
 
-Of its training split; one story in 200 is for validation here. Eldan and Li 2023, arXiv:2305.07759.
+The stories are those of its training split; one in 200 is for validation here. Eldan and Li 2023,
+arXiv:2305.07759.
 """
 
 import sys
 from pathlib import Path
 
-# Run as a script, Python looks for imports in this folder only; `config` and `data` are two levels up.
+# When this runs as a script, Python looks for imports in this folder only;
+# `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command

@@ -13,11 +13,11 @@ import tokenizers
 
 from config.command_line import UserError
 from data import sources
-from data.documents import in_parallel, write_documents
+from data.documents import tokenize_in_parallel, write_documents
 from data.loader import Batches, load_meta
 from data.prepare import main
-from data.sources import Batch, Files
-from data.tokenizer import by_name, from_json
+from data.sources import DocumentBatch, Files
+from data.tokenizer import from_json, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"the story of {i}: €\n" + "and then the other thing\n" * (i % 9) for i in range(400)]
@@ -51,7 +51,7 @@ def stories(folder, split):
 
 
 def test_tokens_are_those_of_the_library_document_by_document(tmp_path, source, tokenizer_json, capsys):
-    write_documents(tmp_path / "set", source, by_name(str(tokenizer_json)), VAL, num_proc=2)
+    write_documents(tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), VAL, num_proc=2)
     library = tokenizers.Tokenizer.from_file(str(tokenizer_json))
     found = {split: stories(tmp_path / "set", split) for split in ("train", "val")}
     assert sorted(found["train"] + found["val"]) == sorted(TEXTS)
@@ -69,7 +69,7 @@ def test_tokens_are_those_of_the_library_document_by_document(tmp_path, source, 
 
 def test_the_number_of_processes_changes_nothing(tmp_path, source, tokenizer_json):
     for n in (1, 3):
-        write_documents(tmp_path / str(n), source, by_name(str(tokenizer_json)), VAL, num_proc=n)
+        write_documents(tmp_path / str(n), source, load_tokenizer(str(tokenizer_json)), VAL, num_proc=n)
     for name in ("train.bin", "val.bin", "meta.json"):
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "3" / name).read_bytes()
 
@@ -79,7 +79,7 @@ def test_copies_stay_together_and_more_documents_move_none(tmp_path, tokenizer_j
     (tmp_path / "b.txt").write_text("<|endoftext|>\n".join(TEXTS))
     before, after = ([str(tmp_path / name) for name in names] for names in (["a.txt"], ["b.txt", "a.txt"]))
     for name, paths in (("before", before), ("after", after)):
-        write_documents(tmp_path / name, Files(paths), by_name(str(tokenizer_json)), VAL, num_proc=1)
+        write_documents(tmp_path / name, Files(paths), load_tokenizer(str(tokenizer_json)), VAL, num_proc=1)
     val = {name: stories(tmp_path / name, "val") for name in ("before", "after")}
     assert set(val["before"]) == set(val["after"]) & set(TEXTS[:100])
     assert not set(val["after"]) & set(stories(tmp_path / "after", "train"))
@@ -87,7 +87,7 @@ def test_copies_stay_together_and_more_documents_move_none(tmp_path, tokenizer_j
 
 def test_the_limit_counts_documents(tmp_path, source, tokenizer_json):
     for limit in (57, 1000):
-        write_documents(tmp_path / "set", source, by_name(str(tokenizer_json)), VAL, limit, num_proc=1)
+        write_documents(tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), VAL, limit, num_proc=1)
         found = stories(tmp_path / "set", "train") + stories(tmp_path / "set", "val")
         assert sorted(found) == sorted(TEXTS[:limit])
 
@@ -98,7 +98,7 @@ def test_corrupt_and_empty_documents_are_skipped_and_counted_in_one_line(tmp_pat
     empty = [b"", b'{"text": ""}', rb'{"text": " \n"}']
     (tmp_path / "mixed.jsonl").write_bytes(b"\n".join([*good[:20], *bad, *good[20:], *empty]) + b"\n")
     source = Files([str(tmp_path / "mixed.jsonl")])
-    write_documents(tmp_path / "set", source, by_name(str(tokenizer_json)), VAL, num_proc=1)
+    write_documents(tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), VAL, num_proc=1)
     assert sorted(stories(tmp_path / "set", "train") + stories(tmp_path / "set", "val")) == sorted(TEXTS[:50])
     assert capsys.readouterr().out.endswith("skipped of these: 5 corrupt and 3 empty\n")
 
@@ -107,7 +107,9 @@ def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, tokenizer_
     path = tmp_path / "odd.jsonl"
     odd = [f"{text}<|endoftext|>{text}" for text in TEXTS[:40]]
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in odd))
-    write_documents(tmp_path / "set", Files([str(path)]), by_name(str(tokenizer_json)), VAL, num_proc=1)
+    write_documents(
+        tmp_path / "set", Files([str(path)]), load_tokenizer(str(tokenizer_json)), VAL, num_proc=1
+    )
     assert sorted(stories(tmp_path / "set", "train") + stories(tmp_path / "set", "val")) == sorted(odd)
 
 
@@ -116,7 +118,7 @@ def test_a_large_vocabulary_is_written_as_uint32(tmp_path, source, tokenizer_jso
     described["added_tokens"].append(described["added_tokens"][0] | {"id": 70000, "content": "<|far|>"})
     described["model"]["vocab"]["<|far|>"] = 70000
     (tmp_path / "large.json").write_text(json.dumps(described))
-    tokenizer = by_name(str(tmp_path / "large.json"))
+    tokenizer = load_tokenizer(str(tmp_path / "large.json"))
     assert tokenizer.vocab_size == 70001
     write_documents(tmp_path / "set", source, tokenizer, VAL, num_proc=1)
     assert load_meta(str(tmp_path / "set")).dtype == "uint32"
@@ -131,7 +133,7 @@ PROGRAM = """
     import os, signal, sys
     from pathlib import Path
     from data import documents, shards, sources
-    from data.tokenizer import by_name
+    from data.tokenizer import load_tokenizer
     folder, source, tokenizer, kill_at = sys.argv[1:]
     sources.BATCH, documents.SAVE_EVERY, shards.SHARD = 2000, 1, 1500
     named, rename = [], os.replace
@@ -143,7 +145,7 @@ PROGRAM = """
     os.replace = replace
     if __name__ == "__main__":
         files = sources.Files([source])
-        documents.write_documents(Path(folder), files, by_name(tokenizer), 0.25, num_proc=2)
+        documents.write_documents(Path(folder), files, load_tokenizer(tokenizer), 0.25, num_proc=2)
         print(len(named))
 """
 
@@ -182,13 +184,13 @@ def test_another_command_does_not_go_on_with_what_a_killed_one_left(tmp_path, so
     killed = run_program(tmp_path, tmp_path / "set", source, tokenizer_json, kill_at=2)
     assert killed.returncode == -9
     with pytest.raises(UserError, match=r"another command.*\.prepare\.json"):
-        write_documents(tmp_path / "set", source, by_name(str(tokenizer_json)), 0.5, num_proc=1)
+        write_documents(tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), 0.5, num_proc=1)
     Path(source.paths[0]).write_text('{"text": "the source has changed"}\n')
     again = run_program(tmp_path, tmp_path / "set", source, tokenizer_json, kill_at=0)
     assert again.returncode == 1 and "UserError" in again.stderr
     (tmp_path / "set" / ".prepare.json").write_text("{")
     with pytest.raises(UserError, match=r"\.prepare\.json: damaged"):
-        write_documents(tmp_path / "set", source, by_name(str(tokenizer_json)), VAL, num_proc=1)
+        write_documents(tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), VAL, num_proc=1)
 
 
 # Memory
@@ -200,10 +202,10 @@ def test_few_batches_are_on_their_way_at_a_time(tokenizer_json):
     def batches():
         for i in range(100):
             drawn.append(i)
-            yield Batch([b"the text"], False, i)
+            yield DocumentBatch([b"the text"], False, i)
 
-    described = by_name(str(tokenizer_json)).to_json()
-    for done, _ in enumerate(in_parallel(batches(), 2, (described, VAL, "<u2"))):
+    described = load_tokenizer(str(tokenizer_json)).to_json()
+    for done, _ in enumerate(tokenize_in_parallel(batches(), 2, (described, VAL, "<u2"))):
         assert len(drawn) <= done + 1 + 2 * 2
     assert done == 99
 
@@ -215,11 +217,11 @@ PEAKS = r"""
     from pathlib import Path
     from data.documents import write_documents
     from data.sources import Files
-    from data.tokenizer import by_name
+    from data.tokenizer import load_tokenizer
     if __name__ == "__main__":
         folder, source, tokenizer = sys.argv[1:]
         for limit in (200, None):
-            write_documents(Path(folder), Files([source]), by_name(tokenizer), 0.25, limit, num_proc=1)
+            write_documents(Path(folder), Files([source]), load_tokenizer(tokenizer), 0.25, limit, num_proc=1)
             print(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
 """
 
@@ -250,7 +252,9 @@ def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, token
         with pytest.raises(
             UserError, match=f"book.txt: 1 documents.* leave none for {missing}.*--val_fraction"
         ):
-            write_documents(tmp_path / "set", source, by_name(str(tokenizer_json)), fraction, num_proc=1)
+            write_documents(
+                tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), fraction, num_proc=1
+            )
         assert list((tmp_path / "set").iterdir()) == []
 
 
@@ -258,13 +262,13 @@ def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, source, tokenizer_
     described = json.loads(tokenizer_json.read_text())
     (tmp_path / "endless.json").write_text(json.dumps(described | {"added_tokens": []}))
     with pytest.raises(UserError, match="end-of-text"):
-        write_documents(tmp_path / "set", source, by_name(str(tmp_path / "endless.json")), VAL)
+        write_documents(tmp_path / "set", source, load_tokenizer(str(tmp_path / "endless.json")), VAL)
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path, source, tokenizer_json):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="file"):
-        write_documents(tmp_path / "file" / "set", source, by_name(str(tokenizer_json)), VAL)
+        write_documents(tmp_path / "file" / "set", source, load_tokenizer(str(tokenizer_json)), VAL)
 
 
 @pytest.mark.parametrize(
@@ -294,7 +298,7 @@ def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, 
 def test_gpt2s_tokens_are_tiktokens(tmp_path, source):
     import tiktoken
 
-    write_documents(tmp_path / "set", source, by_name("gpt2"), VAL, num_proc=2)
+    write_documents(tmp_path / "set", source, load_tokenizer("gpt2"), VAL, num_proc=2)
     encoding = tiktoken.get_encoding("gpt2")
     for split in ("train", "val"):
         ids = tokens(tmp_path / "set", split)

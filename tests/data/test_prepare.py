@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from config.command_line import UserError
-from data.tokenizer import by_name, from_json
+from data.tokenizer import from_json, load_tokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
 python_char = importlib.import_module("data.python_char.prepare")
@@ -150,7 +150,7 @@ def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, 
     (tmp_path / "input.txt").write_text(text)
     shakespeare.prepare(tmp_path / "set", str(tmp_path / "input.txt"), str(tokenizer_json))
     meta, train, val = read(tmp_path / "set")
-    tokenizer = by_name(str(tokenizer_json))
+    tokenizer = load_tokenizer(str(tokenizer_json))
     cut = int(0.9 * len(text))
     assert train.tolist() == tokenizer.encode(text[:cut]).tolist()
     assert val.tolist() == tokenizer.encode(text[cut:]).tolist()

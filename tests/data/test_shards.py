@@ -84,9 +84,9 @@ def test_a_writer_made_of_a_state_goes_on_from_it(tmp_path, monkeypatch, size):
     monkeypatch.setattr(shards, "SHARD", size)
     writer = ShardWriter(tmp_path, "train", IDS.dtype)
     writer.append(IDS[:50].tobytes())
-    state = json.loads(json.dumps(writer.state()))
+    state = json.loads(json.dumps(writer.sync()))
     writer.append(IDS[50:77].tobytes())  # lost: after the state that was kept
-    writer.state()
+    writer.sync()
     again = ShardWriter(tmp_path, "train", IDS.dtype, **state)
     again.append(IDS[50:].tobytes())
     files = again.finish()
@@ -103,7 +103,7 @@ def test_a_writer_made_of_a_state_goes_on_from_it(tmp_path, monkeypatch, size):
 def test_files_that_are_shorter_than_their_state_are_refused(tmp_path):
     writer = ShardWriter(tmp_path, "train", IDS.dtype)
     writer.append(IDS.tobytes())
-    state = writer.state()
+    state = writer.sync()
     path = tmp_path / ".train_00000.bin.tmp"
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(UserError, match=r"\.train_00000\.bin\.tmp.*prepare\.json"):

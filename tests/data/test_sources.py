@@ -11,7 +11,7 @@ import pytest
 
 from config.command_line import UserError
 from data import sources
-from data.sources import Files, Hub, text_of
+from data.sources import Files, Hub, extract_text
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
@@ -34,7 +34,9 @@ def write(folder, suffix, texts, name="part"):
 
 def texts(source, position=None):
     return [
-        text_of(record, batch.json_lines) for batch in source.batches(position) for record in batch.records
+        extract_text(record, batch.json_lines)
+        for batch in source.batches(position)
+        for record in batch.records
     ]
 
 
@@ -98,7 +100,7 @@ def test_a_very_long_text_is_cut_at_the_end_of_a_line(tmp_path, monkeypatch):
 )
 def test_a_corrupt_document_is_a_value_error(record, json_lines):
     with pytest.raises(ValueError):
-        text_of(record, json_lines)
+        extract_text(record, json_lines)
 
 
 def test_text_in_parquet_that_is_not_utf8_spoils_itself_alone(tmp_path):

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from config.command_line import UserError
-from data.tokenizer import END_OF_TEXT, CharTokenizer, TiktokenTokenizer, by_name, end_of_text, from_json
+from data.tokenizer import (
+    END_OF_TEXT,
+    CharTokenizer,
+    TiktokenTokenizer,
+    end_of_text,
+    from_json,
+    load_tokenizer,
+)
 
 tiktoken = pytest.importorskip("tiktoken")
 TEXT = "héllo, wörld <|endoftext|> €😀"
@@ -149,7 +156,7 @@ def test_without_tiktoken_says_what_to_install(monkeypatch):
 
 
 def test_a_tokenizer_json_there_and_back(tokenizer_json):
-    tokenizer = by_name(str(tokenizer_json))
+    tokenizer = load_tokenizer(str(tokenizer_json))
     ids = tokenizer.encode(TEXT)
     assert ids.dtype == np.int32
     assert tokenizer.decode(ids) == TEXT
@@ -159,7 +166,7 @@ def test_a_tokenizer_json_there_and_back(tokenizer_json):
 
 
 def test_end_of_text_is_a_token_in_a_prompt_and_text_in_a_document(tokenizer_json):
-    tokenizer = by_name(str(tokenizer_json))
+    tokenizer = load_tokenizer(str(tokenizer_json))
     eot = end_of_text(tokenizer.to_json())
     for _ in range(2):  # neither spoils the other
         assert tokenizer.encode("a<|endoftext|>").tolist()[1:] == [eot]
@@ -177,16 +184,16 @@ def test_tiktokens_ordinary_text_has_no_special_tokens(byte_pairs):
 def test_a_tokenizer_json_lives_on_in_its_description(tokenizer_json, tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text(tokenizer_json.read_text())
-    described = json.loads(json.dumps(by_name(str(path)).to_json()))
+    described = json.loads(json.dumps(load_tokenizer(str(path)).to_json()))
     path.unlink()
     again = from_json(described)
-    assert again.encode(TEXT).tolist() == by_name(str(tokenizer_json)).encode(TEXT).tolist()
+    assert again.encode(TEXT).tolist() == load_tokenizer(str(tokenizer_json)).encode(TEXT).tolist()
     assert again.decode(again.encode(TEXT)) == TEXT
     assert end_of_text(described) == 0
 
 
 def test_a_tokenizer_json_streams_what_it_decodes(tokenizer_json):
-    tokenizer = by_name(str(tokenizer_json))
+    tokenizer = load_tokenizer(str(tokenizer_json))
     feed = tokenizer.stream()
     euro = tokenizer.encode("€")
     assert len(euro) == 3
@@ -199,13 +206,13 @@ def test_a_tokenizer_json_streams_what_it_decodes(tokenizer_json):
 
 
 def test_a_padding_token_of_a_tokenizer_json_is_no_text(tokenizer_json):
-    tokenizer = by_name(str(tokenizer_json))
+    tokenizer = load_tokenizer(str(tokenizer_json))
     a, b = tokenizer.encode("ab")
     assert tokenizer.decode([a, 50303, b]) == tokenizer.stream()([a, 50303, b], final=True) == "ab"
 
 
 def test_half_a_character_in_a_prompt_is_no_traceback(tokenizer_json):
-    assert by_name(str(tokenizer_json)).encode("a\udcff").tolist()
+    assert load_tokenizer(str(tokenizer_json)).encode("a\udcff").tolist()
 
 
 @pytest.mark.parametrize("name", ["<|end_of_text|>", "</s>", "<eos>"])
@@ -219,19 +226,19 @@ def test_a_garbled_tokenizer_json_is_named(tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"tokenizer\.json: "):
-        by_name(str(path))
+        load_tokenizer(str(path))
 
 
 def test_a_missing_tokenizer_json_is_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.json: cannot be read"):
-        by_name(str(tmp_path / "none.json"))
+        load_tokenizer(str(tmp_path / "none.json"))
 
 
 def test_without_tokenizers_says_what_to_install(monkeypatch, tokenizer_json):
     monkeypatch.setitem(sys.modules, "tokenizers", None)  # makes `import tokenizers` fail
     with pytest.raises(UserError, match="pip install tokenizers"):
-        by_name(str(tokenizer_json))
+        load_tokenizer(str(tokenizer_json))
 
 
 def test_any_other_name_is_tiktokens(byte_pairs):
-    assert by_name("gpt2").to_json() == byte_pairs.to_json()
+    assert load_tokenizer("gpt2").to_json() == byte_pairs.to_json()
