@@ -5,6 +5,7 @@ Functions that tests call by name are in helpers.py.
 
 import os
 import signal
+from pathlib import Path
 
 import jax
 import pytest
@@ -55,6 +56,21 @@ def optimized(monkeypatch):
     yield
     jax.config.update(QUICK, True)
     jax.clear_caches()
+
+
+@pytest.fixture
+def saved_figures(monkeypatch):
+    """Every matplotlib figure that the test saves to a file, and the bytes of the file."""
+    from matplotlib.figure import Figure  # here, because few tests draw
+
+    figures, savefig = [], Figure.savefig
+
+    def save(figure, path, **settings):
+        savefig(figure, path, **settings)
+        figures.append((figure, Path(path).read_bytes()))
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    return figures
 
 
 @pytest.fixture(scope="session")
