@@ -1,6 +1,11 @@
-"""What tests share: devices, how they compile, a tiny data set, the command line of a run of a second."""
+"""What tests share: devices, signals, how they compile, a tiny data set, the command line of a short run.
+
+Functions that tests call by name are in helpers.py.
+"""
 
 import os
+import signal
+from pathlib import Path
 
 import jax
 import pytest
@@ -8,6 +13,10 @@ import tokenizers
 
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+
+pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
+
+from tests.helpers import kill_started  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -21,6 +30,23 @@ os.environ[QUICK.upper()] = "1"
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
 
+@pytest.fixture(scope="session", autouse=True)
+def sigint_interrupts():
+    """Have Ctrl-C raise KeyboardInterrupt here and in the programs that tests start.
+
+    A shell that starts the tests in the background has SIGINT ignored, which programs inherit.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def no_program_is_left():
+    yield
+    kill_started()
+
+
 @pytest.fixture
 def optimized(monkeypatch):
     """Compile as a user's run does: for tests of what the compiler makes of a program."""
@@ -30,6 +56,21 @@ def optimized(monkeypatch):
     yield
     jax.config.update(QUICK, True)
     jax.clear_caches()
+
+
+@pytest.fixture
+def saved_figures(monkeypatch):
+    """Every matplotlib figure that the test saves to a file, and the bytes of the file."""
+    from matplotlib.figure import Figure  # here, because few tests draw
+
+    figures, savefig = [], Figure.savefig
+
+    def save(figure, path, **settings):
+        savefig(figure, path, **settings)
+        figures.append((figure, Path(path).read_bytes()))
+
+    monkeypatch.setattr(Figure, "savefig", save)
+    return figures
 
 
 @pytest.fixture(scope="session")

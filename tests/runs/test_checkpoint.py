@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -11,19 +9,17 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from config.command_line import UserError
 from config.options import Options
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
-from runs.manifest import Manifest
+from runs.manifest import FORMAT, Manifest, latest_manifest
+from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
 from training.state import TrainState, create_state, model_config
 from training.step import compile_step
 
-ROOT = Path(__file__).resolve().parents[2]
 V = 11
 TINY = replace(
     Options(),
@@ -36,18 +32,17 @@ MANIFEST = Manifest(TINY, V, TOKENIZER, best_val_loss=2.5)
 
 @pytest.fixture(scope="module")
 def tiny():
-    """The first state of TINY, its compiled step, and a batch; none of them is consumed."""
+    """The first state of TINY, its compiled step, and what follows the state in a call; none is consumed."""
     state = create_state(model_config(TINY, V), TINY)
-    x, y = np.random.default_rng(0).integers(V, size=(2, 1, 2, 8)).astype(np.int32)
-    return state, compile_step(state, TINY), (x, y)
+    return state, compile_step(state, TINY), (*random_batch(TINY, V), TINY)
 
 
 def after_steps(tiny, n):
     """The state after n steps, which the caller may consume."""
-    state, step, batch = tiny
+    state, step, batch_and_options = tiny
     state = copy(state)
     for _ in range(n):
-        state, _ = step(state, *batch)
+        state, _ = step(state, *batch_and_options)
     return state
 
 
@@ -60,12 +55,10 @@ def at(state, iteration):
     return TrainState(state.model, state.opt_state, jnp.asarray(iteration, jnp.int32))
 
 
-def assert_equal(a, b):
-    """To the bit."""
+def assert_same(a, b):
+    """Check that two trees are alike in structure and to the bit."""
     assert jax.tree.structure(a) == jax.tree.structure(b)
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        assert x.dtype == y.dtype and x.shape == y.shape
-        assert np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    assert_same_bits(a, b)
 
 
 def save(out_dir, state, *iterations):
@@ -77,66 +70,54 @@ def save(out_dir, state, *iterations):
     return checkpoints
 
 
-def error(function, *arguments):
-    """The text of the UserError that a call ends in, which is one line."""
-    with pytest.raises(UserError) as caught:
-        function(*arguments)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def kept(checkpoints):
-    return sorted(int(path.name) for path in checkpoints.folder.iterdir())
-
-
 # --- saved and restored -------------------------------------------------------------------------------------
 
 
 def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_path, tiny):
-    first, step, batch = tiny
+    first, step, batch_and_options = tiny
     saved = after_steps(tiny, 3)
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(saved, MANIFEST)
     checkpoints.wait()
     restored = Checkpoints(str(tmp_path)).restore(3, first)  # another manager, as in a resumed run
-    assert_equal(restored, saved)
-    assert_equal(checkpoints.restore_model(3, first.model), saved.model)
+    assert_same(restored, saved)
+    assert_same(checkpoints.restore_model(3, first.model), saved.model)
     for _ in range(2):
-        saved, metrics = step(saved, *batch)
-        restored, metrics_again = step(restored, *batch)
-        assert_equal(metrics_again, metrics)
-    assert_equal(restored, saved)
+        saved, metrics = step(saved, *batch_and_options)
+        restored, metrics_again = step(restored, *batch_and_options)
+        assert_same(metrics_again, metrics)
+    assert_same(restored, saved)
 
 
 @pytest.mark.parametrize("optimizer", ["muon", "lion"])
-def test_the_state_of_every_optimizer_comes_back_and_trains_on_alike(tmp_path, tiny, optimizer):
+def test_the_state_of_every_optimizer_comes_back_and_trains_on_alike(tmp_path, optimizer):
     options = replace(TINY, optimizer=optimizer)
-    first, batch = create_state(model_config(options, V), options), tiny[2]
+    first, (x, y) = create_state(model_config(options, V), options), random_batch(options, V)
     step = compile_step(first, options)
-    saved, _ = step(first, *batch)
+    saved, _ = step(first, x, y, options)
     save(tmp_path, saved, 1)
     restored = Checkpoints(str(tmp_path)).restore(1, saved)
-    assert_equal(restored, saved)
-    assert_equal(step(restored, *batch), step(saved, *batch))
+    assert_same(restored, saved)
+    assert_same(step(restored, x, y, options), step(saved, x, y, options))
 
 
 def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
-    first, step, batch = tiny
+    first, step, batch_and_options = tiny
     state = copy(first)
     copies, checkpoints = {}, Checkpoints(str(tmp_path), keep=3)
     for i in range(3):
         copies[i] = copy(state)
         checkpoints.save(state, MANIFEST)
-        state, _ = step(state, *batch)  # consumes what is being saved
+        state, _ = step(state, *batch_and_options)  # consumes what is being saved
     checkpoints.wait()
     for i, expected in copies.items():
-        assert_equal(checkpoints.restore(i, state), expected)
+        assert_same(checkpoints.restore(i, state), expected)
 
 
 def test_shapes_are_enough_to_restore(tmp_path, tiny):
     save(tmp_path, tiny[0], 0)
     shapes = eqx.filter_eval_shape(create_state, model_config(TINY, V), TINY)
-    assert_equal(Checkpoints(str(tmp_path)).restore(0, shapes), tiny[0])
+    assert_same(Checkpoints(str(tmp_path)).restore(0, shapes), tiny[0])
 
 
 def test_a_manifest_comes_back(tmp_path, tiny):
@@ -147,7 +128,7 @@ def test_a_run_may_go_on_with_another_clipping(tmp_path, tiny):
     checkpoints = save(tmp_path, tiny[0], 4)
     without = make_optimizer(replace(TINY, grad_clip=0.0)).init(tiny[0].model)
     restored = checkpoints.restore(4, TrainState(tiny[0].model, without, tiny[0].step))
-    assert_equal(jax.tree.leaves(restored.opt_state), jax.tree.leaves(tiny[0].opt_state))
+    assert_same(jax.tree.leaves(restored.opt_state), jax.tree.leaves(tiny[0].opt_state))
 
 
 def test_nothing_is_pickled(tmp_path, tiny):
@@ -158,7 +139,7 @@ def test_nothing_is_pickled(tmp_path, tiny):
         content = path.read_bytes()
         assert path.suffix not in (".pkl", ".pickle")
         assert not (content[:1] == b"\x80" and content[-1:] == b".")  # as every pickle since protocol 2
-        assert b"numpy.core" not in content and b"training.step" not in content
+        assert b"numpy.core" not in content and b"training.state" not in content
 
 
 # --- which are kept -----------------------------------------------------------------------------------------
@@ -169,14 +150,14 @@ def test_the_last_and_the_best_are_kept(tmp_path, tiny):
     for i, val_loss in enumerate([3.0, 2.0, 2.5, None, 2.2, None], start=1):
         checkpoints.save(at(tiny[0], i), MANIFEST, val_loss)
     checkpoints.wait()
-    assert kept(checkpoints) == [2, 5, 6] and checkpoints.latest() == 6
+    assert saved_iterations(tmp_path) == [2, 5, 6] and checkpoints.latest() == 6
     checkpoints = Checkpoints(str(tmp_path), keep=1)  # a resumed run knows which is the best
     checkpoints.save(at(tiny[0], 7), MANIFEST, 2.1)
     checkpoints.wait()
-    assert kept(checkpoints) == [2, 7]
+    assert saved_iterations(tmp_path) == [2, 7]
     checkpoints.save(at(tiny[0], 8), MANIFEST, 1.9)
     checkpoints.wait()
-    assert kept(checkpoints) == [8]
+    assert saved_iterations(tmp_path) == [8]
 
 
 def test_after_all_are_deleted_a_run_starts_anew(tmp_path, tiny):
@@ -185,7 +166,7 @@ def test_after_all_are_deleted_a_run_starts_anew(tmp_path, tiny):
     assert checkpoints.latest() is None
     checkpoints.save(at(tiny[0], 5), MANIFEST)
     checkpoints.wait()
-    assert kept(checkpoints) == [5] and Checkpoints(str(tmp_path)).latest() == 5
+    assert saved_iterations(tmp_path) == [5] and Checkpoints(str(tmp_path)).latest() == 5
 
 
 def test_there_is_no_latest_without_a_run_and_looking_makes_no_folder(tmp_path):
@@ -235,46 +216,46 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, t
         return checkpoints.manifest(latest), checkpoints.restore(latest, tiny[0])
 
     for load in (resume, lambda: load_run(str(tmp_path))):
-        said = error(load)
+        said = refusal(load)
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged")
         assert "delete this folder" in said
     shutil.rmtree(tmp_path / "checkpoints" / "2")  # as it says
     manifest, state = resume()
     assert manifest == MANIFEST
-    assert_equal(state, at(tiny[0], 1))
+    assert_same(state, at(tiny[0], 1))
     assert load_run(str(tmp_path))[2] == 1
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
     shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "optimizer")
-    assert str(tmp_path / "checkpoints" / "2") in error(Checkpoints(str(tmp_path)).restore, 2, tiny[0])
-    assert_equal(load_run(str(tmp_path))[0], tiny[0].model)
+    assert str(tmp_path / "checkpoints" / "2") in refusal(Checkpoints(str(tmp_path)).restore, 2, tiny[0])
+    assert_same(load_run(str(tmp_path))[0], tiny[0].model)
 
 
 def test_without_its_validation_loss_a_checkpoint_is_still_good(tmp_path, tiny, two_checkpoints):
     shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
     shutil.rmtree(tmp_path / "checkpoints" / "1" / "metrics")
     checkpoints = Checkpoints(str(tmp_path))
-    assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
+    assert_same(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
     checkpoints.save(at(tiny[0], 3), MANIFEST, 2.0)
     checkpoints.wait()
-    assert kept(checkpoints) == [3]
+    assert saved_iterations(tmp_path) == [3]
 
 
 def test_half_a_validation_loss_is_one_line(tmp_path, two_checkpoints):
     shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
     cut_in_half(tmp_path / "checkpoints" / "1" / "metrics" / "metrics")
-    assert str(tmp_path / "checkpoints") in error(Checkpoints, str(tmp_path))
+    assert str(tmp_path / "checkpoints") in refusal(Checkpoints, str(tmp_path))
 
 
 def test_a_model_of_another_shape_is_refused(two_checkpoints):
     wide = replace(TINY, n_embd=32)
     state = eqx.filter_eval_shape(create_state, model_config(wide, V), wide)
-    assert str(two_checkpoints) in error(Checkpoints(str(two_checkpoints)).restore, 2, state)
+    assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
     deep = replace(TINY, n_layer=3)
     state = eqx.filter_eval_shape(create_state, model_config(deep, V), deep)
-    assert str(two_checkpoints) in error(Checkpoints(str(two_checkpoints)).restore, 2, state)
+    assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
 
 
 # --- a disk that is full, a process that is killed ----------------------------------------------------------
@@ -284,21 +265,21 @@ def test_a_disk_too_small_is_said_before_anything_is_written(tmp_path, tiny, mon
     checkpoints = save(tmp_path, tiny[0], 1)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))
-    said = error(checkpoints.save, at(tiny[0], 2), MANIFEST)
+    said = refusal(checkpoints.save, at(tiny[0], 2), MANIFEST)
     assert str(checkpoints.folder) in said and "make room" in said
-    assert kept(checkpoints) == [1]
-    assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
+    assert saved_iterations(tmp_path) == [1]
+    assert_same(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
 
 
 # A limit on the size of a file stops the writing in the middle, as a full disk does.
 FILL = """
 import resource, sys
-sys.path.insert(0, sys.argv[1])
 import jax.numpy as jnp
-from training.checkpoint import *
-from training.step import create_state, model_config
+from config.command_line import UserError
+from runs.checkpoint import Checkpoints
+from training.state import TrainState, create_state, model_config
 
-checkpoints = Checkpoints(sys.argv[2], keep=1)
+checkpoints = Checkpoints(sys.argv[1], keep=1)
 manifest = checkpoints.manifest(1)
 state = create_state(model_config(manifest.options, manifest.vocab_size), manifest.options)
 resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
@@ -312,9 +293,7 @@ except UserError as error:
 
 def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     save(tmp_path, tiny[0], 1)
-    done = subprocess.run(
-        [sys.executable, "-c", FILL, str(ROOT), str(tmp_path)], capture_output=True, text=True
-    )
+    done = run_python("-c", FILL, tmp_path)
     assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot save a checkpoint")
     assert done.stdout.count("\n") == 1
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
@@ -322,60 +301,60 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
 
     checkpoints = Checkpoints(str(tmp_path))
     assert checkpoints.latest() == 1
-    assert_equal(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
+    assert_same(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
     assert load_run(str(tmp_path))[2] == 1
     checkpoints.save(at(tiny[0], 2), MANIFEST)  # the resumed run comes to the same iteration
     checkpoints.wait()
-    assert kept(checkpoints) == [1, 2]  # 1 is the best; nothing unfinished is left
+    assert saved_iterations(tmp_path) == [1, 2]  # 1 is the best; nothing unfinished is left
 
 
 def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
     (tmp_path / "file").write_text("")
     checkpoints = Checkpoints(str(tmp_path / "file" / "run"))
     assert checkpoints.latest() is None
-    assert "file/run" in error(checkpoints.save, tiny[0], MANIFEST)
+    assert "file/run" in refusal(checkpoints.save, tiny[0], MANIFEST)
 
 
-# --- load_model ---------------------------------------------------------------------------------------------
+# --- load_run -----------------------------------------------------------------------------------------------
 
 
 def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, tiny):
     model, tokenizer, iteration = load_run(str(two_checkpoints))
-    assert_equal(model, tiny[0].model)
+    assert_same(model, tiny[0].model)
     assert (tokenizer, iteration) == (TOKENIZER, 2)
     assert load_run(str(two_checkpoints), 1)[2] == 1
 
 
 def test_a_model_that_is_not_there_is_one_line(tmp_path, two_checkpoints):
-    assert "no checkpoint" in error(load_model, str(tmp_path / "none"))
-    said = error(load_model, str(two_checkpoints), 7)
+    assert "no checkpoint" in refusal(load_run, str(tmp_path / "none"))
+    said = refusal(load_run, str(two_checkpoints), 7)
     assert "no checkpoint 7" in said and "[1, 2]" in said
 
 
 # A run trained on a second device stands for one trained on a GPU, which a machine without one samples from.
 SAVE_ELSEWHERE = """
-import sys
-sys.path.insert(0, sys.argv[1])
+import json, sys
 import jax
-from training.checkpoint import *
-from training.step import create_state, model_config
+from config.options import Options
+from runs.checkpoint import Checkpoints
+from runs.manifest import Manifest
+from training.state import create_state, model_config
 
-options = Options.from_json(json.loads(sys.argv[3]), "the test")
+options = Options.from_json(json.loads(sys.argv[2]), "the test")
 state = jax.device_put(create_state(model_config(options, 11), options), jax.devices()[8])
-checkpoints = Checkpoints(sys.argv[2])
+checkpoints = Checkpoints(sys.argv[1])
 checkpoints.save(state, Manifest(options, 11, None, None))
 checkpoints.wait()
 """
 
 
-def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp_path, tiny, monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=9")
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    arguments = [str(ROOT), str(tmp_path), json.dumps(TINY.to_json())]
-    subprocess.run([sys.executable, "-c", SAVE_ELSEWHERE, *arguments], check=True)
+def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp_path, tiny):
+    nine = dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=9)
+    done = run_python("-c", SAVE_ELSEWHERE, tmp_path, json.dumps(TINY.to_json()), **nine)
+    assert done.returncode == 0, done.stderr
     assert len(jax.devices()) == 8
-    assert_equal(load_run(str(tmp_path))[0], tiny[0].model)
-    assert_equal(Checkpoints(str(tmp_path)).restore(0, tiny[0]), tiny[0])
+    assert_same(load_run(str(tmp_path))[0], tiny[0].model)
+    assert_same(Checkpoints(str(tmp_path)).restore(0, tiny[0]), tiny[0])
 
 
 # --- manifests ----------------------------------------------------------------------------------------------
@@ -383,17 +362,31 @@ def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp
 
 def test_the_lowest_validation_loss_so_far_is_remembered():
     fresh = replace(MANIFEST, best_val_loss=None)
-    first, improved = fresh.scored(3.0)
+    first, improved = fresh.after_evaluation(3.0)
     assert improved and first.best_val_loss == 3.0
-    same, improved = first.scored(3.0)
+    same, improved = first.after_evaluation(3.0)
     assert not improved and same == first
-    second, improved = first.scored(2.0)
+    second, improved = first.after_evaluation(2.0)
     assert improved and second == replace(MANIFEST, best_val_loss=2.0)
 
 
 def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
     ours = replace(MANIFEST, options=replace(TINY, learning_rate=1.0, dropout=0.5), best_val_loss=None)
-    assert ours.after(MANIFEST, Path("there")) == replace(ours, best_val_loss=2.5)
+    assert ours.resuming_from(MANIFEST, Path("there")) == replace(ours, best_val_loss=2.5)
+
+
+@pytest.mark.parametrize("written", [None, 1, FORMAT + 1, str(FORMAT)])
+def test_a_manifest_of_another_format_is_refused_in_one_line(tmp_path, two_checkpoints, written):
+    """Without a number it is the first format, in which one array held queries, keys and values."""
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
+    values = json.loads(path.read_text())
+    assert values.pop("format") == FORMAT
+    path.write_text(json.dumps(values if written is None else values | {"format": written}))
+    for read in (latest_manifest, load_run):
+        said = refusal(read, str(tmp_path))
+        assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1}")
+        assert f"this version reads {FORMAT} only" in said and "--out_dir" in said
 
 
 @pytest.mark.parametrize(
@@ -401,11 +394,11 @@ def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
 )
 def test_options_that_contradict_the_checkpoint_are_one_line(name, value):
     ours = replace(MANIFEST, options=replace(TINY, **{name: value}))
-    said = error(ours.after, MANIFEST, Path("there/4"))
+    said = refusal(ours.resuming_from, MANIFEST, Path("there/4"))
     assert f"{name}={value}" in said and f"{name}={getattr(TINY, name)}" in said and "there/4" in said
 
 
 @pytest.mark.parametrize("changes", [dict(vocab_size=12), dict(tokenizer=None)])
 def test_another_vocabulary_contradicts_the_checkpoint(changes):
-    said = error(replace(MANIFEST, **changes).after, MANIFEST, Path("there/4"))
+    said = refusal(replace(MANIFEST, **changes).resuming_from, MANIFEST, Path("there/4"))
     assert "vocabulary" in said and "there/4" in said
