@@ -99,7 +99,7 @@ class Options:
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
     warmup_iters: NonNegativeInt = 2000  # steps of linear warmup
-    lr_decay_iters: NonNegativeInt = 600000  # step at which min_lr is reached; about max_iters, per Chinchilla
+    lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
