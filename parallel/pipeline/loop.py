@@ -32,9 +32,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from config.command_line import UserError
 from config.options import Options
 from layers.residual import shard_residual
-from model import GPT, Block
+from model import GPT, Block, Context, DropoutKey
 from parallel.pipeline.schedule import Row, Schedule
-from parallel.sharding import shard
+from parallel.sharding import shard, splits
 
 
 def split_blocks(model: GPT) -> tuple[GPT, Block]:
@@ -45,6 +45,19 @@ def split_blocks(model: GPT) -> tuple[GPT, Block]:
 def join_blocks(rest: GPT, blocks: Block) -> GPT:
     """Undo `split_blocks`."""
     return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
+
+
+def embed(
+    model: GPT, tokens: Int[Array, "B T"], context: Context, key: DropoutKey = None
+) -> Float[Array, "B T D"]:
+    """Do as `model.embed`, from a table that is split along `tensor` alone.
+
+    Inside `shard_map`, XLA (JAX 0.10.2) stops in a failed check where it looks up tokens in a table that both
+    `fsdp` and `tensor` split, if the tokens are more than a few.
+    """
+    axis = "tensor" if splits("tensor", len(model.wte), jax.sharding.get_abstract_mesh()) else None
+    model = eqx.tree_at(lambda model: model.wte, model, eqx.filter_shard(model.wte, P(axis)))
+    return model.embed(tokens, context, key=key)
 
 
 def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
@@ -130,7 +143,7 @@ class Pipeline:
 
             context = rest.context(x)
             # What the last rank puts out arrives on rank 0.
-            h, _ = lax.scan(stage, rest.embed(x, context), jnp.arange(n))
+            h, _ = lax.scan(stage, embed(rest, x, context), jnp.arange(n))
             mean = choose(rank[0] == 0, lambda: loss(rest, rest.ln_f(h), y), lambda: jnp.zeros(()))
             return lax.psum(mean, "stage")
 
@@ -164,7 +177,7 @@ class Pipeline:
             """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
             model, key = eqx.combine(*weights), None if keys is None else keys[m]
             context, first_layer = model.context(x[m]), s * (model.config.n_layer // n)
-            h = choose(s == 0, lambda: model.embed(x[m], context, key=key), lambda: h)
+            h = choose(s == 0, lambda: embed(model, x[m], context, key), lambda: h)
             h = model.apply_blocks(model.blocks, h, context, first_layer=first_layer, key=key)
             return h, choose(s == last, lambda: mean_nll(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
 
