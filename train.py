@@ -11,25 +11,21 @@ those of a run that never stopped: batches and dropout follow from the seed and 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 
 from config.command_line import command
 from config.options import Options, parse_options
 from evaluation.split import make_evaluate
-from model import GPT
 from parallel.batches import StepBatches
-from parallel.sharding import draw_sharding, sharding_table
-from runs.checkpoint import Checkpoints
 from runs.hardware import on_devices, reuse_freed_memory, share_one_heap
 from runs.load import save_merged, shape_of_weights
-from runs.manifest import Manifest
 from runs.metrics import Metrics
 from runs.profile import Profile
 from runs.signals import stop_signals
-from runs.start import claim_folder, describe_run, open_checkpoints, starting_state
-from training.lora import partition_trainable
-from training.state import TrainState, state_shapes
+from runs.start import Run, claim_folder, open_run, parameter_count, show_sharding, starting_state
+from training.state import TrainState
 from training.step import compile_step
 
 
@@ -37,60 +33,55 @@ def main(argv: list[str]) -> None:
     options = parse_options(argv, shape_of_weights)
     share_one_heap()
     with on_devices(options):
-        if options.lora_merge is None:
-            run(options)
-        else:
+        if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)
             print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
+        elif options.show_sharding:
+            show_sharding(options)
+        else:
+            start(options)
 
 
-def run(options: Options) -> None:
-    """Do a whole run: start or resume, train, and leave checkpoints behind."""
-    config, manifest = describe_run(options)
-    shapes = state_shapes(config, options)
-    if options.show_sharding:
-        print(sharding_table(shapes.model))
-        draw_sharding(shapes.model)
-        return
+def start(options: Options) -> None:
+    """Start a run or resume it, train, and leave checkpoints behind."""
+    run = open_run(options)
     batches = StepBatches(options)
-    checkpoints, manifest, resume_at = open_checkpoints(manifest, shapes)
-    print(parameter_count(shapes.model))
-
+    print(parameter_count(run))
     with stop_signals() as stop_asked:
-        state, manifest = starting_state(manifest, config, shapes, checkpoints, resume_at)
+        state, manifest = starting_state(run)
+        run = replace(run, manifest=manifest)
         evaluate = make_evaluate(options, state.model)
         if options.eval_only:
             print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
             return
-        claim_folder(options, checkpoints)
-        metrics = Metrics(options, resume_at or 0, config, jax.sharding.get_mesh().size)
+        claim_folder(options, run.checkpoints)
+        metrics = Metrics(options, run.resume_at or 0, run.config, jax.sharding.get_mesh().size)
         try:
-            train(state, batches, evaluate, checkpoints, manifest, metrics, stop_asked)
+            train(run, state, batches, evaluate, metrics, stop_asked)
         finally:
             metrics.close()
 
-    if checkpoints.latest() is None:
+    if run.checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss never improved")
         return
-    print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
+    print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
     print(f"sample from it: python sample.py --out_dir={options.out_dir}")
 
 
 def train(
+    run: Run,
     state: TrainState,
     batches: StepBatches,
-    evaluate: Callable[[GPT], dict[str, float]],
-    checkpoints: Checkpoints,
-    manifest: Manifest,
+    evaluate: Callable[..., dict[str, float]],
     metrics: Metrics,
     stop_asked: Callable[[int], bool],
 ) -> None:
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
-    options = manifest.options
+    options, checkpoints, manifest = run.options, run.checkpoints, run.manifest
     step = compile_step(state, options)
     reuse_freed_memory(step.compiled)
     profile = Profile(options.profile, step.compiled, metrics)
-    i = start = int(state.step)
+    i = start_iter = int(state.step)
     while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
             metrics.catch_up()
@@ -102,7 +93,7 @@ def train(
         stopping = stop_asked(i)
         if i >= options.max_iters or stopping:
             break
-        with profile.step(i - start):
+        with profile.step(i - start_iter):
             with metrics.making_batch():
                 x, y = batches(i)
             state, report = step(state, x, y, options)
@@ -110,21 +101,12 @@ def train(
         i += 1
 
     metrics.catch_up()
-    profile.close(i - start)
+    profile.close(i - start_iter)
     if stopping:
         if checkpoints.latest() != i:
             checkpoints.save(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
-
-
-def parameter_count(model: GPT) -> str:
-    """Say how many parameters the model has, how many of them are trained, and on which device."""
-    everything, trainable = (
-        sum(x.size for x in jax.tree.leaves(tree)) for tree in (model, partition_trainable(model)[0])
-    )
-    part = "" if trainable == everything else f", of which {trainable:,} are trained,"
-    return f"{everything:,} parameters{part} on {jax.devices()[0].device_kind}"
 
 
 if __name__ == "__main__":

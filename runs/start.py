@@ -1,7 +1,7 @@
-"""How a run starts: from its data set, its options and what lies in out_dir to the first step's state."""
+"""How a run starts: from its options, its data set and what lies in out_dir to the first step's state."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import jax
@@ -15,15 +15,46 @@ from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
+from parallel.sharding import draw_sharding, sharding_table
 from runs.checkpoint import Checkpoints
 from runs.load import is_run, load_base, load_weights, write_options
 from runs.manifest import Manifest, latest_manifest
-from training.lora import fingerprint, without_adapters
-from training.state import TrainState, create_state, create_state_around, model_config
+from training.lora import fingerprint, partition_trainable, without_adapters
+from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that is about to start: what it trains, and the checkpoints that it keeps or resumes from."""
+
+    options: Options
+    config: GPTConfig
+    shapes: TrainState  # shapes, dtypes and shardings of its state
+    manifest: Manifest
+    checkpoints: Checkpoints
+    resume_at: int | None  # the iteration of the checkpoint to resume from
+
+
+def open_run(options: Options) -> Run:
+    """Prepare missing data, describe the model, and look for the run's checkpoints.
+
+    Raises UserError when the mesh cannot split the model or the batch, when the run contradicts the
+    checkpoint that it resumes from, when its state could not be saved, and when a run would be lost unasked.
+    """
+    config, manifest = describe_run(options)
+    shapes = state_shapes(config, options)
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
+    checkpoints.check(shapes)
+    resume_at = where_to_resume(options, checkpoints)
+    check_same(checkpoint=resume_at)
+    if resume_at is not None:
+        path = checkpoints.folder / str(resume_at)
+        manifest = manifest.resuming_from(checkpoints.manifest(resume_at), path)
+    return Run(options, config, shapes, manifest, checkpoints, resume_at)
 
 
 def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
-    """Return the model that the run trains, and what it will say of itself; prepare its data if missing.
+    """Return the model that the run trains, and the manifest of its first checkpoint. Prepare missing data.
 
     Raises UserError for a model and a batch that the device mesh cannot split.
     """
@@ -43,23 +74,6 @@ def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
     return config, Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)
 
 
-def open_checkpoints(manifest: Manifest, shapes: TrainState) -> tuple[Checkpoints, Manifest, int | None]:
-    """Open the checkpoints of the run, and return them with the iteration to resume at, if there is one.
-
-    The manifest returned continues the checkpoint's. Raises UserError when the run contradicts the
-    checkpoint, when a state with these `shapes` could not be saved, and when a run would be lost unasked.
-    """
-    options = manifest.options
-    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
-    checkpoints.check(shapes)
-    resume_at = where_to_resume(options, checkpoints)
-    check_same(checkpoint=resume_at)
-    if resume_at is not None:
-        path = checkpoints.folder / str(resume_at)
-        manifest = manifest.resuming_from(checkpoints.manifest(resume_at), path)
-    return checkpoints, manifest, resume_at
-
-
 def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
     """Return the iteration to go on from; None to start from scratch. No run is lost unasked."""
     latest = checkpoints.latest()
@@ -75,36 +89,37 @@ def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
     return None
 
 
-def starting_state(
-    manifest: Manifest,
-    config: GPTConfig,
-    shapes: TrainState,
-    checkpoints: Checkpoints,
-    resume_at: int | None,
-) -> tuple[TrainState, Manifest]:
+def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
 
     The manifest returned names the weights below the adapters, if there are any. Raises UserError.
     """
-    options = manifest.options
+    options, checkpoints, resume_at = run.options, run.checkpoints, run.resume_at
     if resume_at is not None:
-        state = checkpoints.restore(resume_at, shapes, load_base(checkpoints, resume_at, shapes.model))
+        base = load_base(checkpoints, resume_at, run.shapes.model)
+        state = checkpoints.restore(resume_at, run.shapes, base)
         print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
-        return state, manifest
+        return state, run.manifest
     if options.init_from in ("scratch", *RESUMING):
         if options.lora_rank:
             raise UserError(
                 f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
                 "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
             )
-        return create_state(config, options), manifest
+        return create_state(run.config, options), run.manifest
+    return state_from_weights(run)
+
+
+def state_from_weights(run: Run) -> tuple[TrainState, Manifest]:
+    """Do as `starting_state` for the weights that `init_from` names: another run's, a folder's, the hub's."""
+    options, manifest = run.options, run.manifest
     if is_run(options.init_from):
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
         manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
     elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
         print(f"note: dataset={options.dataset} is not of {options.init_from}'s own tokens", file=sys.stderr)
-    model = load_weights(options.init_from, without_adapters(shapes.model))
+    model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
         base = {"init_from": options.init_from, "fingerprint": fingerprint(model)}
@@ -117,3 +132,20 @@ def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
     write_options(options)
     if options.overwrite:
         checkpoints.delete_all()
+
+
+def parameter_count(run: Run) -> str:
+    """Say how many parameters the model has, how many of them are trained, and on which device."""
+    model = run.shapes.model
+    everything, trainable = (
+        sum(x.size for x in jax.tree.leaves(tree)) for tree in (model, partition_trainable(model)[0])
+    )
+    part = "" if trainable == everything else f", of which {trainable:,} are trained,"
+    return f"{everything:,} parameters{part} on {jax.devices()[0].device_kind}"
+
+
+def show_sharding(options: Options) -> None:
+    """Print which device would hold which part of each parameter."""
+    shapes = state_shapes(describe_run(options)[0], options)
+    print(sharding_table(shapes.model))
+    draw_sharding(shapes.model)
