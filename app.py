@@ -1,15 +1,15 @@
-"""The same commands on a rented GPU: train.py and sample.py on Modal (https://modal.com), or here.
+"""Run train.py or sample.py on a rented GPU at Modal (https://modal.com), or on this machine.
 
     python app.py config/quickstart.py --batch_size=32              here: no account, no network, no modal
-    python app.py --help                                            the launcher's own options
-    python app.py --dry-run config/quickstart.py                    what would be sent and rented
+    python app.py --help                                            lists the launcher's own options
+    python app.py --dry-run config/quickstart.py                    prints what would be sent and rented
     modal run app.py --run-on-remote true config/quickstart.py --gpu=H100 --learning_rate=1e-3
     modal run app.py::sample --run-on-remote true --run-name=out-quickstart --start="def "
 
-What is not an option of the launcher goes to train.py (or sample.py). A run on Modal lives in the Volume
-`nanojaxgpt`: `runs/<run name>/` is its out_dir, and `data/<data set>/` the data, prepared once. When its
-machine is taken away, its time is up or it is killed, Modal starts it again and it goes on from its last
-checkpoint. docs/cloud.md has the rest, other clouds and TPUs.
+Words that are not options of the launcher go to train.py (or sample.py). A run on Modal lives in the Volume
+`nanojaxgpt`: its out_dir is `runs/<run name>/`, and its data, prepared once, are in `data/<data set>/`. When
+its machine is taken away, its time is up or it is killed, Modal starts it again and it goes on from its last
+checkpoint. docs/cloud.md describes the rest, other clouds and TPUs.
 """
 
 import math
@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from cloud import MOUNTED, VOLUME
-from cloud.supervise import ROOT, run
+from cloud.supervise import ROOT, run_script
 from config.command_line import (
     Count,
     Limit,
@@ -41,7 +41,7 @@ try:
 except ImportError:  # only the cloud needs it
     modal = None
 
-# What travels, and nothing else: no data, no checkpoints, no .env. Requirements are installed in the image.
+# Only these files are sent: no data, no checkpoints, no .env. Requirements are installed in the image.
 FILES = ("train.py", "sample.py", "model.py")
 ROOMS = (
     *("config", "layers", "data", "training", "runs", "parallel", "generation", "evaluation", "hub", "cloud"),
@@ -55,14 +55,14 @@ Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """Every option of the launcher. The comment behind a field is its text in `--help`."""
+    """The options of the launcher. The comment behind a field is its text in `--help`."""
 
     program: ClassVar[str] = "app.py"
     purpose: ClassVar[str] = "Train or sample on Modal, or here. Other options go to train.py or sample.py."
 
-    run_on_remote: bool = False  # on Modal; without it, here
-    gpu: Name = "A10G"  # L4, A10G, A100-80GB, H100, H200, B200, ..., and how many of it: H100:8
-    timeout_hours: Hours = 24.0  # of one attempt; the next one goes on from the last checkpoint
+    run_on_remote: bool = False  # run on Modal; without it, on this machine
+    gpu: Name = "A10G"  # L4, A10G, A100-80GB, H100, H200, B200, ..., or several, as in H100:8
+    timeout_hours: Hours = 24.0  # time for one attempt; the next one goes on from the last checkpoint
     retries: NonNegativeInt = 10  # attempts after the first, when time is up or the run is killed
     run_name: RunName = ""  # folder of the run; by default the name of its out_dir
     secret: Name = ""  # a Modal secret with WANDB_API_KEY, for --wandb_log=True
@@ -73,34 +73,34 @@ class LaunchOptions:
 
 @dataclass(frozen=True)
 class Job:
-    """A command to run on Modal: all that is sent, but for the files."""
+    """A command to run on Modal: everything that is sent besides the files."""
 
     script: str
-    words: list[str]  # its options, all as --key=value
+    words: list[str]  # the script's options, each as --key=value
     run_name: str
 
 
 def launch(script: str, argv: list[str]) -> None:
-    """Run a script here or on Modal, as `argv` says, and exit with its status. Raises UserError."""
+    """Run a script here or on Modal, as `argv` says. Exit with its status if it fails. Raises UserError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops a run as Ctrl-C does
-    ours, theirs = split(argv)
+    ours, theirs = separate_options(argv)
     options = LaunchOptions(**given(ours, LaunchOptions))
     if options.run_on_remote or options.dry_run:
-        job = training(theirs, options) if script == "train.py" else sampling(theirs, options)
+        job = training_job(theirs, options) if script == "train.py" else sampling_job(theirs, options)
         if options.dry_run:
-            print(described(job, options))
+            print(describe(job, options))
             return
         status = rent(job, options)
     else:
         if options.run_name:
             theirs.append(f"--out_dir={options.run_name}")
-        status, _ = run(script, theirs)
-    if status:  # if nothing is raised, `modal run` calls the App complete
-        sys.exit(status if status > 0 else 128 - status)  # a signal, as a shell has it
+        status, _ = run_script(script, theirs)
+    if status:  # without an exception, `modal run` would report the App as completed
+        sys.exit(status if status > 0 else 128 - status)  # for a signal, the status that a shell has
 
 
-def split(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a command line that are the launcher's, as --key=value, and the others, as they are."""
+def separate_options(argv: list[str]) -> tuple[list[str], list[str]]:
+    """Return the launcher's options in a command line, as --key=value, and the other words as they are."""
     ours, theirs, words = [], [], deque(argv)
     while words:
         word = words.popleft()
@@ -121,10 +121,11 @@ def split(argv: list[str]) -> tuple[list[str], list[str]]:
     return ours, theirs
 
 
-def training(argv: list[str], options: LaunchOptions) -> Job:
-    """A run of train.py. Its options are read and checked here, before anything is rented.
+def training_job(argv: list[str], options: LaunchOptions) -> Job:
+    """Return the job that runs train.py. Its options are checked here, before anything is rented.
 
-    They travel one by one: a config file may lie anywhere, and changing it does not change a run on its way.
+    The options are sent one by one instead of their config file, which may lie anywhere and may change while
+    the run goes on. Raises UserError for a bad option, and for one that cannot work on Modal.
     """
     values = given(argv, Options)
     out_dir = values.pop("out_dir", Options.out_dir)
@@ -148,8 +149,11 @@ def training(argv: list[str], options: LaunchOptions) -> Job:
     return Job("train.py", [f"--{name}={value}" for name, value in values.items()], run_name)
 
 
-def sampling(argv: list[str], options: LaunchOptions) -> Job:
-    """Samples of a run in the Volume. A prompt in a file here travels as its text."""
+def sampling_job(argv: list[str], options: LaunchOptions) -> Job:
+    """Return the job that runs sample.py on a run in the Volume. A prompt in a file is sent as its text.
+
+    Raises UserError without a run's name, or for a file that cannot be read.
+    """
     if not options.run_name:
         raise UserError(f"--run-name is missing; modal volume ls {VOLUME} runs lists the runs")
     if options.nodes > 1:
@@ -164,15 +168,16 @@ def sampling(argv: list[str], options: LaunchOptions) -> Job:
     return Job("sample.py", words, options.run_name)
 
 
-def files() -> list[Path]:
-    """The files that travel, relative to the project's folder."""
+def files_to_send() -> list[Path]:
+    """Return the paths of the files that are sent, relative to the project's folder."""
     rooms = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
     return [Path(name) for name in FILES] + [path.relative_to(ROOT) for path in rooms]
 
 
-def described(job: Job, options: LaunchOptions) -> str:
-    """What `rent` would rent and send, in words."""
-    size = sum((ROOT / path).stat().st_size for path in files())
+def describe(job: Job, options: LaunchOptions) -> str:
+    """Return a text that says what `rent` would rent and send."""
+    files = files_to_send()
+    size = sum((ROOT / path).stat().st_size for path in files)
     return "\n".join(
         [
             f"machines  {options.nodes} with {options.gpu} each",
@@ -181,34 +186,37 @@ def described(job: Job, options: LaunchOptions) -> str:
             f"volume    {VOLUME}, at {MOUNTED}; the run is runs/{job.run_name}",
             f"image     Debian, Python {PYTHON}, pip install -r requirements.txt {JAX}",
             f"command   {' '.join([job.script, *job.words])}",
-            f"files     {len(files())}, {size / 1000:.0f} kB:",
-            *(f"          {path}" for path in files()),
+            f"files     {len(files)}, {size / 1000:.0f} kB:",
+            *(f"          {path}" for path in files),
         ]
     )
 
 
 def rent(job: Job, options: LaunchOptions) -> int:
-    """Run a job on Modal, with its output here. Returns its exit status; raises UserError."""
+    """Run a job on Modal and print its output here. Return its exit status. Raises UserError."""
     if modal is None:
         raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
-    from cloud.container import on_modal  # here, because it imports modal
+    from cloud.container import run_in_container  # here, because it imports modal
 
     status = 130  # Ctrl-C ends the `with` below, quietly
     try:
         app = modal.App(f"{VOLUME}-{job.run_name}")
-        secrets = [named_secret(options.secret)] if options.secret else []
+        secrets = [find_secret(options.secret)] if options.secret else []
+        run = run_in_container
+        if options.nodes > 1:
+            run = modal.clustered(size=options.nodes, rdma=True)(run)
         function = app.function(
-            image=image(),
+            image=make_image(),
             gpu=options.gpu,
             timeout=math.ceil(options.timeout_hours * 3600),
             retries=options.retries,
             volumes={str(MOUNTED): modal.Volume.from_name(VOLUME, create_if_missing=True)},
             secrets=secrets,
             include_source=False,  # it is among the image's files
-        )(on_modal if options.nodes == 1 else modal.clustered(size=options.nodes, rdma=True)(on_modal))
+        )(run)
         with modal.enable_output(), app.run(detach=options.detach):
             seconds = options.timeout_hours * 3600
-            # Spawned, so that another attempt is for Modal to start: this machine may be off by then.
+            # With spawn(), Modal itself starts another attempt: this machine may be off by then.
             status = function.spawn(job.script, job.words, job.run_name, seconds, options.nodes).get()
     except (modal.exception.Error, ChildProcessError) as error:
         raise UserError(f"Modal: {error}") from None
@@ -217,8 +225,8 @@ def rent(job: Job, options: LaunchOptions) -> int:
     return status
 
 
-def named_secret(name: str) -> "modal.Secret":
-    """A secret at Modal. Looked up first, because Modal's own error would come after the image is built."""
+def find_secret(name: str) -> "modal.Secret":
+    """Return a secret at Modal. Raises UserError if it is missing, before Modal builds the image."""
     try:
         return modal.Secret.from_name(name).hydrate()
     except modal.exception.NotFoundError:
@@ -227,9 +235,9 @@ def named_secret(name: str) -> "modal.Secret":
         ) from None
 
 
-def image() -> "modal.Image":
-    """The software of a container, and this project's files at /root, where Modal starts Python."""
-    sent = set(files())
+def make_image() -> "modal.Image":
+    """Return a container's image: its software, and this project's files at /root, where Python starts."""
+    sent = set(files_to_send())
     return (
         modal.Image.debian_slim(python_version=PYTHON)
         .env({"PYTHONPATH": "/root"})
@@ -239,18 +247,19 @@ def image() -> "modal.Image":
 
 
 def train_entrypoint(*arglist: str) -> None:
-    """`modal run app.py`. The words come as they are: of a `bool` parameter, Modal would refuse the value."""
+    """Train, for `modal run app.py`. It takes bare words: Modal refuses a value for a `bool` parameter."""
     command(lambda _: launch("train.py", list(arglist)))
 
 
 def sample_entrypoint(*arglist: str) -> None:
-    """`modal run app.py::sample`."""
+    """Sample, for `modal run app.py::sample`."""
     command(lambda _: launch("sample.py", list(arglist)))
 
 
 if modal is not None:
-    # Apps without functions: what an App has is built and uploaded before its entrypoint runs, also for a run
-    # here. Of several entrypoints, `modal run app.py` takes the one that is a name of the module.
+    # These Apps have no functions, because Modal builds and uploads an App's functions before its entrypoint
+    # runs, even for a run on this machine. Of several entrypoints, `modal run app.py` takes the one that is a
+    # name of the module.
     main = modal.App("nanojaxgpt").local_entrypoint()(train_entrypoint)
     sample = modal.App("nanojaxgpt-sample")
     sample.local_entrypoint()(sample_entrypoint)

@@ -1,16 +1,17 @@
-"""Evaluate a trained model: its loss on the whole of a data set, or its accuracy on HellaSwag.
+"""Evaluate a trained model: its loss on a whole split of a data set, or its accuracy on HellaSwag.
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
     python evaluate.py --out_dir=out-quickstart --split=train --stride=128
     python evaluate.py --init_from=gpt2 --dataset=shakespeare
     python evaluate.py --out_dir=out --hellaswag=hellaswag_val.jsonl --json=result.json
 
-The loss is exact: of every token of the split but the first, each predicted once. How well a token is
-predicted depends on how much text before it the model reads. So windows of block_size tokens overlap: each
-begins `stride` tokens after the one before, and of its predictions only the last `stride`, those not made
-yet, count. Every token is thus predicted from at least block_size - stride tokens before it, but for those at
-the very beginning. A smaller stride costs more, and gives a trained model a lower loss; the default, half of
-block_size, reads each token twice. `--stride=<block_size>` is the loss of `train.py --eval_iters=-1`. See
+The loss is exact: it predicts every token of the split once, except the first. How well a token is predicted
+depends on how much text before it the model reads, so windows of block_size tokens overlap. Each begins
+`stride` tokens after the one before, and only its last `stride` predictions count, those not made yet. Thus
+every token is predicted from at least block_size - stride tokens before it, except at the very beginning.
+
+A smaller stride costs more, and gives a trained model a lower loss. The default, half of block_size, reads
+each token twice. `--stride=<block_size>` gives the loss of `train.py --eval_iters=-1`. See
 huggingface.co/docs/transformers/perplexity.
 """
 
@@ -27,7 +28,7 @@ import numpy as np
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from data.loader import Batches, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
-from evaluation.hellaswag import accuracies, read_examples, rows
+from evaluation.hellaswag import accuracies, read_examples, tokenize_examples
 from evaluation.split import Batch, score
 from model import GPT
 from parallel.hosts import on_process_0
@@ -40,7 +41,7 @@ from runs.manifest import latest_manifest
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """Every option of evaluate.py. The comment behind a field is its text in `--help`."""
+    """The options of evaluate.py. The comment behind a field is its text in `--help`."""
 
     program: ClassVar[str] = "evaluate.py"
     purpose: ClassVar[str] = "Evaluate a trained model: its loss on a whole data set, or HellaSwag."
@@ -48,7 +49,7 @@ class EvaluateOptions:
     init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
-    split: Literal["val", "train"] = "val"  # of the data set
+    split: Literal["val", "train"] = "val"  # split of the data set
     block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
     hellaswag: Name | None = None  # JSONL file of HellaSwag's examples to score, in place of a data set
@@ -57,12 +58,12 @@ class EvaluateOptions:
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
     num_processes: Count | None = None  # how many processes evaluate together
-    process_id: NonNegativeInt | None = None  # which of them this one is, from 0
+    process_id: NonNegativeInt | None = None  # number of this process, from 0
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
 
     def to_json(self) -> dict[str, Any]:
-        """The options as plain JSON values."""
+        """Return the options as plain JSON values."""
         return asdict(self)
 
 
@@ -77,8 +78,8 @@ def main(argv: list[str]) -> None:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", "json")
 
 
-def block_size(model: GPT, options: EvaluateOptions) -> int:
-    """Return how many tokens are read at once. Raises UserError for more than the model can."""
+def window_size(model: GPT, options: EvaluateOptions) -> int:
+    """Return how many tokens the model is to read at once. Raises UserError for more than it can."""
     most = model.config.block_size
     if options.block_size and options.block_size > most:
         raise UserError(f"--block_size is {options.block_size}, but the model reads {most}: give 1 to {most}")
@@ -86,8 +87,11 @@ def block_size(model: GPT, options: EvaluateOptions) -> int:
 
 
 def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Print and return the mean loss over the whole split, in nats per token, and what follows from it."""
-    T = block_size(model, options)
+    """Print and return the mean loss over the whole split, in nats per token, with figures derived from it.
+
+    Raises UserError when the options, the data set and the model do not fit together.
+    """
+    T = window_size(model, options)
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
@@ -99,9 +103,9 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
         raise UserError(
             f"dataset={dataset} has another tokenizer than the model: give one prepared with the model's"
         )
-    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # none is drawn at random here
+    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
     size = TextSize(tokenizer)
-    windows = size.add_up(batches.every_window(stride))
+    windows = size.count(batches.every_window(stride))
     nats, seconds = score(model, windows, (options.batch_size, T), len(batches.tokens) - 1, batches.path)
 
     total = nats.sum(dtype=np.float64)
@@ -121,9 +125,9 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
 
 
 class TextSize:
-    """Counts the targets that pass, and the UTF-8 bytes of their text; 0 bytes where tokens are not text.
+    """The number of targets in batches, and of UTF-8 bytes in their text: 0 bytes if tokens are not text.
 
-    The end-of-text token counts as a token that is predicted, but is no text.
+    The end-of-text token counts as a target, but has no text.
     """
 
     def __init__(self, tokenizer: dict | None):
@@ -131,7 +135,8 @@ class TextSize:
         self.eot = end_of_text(tokenizer)
         self.decode = from_json(tokenizer).stream() if tokenizer else lambda ids, final=False: ""
 
-    def add_up(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def count(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """Yield the batches as they are, and count each on its way."""
         for x, y in batches:
             ids = y[y >= 0]
             self.tokens += len(ids)
@@ -141,11 +146,11 @@ class TextSize:
 
 
 def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Print and return the accuracies on HellaSwag's examples."""
+    """Print and return the accuracies on the examples of a HellaSwag file. Raises UserError."""
     if tokenizer is None:
         raise UserError("--hellaswag is text, and no tokenizer is known for this model: evaluate another")
     examples = read_examples(options.hellaswag)
-    x, y = rows(examples, from_json(tokenizer).encode, block_size(model, options))
+    x, y = tokenize_examples(examples, from_json(tokenizer).encode, window_size(model, options))
     (R, T), B = x.shape, options.batch_size
     x = np.pad(x, ((0, -R % B), (0, 0))).reshape(-1, B, T)
     y = np.pad(y, ((0, -R % B), (0, 0)), constant_values=-1).reshape(-1, B, T)

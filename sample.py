@@ -5,8 +5,8 @@
     python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt
     python sample.py --init_from=gpt2-xl --start="What is the answer to life?"
 
-A checkpoint holds all this needs: neither the config file nor the data set has to be there. The samples are
-drawn together, as one batch; the first appears as it is made, the others when it is done. Only text goes to
+A checkpoint is enough: neither the config file nor the data set has to be there. The samples are drawn
+together, as one batch. The first appears as it is drawn, the others when all are done. Only text goes to
 stdout.
 """
 
@@ -25,7 +25,7 @@ from model import GPT
 from runs.hardware import choose_device
 from runs.load import load_model
 
-SEPARATOR = "---------------"  # nanoGPT's, after each sample
+SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
 
 Text = Annotated[str, Limit("a text that is not empty", bool)]
 Probability = Annotated[float, Limit("a number above 0, up to 1", lambda x: 0 < x <= 1)]
@@ -33,7 +33,7 @@ Probability = Annotated[float, Limit("a number above 0, up to 1", lambda x: 0 < 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """Every option of sample.py. The comment behind a field is its text in `--help`."""
+    """The options of sample.py. The comment behind a field is its text in `--help`."""
 
     program: ClassVar[str] = "sample.py"
     purpose: ClassVar[str] = "Write text with a trained model."
@@ -55,8 +55,8 @@ class SampleOptions:
 def main(argv: list[str]) -> None:
     options = SampleOptions(**given(argv, SampleOptions))
     choose_device(options.device)
-    text = prompt_text(options.start)
-    prompt_bytes = len(text.encode(errors="replace"))  # its tokens are no more than these
+    text = read_prompt(options.start)
+    prompt_bytes = len(text.encode(errors="replace"))  # it has at most as many tokens
     model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
         key=jax.random.key(options.seed),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
-        top_k=candidates(options.top_k, tokenizer.vocab_size),
+        top_k=choose_top_k(options.top_k, tokenizer.vocab_size),
         top_p=options.top_p,
         vocab_size=tokenizer.vocab_size,
     )
@@ -79,18 +79,24 @@ def main(argv: list[str]) -> None:
 
 
 def load_for_text(options: SampleOptions, longest: int) -> tuple[GPT, Tokenizer]:
-    """Load the model, with room for `longest` tokens if it is no run's, and its tokenizer."""
+    """Load the model and its tokenizer. A model that is not a run's has room for `longest` tokens at most.
+
+    Raises UserError when the model has no tokenizer.
+    """
     model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
     if description is None:
-        what = f"init_from={options.init_from}: it has no tokenizer that can be read here"
+        reason = f"init_from={options.init_from}: it has no tokenizer that can be read here"
         if options.init_from == "resume":
-            what = f"out_dir={options.out_dir}: the tokens of this run are not text"
-        raise UserError(f"{what}, none can be written")
+            reason = f"out_dir={options.out_dir}: the tokens of this run are not text"
+        raise UserError(f"{reason}, none can be written")
     return model, from_json(description)
 
 
-def prompt_text(start: str) -> str:
-    """The prompt that `--start` gives: itself, or the text of the file in `FILE:<path>`."""
+def read_prompt(start: str) -> str:
+    """Return the prompt that `--start` gives: the text itself, or that of the file in `FILE:<path>`.
+
+    Raises UserError when the file cannot be read as text, or is empty.
+    """
     if not start.startswith("FILE:"):
         return start
     path = start.removeprefix("FILE:")
@@ -104,8 +110,11 @@ def prompt_text(start: str) -> str:
     return text
 
 
-def candidates(top_k: int | None, vocab_size: int) -> int:
-    """How many of the likeliest tokens to draw from: nanoGPT's 200, or all, unless `--top_k` says."""
+def choose_top_k(top_k: int | None, vocab_size: int) -> int:
+    """Return how many of the likeliest tokens to draw from. The default is nanoGPT's 200, or all if fewer.
+
+    Raises UserError when `--top_k` exceeds the vocabulary.
+    """
     if top_k is not None and top_k > vocab_size:
         raise UserError(
             f"--top_k is {top_k}, but the vocabulary has {vocab_size} tokens: give 1 to {vocab_size}"
@@ -114,7 +123,10 @@ def candidates(top_k: int | None, vocab_size: int) -> int:
 
 
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer) -> None:
-    """Write the prompt and what follows it, once for each row of the chunks of tokens, (B, n) each."""
+    """Write each sample to stdout: the prompt `text`, and the text of one row of all chunks.
+
+    A chunk is (B, n): the next n tokens of each of B samples. The first sample is written chunk by chunk.
+    """
     write(text)
     decode = tokenizer.stream()
     rest = []  # the tokens of all samples but the first

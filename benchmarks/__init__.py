@@ -1,1 +1,1 @@
-"""What bench.py can measure besides the step: PyTorch's own step, memory, decoding."""
+"""Measurements of bench.py besides our own step: PyTorch's step, memory and decoding."""

@@ -1,6 +1,6 @@
-"""Runs on rented machines: container.py is app.py's other end, at Modal; skypilot.yaml is for others."""
+"""Runs on rented machines: container.py is app.py's part at Modal, skypilot.yaml is for other clouds."""
 
 from pathlib import Path
 
-VOLUME = "nanojaxgpt"  # the Volume at Modal that keeps runs and data
-MOUNTED = Path("/vol")  # where it is in a container
+VOLUME = "nanojaxgpt"  # name of the Volume at Modal that keeps runs and data
+MOUNTED = Path("/vol")  # where the Volume is mounted in a container

@@ -1,11 +1,11 @@
-"""What runs in a container at Modal: train.py or sample.py on the Volume that keeps runs and data.
+"""Run train.py or sample.py in a container at Modal, on the Volume that keeps runs and data.
 
     /vol/runs/<run name>/      a run's out_dir
     /vol/data/<data set>/      a data set, prepared by the first run that needs it
 
-What a container writes there reaches the next one only by a commit of the Volume, so it is committed all the
-time. An attempt may end early: the machine is taken away, its time is up, or the kernel kills the run. Then
-Modal starts another one with the same arguments, and train.py goes on from the last checkpoint.
+The next container sees only those files that were committed to the Volume, so it is committed all the time.
+An attempt may end early, because the machine is taken away, its time is up, or the kernel kills the run. Then
+Modal starts another attempt with the same arguments, and train.py goes on from the last checkpoint.
 """
 
 import shutil
@@ -16,22 +16,22 @@ from pathlib import Path
 import modal
 
 from cloud import MOUNTED, VOLUME
-from cloud.supervise import ROOT, run
+from cloud.supervise import ROOT, run_script
 from config.command_line import UserError
 from config.options import parse_options
 from data.loader import is_prepared
 from runs.load import shape_of_weights
 
-GRACE = 120  # seconds before the time is up at which a run is told to save a checkpoint and end
-PORT = 1234  # at which the processes of a cluster meet
+GRACE = 120  # seconds before the end of an attempt, when a run is told to save a checkpoint and stop
+PORT = 1234  # port at which the processes of a cluster meet
 AGAIN = "the next attempt, or the same command, goes on from the last checkpoint"
 
 
-def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes: int) -> int:
-    """Run a script with the options `words`, for `seconds` at most. Returns its exit status.
+def run_in_container(script: str, words: list[str], run_name: str, seconds: float, nodes: int) -> int:
+    """Run a script with the options `words`, for `seconds` at most. Return its exit status.
 
-    Modal repeats what raises: a run that was killed, or whose time is up, raises ChildProcessError. A failure
-    of the script's own, which would only be repeated, is returned.
+    Modal starts another attempt after an exception. So a run that was killed, or whose time is up, raises
+    ChildProcessError, but a failure of the script itself, which would only repeat, is returned as its status.
     """
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
     volume = modal.Volume.from_name(VOLUME)
@@ -40,35 +40,38 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
     if script == "train.py":
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            words += resumed(folder) + cluster_options(nodes)
-            words.append(f"--dataset={prepared(parse_options(words, shape_of_weights).dataset)}")
+            words += resume_options(folder) + cluster_options(nodes)
+            options = parse_options(words, shape_of_weights)
+            words.append(f"--dataset={prepare_on_volume(options.dataset)}")
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
-    # In the run's folder, so that what is written to a relative path is kept as well.
+    # The script runs in the run's folder, so that files at relative paths are kept as well.
     cwd = folder if folder.is_dir() else ROOT
-    status, stop = run(script, words, cwd, end - time.monotonic(), meanwhile=lambda: commit(volume))
+    status, stop = run_script(script, words, cwd, end - time.monotonic(), meanwhile=lambda: commit(volume))
     volume.commit()
     if stop == "interrupt":
-        raise KeyboardInterrupt  # the machine is taken away, and Modal finds another; or the run is stopped
+        raise KeyboardInterrupt  # the machine is taken away, or the user stops the run
     if stop == "time":
         raise ChildProcessError(f"its time is up: {AGAIN}")
-    if status < 0 or (status == 1 and nodes > 1):  # 1 is also what the others say when one is killed
+    if status < 0 or (
+        status == 1 and nodes > 1
+    ):  # processes end with 1 when another of the cluster is killed
         raise ChildProcessError(f"{script} was killed (status {status}): {AGAIN}")
     return status
 
 
-def resumed(folder: Path) -> list[str]:
-    """The option that has a run go on from its last checkpoint, if there is one.
+def resume_options(folder: Path) -> list[str]:
+    """Return the option that resumes a run from its last checkpoint, if it has one.
 
-    Without a checkpoint the user's own init_from stands: it may say where the first weights are from.
+    Without a checkpoint the user's own init_from holds, which may name the weights to start from.
     """
     found = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
     return ["--init_from=auto"] if found else []
 
 
 def cluster_options(nodes: int) -> list[str]:
-    """The options that tell this machine of a cluster where the others are."""
+    """Return the options that tell this machine of a cluster where the others are."""
     if nodes == 1:
         return []
     cluster = modal.Cluster.from_context()
@@ -79,18 +82,19 @@ def cluster_options(nodes: int) -> list[str]:
     ]
 
 
-def prepared(dataset: str) -> Path:
-    """The folder of a data set in the Volume, prepared there if it is not yet and this project knows how.
+def prepare_on_volume(dataset: str) -> Path:
+    """Prepare a data set on the Volume if it is not there yet and has a prepare.py. Return its folder.
 
-    train.py would leave a large one to its user, who cannot run prepare.py where it has to run.
+    train.py leaves a large data set to its user, who cannot run prepare.py on the Volume. Raises UserError
+    when prepare.py fails.
     """
-    name = Path(dataset).name  # of a run that goes on: its options.json has the folder
+    name = Path(dataset).name  # a resumed run's options.json has the whole path
     folder = MOUNTED / "data" / name
     if (ROOT / "data" / name).is_dir():
         shutil.copytree(ROOT / "data" / name, folder, dirs_exist_ok=True)
     script = folder / "prepare.py"
     if script.exists() and not is_prepared(folder):
-        status, stop = run(str(script), [])
+        status, stop = run_script(str(script), [])
         if stop:
             raise KeyboardInterrupt
         if status:
@@ -99,7 +103,7 @@ def prepared(dataset: str) -> Path:
 
 
 def commit(volume: modal.Volume) -> None:
-    """Commit the Volume while a run goes on. A failure is not worth the run: there is a next time."""
+    """Commit the Volume while a run goes on. A failure prints a note only: the next commit may succeed."""
     try:
         volume.commit()
     except (RuntimeError, modal.exception.Error) as error:

@@ -1,4 +1,4 @@
-"""Runs one of our scripts as a process of its own, and passes on to it that it is to stop."""
+"""Run one of the project's scripts as a process of its own, and pass on a request to stop."""
 
 import math
 import signal
@@ -13,19 +13,21 @@ ROOT = Path(__file__).resolve().parents[1]
 INTERVAL = 10  # seconds between calls of `meanwhile`
 
 
-def run(
+def run_script(
     script: str,
     words: list[str],
     cwd: Path | None = None,
     seconds: float = math.inf,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[int, Literal["interrupt", "time"] | None]:
-    """Run a script to its end. Returns its status, negative if a signal killed it, and why it was stopped.
+    """Run a script with the options `words` to its end, and call `meanwhile` every INTERVAL seconds.
 
-    Ctrl-C, and the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and ends.
+    Return its status, which is negative if a signal killed it, and why it was stopped, if it was. Ctrl-C, and
+    the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and ends.
     """
-    # A terminal sends Ctrl-C to the script as well, and at its second signal train.py ends and saves nothing.
-    # So the script inherits a mask without SIGINT, and no SIGINT is lost here until it can be passed on.
+    # A terminal sends Ctrl-C to the script as well, and train.py ends without saving at its second signal. So
+    # SIGINT is blocked while the script starts: the script inherits that, and a SIGINT waits here until there
+    # is a script to pass it on to.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     process = subprocess.Popen([sys.executable, str(ROOT / script), *words], cwd=cwd)
     deadline, stop = time.monotonic() + seconds, None

@@ -133,10 +133,11 @@ def write_tokens(
     batches = source.batches(progress.position)
     if (limit := progress.command["limit"]) is not None:
         batches = take_documents(limit - progress.documents, batches)
-    job = (tokenizer.to_json(), progress.command["val_fraction"], dtype.str)
+    worker_arguments = (tokenizer.to_json(), progress.command["val_fraction"], dtype.str)
     started, before = time.perf_counter(), sum(writer.tokens for writer in writers.values())
+    tokenized = tokenize_in_parallel(batches, num_proc, worker_arguments)
     with tqdm(total=limit, initial=progress.documents, unit=" documents", disable=None) as bar:
-        for number, (batch, result) in enumerate(tokenize_in_parallel(batches, num_proc, job), start=1):
+        for number, (batch, result) in enumerate(tokenized, start=1):
             for split, tokens in result.tokens.items():
                 writers[split].append(tokens)
             for reason, documents in result.skipped.items():
@@ -170,16 +171,16 @@ class TokenizedBatch(NamedTuple):
 
 
 def tokenize_in_parallel(
-    batches: Iterator[DocumentBatch], num_proc: int, job: tuple[dict, float, str]
+    batches: Iterator[DocumentBatch], num_proc: int, worker_arguments: tuple[dict, float, str]
 ) -> Iterator[tuple[DocumentBatch, TokenizedBatch]]:
-    """Yield each batch, in order, with its tokens. `job` has the arguments of `start_worker`.
+    """Yield each batch, in order, with its tokens. `worker_arguments` are those of `start_worker`.
 
     At most 2 num_proc + 1 batches are pending at a time, so that memory stays flat. Raises UserError when a
     process was killed.
     """
     # Processes are spawned, because a fork of one with threads, as the readers have them, may hang.
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(num_proc, context, start_worker, job) as pool:
+    with ProcessPoolExecutor(num_proc, context, start_worker, worker_arguments) as pool:
         pending = deque()
         try:
             for batch in batches:

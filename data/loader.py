@@ -184,7 +184,7 @@ class Batches:
         self.windows_per_epoch = (len(self.tokens) - 1) // block_size
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def __call__(self, i: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, i: int, rows: slice | np.ndarray = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets of batch i, or of those `rows` of it: int32 (B, T) each.
 
         Raises UserError when an id of a large split is outside the vocabulary.
@@ -215,7 +215,6 @@ class Batches:
             windows = np.lib.stride_tricks.sliding_window_view(filled, T + 1)[::stride]
             x, y = np.maximum(windows[:, :-1], 0), windows[:, 1:].copy()
             y[0 if begin else 1 :, : T - stride] = -1  # the first window of all has none before it
-
             yield x, y
 
     def _random_starts(self, i: int) -> np.ndarray:
@@ -253,7 +252,6 @@ def _map_file(path: Path, dtype: np.dtype, count: int | None) -> np.ndarray:
 
     Raises UserError when the file is missing, empty, or not `count` tokens long.
     """
-
     if not path.is_file():
         raise UserError(f"{path}: no such file: run the data set's prepare.py")
     size = path.stat().st_size

@@ -1,1 +1,1 @@
-"""Benchmarks that a trained model is scored on: their files, and what counts as a right answer."""
+"""Scoring a trained model: its loss on a split of a data set, and its accuracy on HellaSwag."""

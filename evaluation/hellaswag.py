@@ -1,17 +1,17 @@
-"""HellaSwag: which of four endings follows a text about an everyday situation (arXiv:1905.07830).
+"""HellaSwag: choose which of four endings follows a text about an everyday situation (arXiv:1905.07830).
 
     examples = read_examples("hellaswag_val.jsonl")     # from github.com/rowanz/hellaswag, 10,042 examples
-    x, y = rows(examples, tokenizer.encode, block_size)
-    accuracies(examples, nats)                          # of each row: -log p(its ending | its context)
+    x, y = tokenize_examples(examples, tokenizer.encode, block_size)
+    accuracies(examples, nats)                          # nats of a row: -log p(its ending | its context)
 
-The texts are cleaned up, joined and cut as in the task `hellaswag` of EleutherAI's lm-evaluation-harness
-(version 0.4.13: lm_eval/tasks/hellaswag/utils.py, and `_encode_pair` in lm_eval/api/model.py), so that the
-figures can stand beside published ones.
+The texts are cleaned up, joined and shortened as in the task `hellaswag` of EleutherAI's
+lm-evaluation-harness (version 0.4.13: lm_eval/tasks/hellaswag/utils.py, and `_encode_pair` in
+lm_eval/api/model.py), so that the figures can be compared with published ones.
 """
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,31 +19,32 @@ from jaxtyping import Float, Int
 
 from config.command_line import UserError
 
-# A row's length is rounded up to a multiple of this, which the kernels of accelerators like.
+# A row's length is rounded up to a multiple of this, because the kernels of accelerators are faster then.
 LENGTH_STEP = 64
 
 
 class Example(NamedTuple):
-    """A context, the endings to choose from, and which of them is right. Texts are cleaned up."""
+    """A context, the endings to choose from, and which of them is right. The texts are cleaned up."""
 
     context: str
     endings: list[str]
-    label: int
-    place: str  # "file:line", for what is said about it
+    label: int  # the index of the right ending
+    place: str  # "file:line", which errors name
 
 
 def read_examples(path: str) -> list[Example]:
-    """The examples of a JSONL file, one JSON object per line. Raises UserError naming the file and line.
+    """Read the examples of a JSONL file, one JSON object per line.
 
     An object has `endings`, `label` (the index of the right one) and either `activity_label`, `ctx_a` and
-    `ctx_b`, as all of the official files have, or `ctx` alone, which is then the whole context.
+    `ctx_b`, as all of the official files have, or `ctx` alone, which is then the whole context. Raises
+    UserError, naming the file and line.
     """
     examples, number = [], 0
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    examples.append(_example(json.loads(line), f"{path}:{number}"))
+                    examples.append(_parse_example(json.loads(line), f"{path}:{number}"))
     except json.JSONDecodeError as error:
         raise UserError(f"{path}:{number}: not a JSON object ({error.msg}): correct or delete it") from None
     except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
@@ -53,7 +54,7 @@ def read_examples(path: str) -> list[Example]:
     return examples
 
 
-def _example(fields: Any, place: str) -> Example:
+def _parse_example(fields: Any, place: str) -> Example:
     match fields:
         case {"activity_label": str(activity), "ctx_a": str(a), "ctx_b": str(b)}:
             context = clean(f"{activity}: {a} {b.capitalize()}")
@@ -72,7 +73,7 @@ def _example(fields: Any, place: str) -> Example:
             raise UserError(f"{place}: endings must be two texts or more")
     if not all(ending.strip() for ending in endings):
         raise UserError(f"{place}: an ending is empty: delete the line")
-    label = str(fields.get("label"))  # Hugging Face's copy has it as a string
+    label = str(fields.get("label"))  # it is a string in Hugging Face's copy
     if label not in map(str, range(len(endings))):
         raise UserError(
             f"{place}: label is {label}, expected 0 to {len(endings) - 1}; the test set has none, "
@@ -82,21 +83,22 @@ def _example(fields: Any, place: str) -> Example:
 
 
 def clean(text: str) -> str:
-    """The text without WikiHow's marks, such as [header] and [step], which many examples still have."""
+    """Remove WikiHow's marks, such as [header] and [step], which many examples still have."""
     text = text.strip().replace(" [title]", ". ")
     return re.sub(r"\[.*?\]", "", text).replace("  ", " ")
 
 
-def rows(
+def tokenize_examples(
     examples: list[Example], encode: Callable[[str], Int[np.ndarray, " N"]], block_size: int
 ) -> tuple[Int[np.ndarray, "R T"], Int[np.ndarray, "R T"]]:
-    """What the model reads and is to predict, int32, a row for each ending of each example in turn.
+    """Return inputs and targets, int32: a row for each ending of each example in turn.
 
-    Targets are the tokens of the ending; those of the context and of the padding on the right are -1. Of a
-    context and ending that are too long together, the beginning of the context is left out. T is what the
-    longest row needs, so that all are computed by one compiled function. Raises UserError naming the line.
+    The targets are the tokens of the ending; for the context, and for the padding on the right, they are -1.
+    If a context and its ending are too long together, the beginning of the context is left out. All rows are
+    as long as the longest needs, so that one compiled function computes all. Raises UserError, naming the
+    line, for an ending that is too long.
     """
-    pairs = [pair for example in examples for pair in _encoded(example, encode, block_size)]
+    pairs = [pair for example in examples for pair in _encode_endings(example, encode, block_size)]
     longest = max(len(tokens) for tokens, _ in pairs) - 1
     T = min(block_size, -(-longest // LENGTH_STEP) * LENGTH_STEP)
     x, y = np.zeros((len(pairs), T), np.int32), np.full((len(pairs), T), -1, np.int32)
@@ -106,11 +108,13 @@ def rows(
     return x, y
 
 
-def _encoded(example: Example, encode, block_size: int):
-    """Of each ending: the tokens of context and ending, and how many of them are the ending's."""
+def _encode_endings(
+    example: Example, encode: Callable[[str], Int[np.ndarray, " N"]], block_size: int
+) -> Iterator[tuple[Int[np.ndarray, " N"], int]]:
+    """Yield, for each ending, the tokens of context and ending together, and how many are the ending's."""
     try:
-        # The space between the two is the ending's, and so is any that the context ends with: byte pairs
-        # have it at the beginning of a word.
+        # The space between the two counts with the ending, and so does any at the end of the context: byte
+        # pairs have a space at the beginning of a word.
         n_context = len(encode(example.context.rstrip()))
         for ending in example.endings:
             tokens = encode(f"{example.context} {ending}")
@@ -123,17 +127,17 @@ def _encoded(example: Example, encode, block_size: int):
 
 
 def accuracies(examples: list[Example], nats: Float[np.ndarray, " R"]) -> dict[str, float]:
-    """The share of examples whose right ending is the likeliest, from -log p of each row's ending.
+    """Return the share of examples whose right ending is the likeliest, given -log p of each row's ending.
 
     `acc` compares the logs of the endings' probabilities, `acc_norm` those logs per character of the ending,
-    as the harness does (`completion_len` in lm_eval/api/task.py); papers usually report the second.
+    as the harness does (`completion_len` in lm_eval/api/task.py). Papers usually report `acc_norm`.
     """
-    likeliest, likeliest_per_character = [], []
-    first = 0
+    right, right_per_character = [], []
+    row = 0
     for example in examples:
-        of_endings = nats[first : first + len(example.endings)]
+        ending_nats = nats[row : row + len(example.endings)]
         characters = [len(ending) for ending in example.endings]
-        likeliest.append(np.argmin(of_endings) == example.label)
-        likeliest_per_character.append(np.argmin(of_endings / characters) == example.label)
-        first += len(example.endings)
-    return {"acc": float(np.mean(likeliest)), "acc_norm": float(np.mean(likeliest_per_character))}
+        right.append(np.argmin(ending_nats) == example.label)
+        right_per_character.append(np.argmin(ending_nats / characters) == example.label)
+        row += len(example.endings)
+    return {"acc": float(np.mean(right)), "acc_norm": float(np.mean(right_per_character))}

@@ -1,4 +1,4 @@
-"""The loss of a model on a split of a data set: estimated while training, or exact, row by row."""
+"""The loss of a model on a split of a data set: estimated during training, or exact for every row."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -26,10 +26,10 @@ Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targ
 
 
 def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, float]]:
-    """Return a function from a model to its mean loss on each split.
+    """Return a function from a model to its mean loss on each split, in nats per token.
 
-    It takes `eval_iters` random batches, or the whole split. The random batches are the same at each
-    evaluation, so that its losses differ by the model alone.
+    The function averages over `eval_iters` random batches, or over the whole split if `eval_iters` is -1. The
+    random batches are the same at every evaluation, so that the losses differ only by the model.
     """
     B, T, n = options.batch_size, options.block_size, options.eval_iters
     splits = {
@@ -52,7 +52,7 @@ def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, flo
 
 
 def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
-    """Compile the mean loss without dropout, as `loss(model, x, y)` with x, y (B, T)."""
+    """Compile the mean loss without dropout, as a function `loss(model, x, y)` with x, y (B, T)."""
     pipeline = make_pipeline(options)
     loss = partial(pipeline.mean_loss, mean_nll) if pipeline else mean_loss
     batch = example_batch(options.batch_size, options.block_size)
@@ -62,16 +62,16 @@ def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]
 def score(
     model: GPT, batches: Iterable[Batch], shape: tuple[int, int], n_targets: int, source: str | Path
 ) -> tuple[Float[np.ndarray, " R"], float]:
-    """Return -log of the probability of each row's targets together, in nats, and the seconds it took.
+    """Return -log p of each row's targets together, in nats, and the seconds that took, without compilation.
 
-    The batches have the `shape` (B, T), and `n_targets` in all. The seconds are without compiling. Raises
-    UserError, naming the `source`, for tokens that the model does not know.
+    The batches all have the `shape` (B, T); the progress bar counts to `n_targets`. Raises UserError, naming
+    the `source`, for tokens that the model does not know.
     """
     (B, T), V = shape, model.config.vocab_size
     batch = example_batch(B, T)
     compiled = nats_of_rows.lower(model, batch, batch).compile()
     here, nats, running = rows_here(B), [], None
-    quiet = True if jax.process_index() > 0 else None  # None: where stderr is no terminal
+    quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
     start = time.perf_counter()
     with tqdm(total=n_targets, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
         for x, y in batches:
@@ -79,7 +79,7 @@ def score(
                 raise UserError(f"{source}: token {largest} is not of the model's vocabulary of {V}")
             started = compiled(model, assemble(x[here], B), assemble(y[here], B))
             if running is not None:
-                nats.append(np.asarray(running))  # while the device works on the next
+                nats.append(np.asarray(running))  # of the batch before, while the device works on this one
             running = started
             bar.update((y >= 0).sum())
         nats.append(np.asarray(running))
@@ -88,9 +88,9 @@ def score(
 
 @eqx.filter_jit
 def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
-    """Return -log of the probability of each row's targets together, from all that the model reads before.
+    """Return -log p of each row's targets together, each predicted from all the tokens before it in the row.
 
-    Every process gets all of the result.
+    The result is replicated, so that every process has all of it.
     """
     x, y = shard_batch(x), shard_batch(y)
     nats = nll_of_rows(model.features(x), model.head, y, model.config.dtype)

@@ -1,1 +1,1 @@
-"""From a trained model to text: decoding with a key/value cache, and choosing the next token."""
+"""From a trained model to text: decoding with a key/value cache, and sampling the next token."""

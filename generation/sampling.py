@@ -1,8 +1,8 @@
-"""Choosing the next token from the model's logits: greedily, or at random from the likeliest.
+"""Choose the next token from a model's logits: greedily, or at random from the likeliest.
 
-`sample` divides the logits by the temperature, keeps the top k, keeps the top p of those, and draws: the
-order of the transformers library. Its settings are Python numbers, so that what is off costs nothing in the
-compiled program: whoever compiles `sample` makes them static arguments, and compiles once per run.
+`sample` divides the logits by the temperature, keeps the top k, keeps the top p of those, and draws. This is
+the order of the transformers library. The settings are Python numbers, so that a setting that is off costs
+nothing in the compiled program. A caller that compiles `sample` makes them static arguments.
 """
 
 import jax
@@ -18,10 +18,10 @@ def sample(
     top_k: int | None = None,
     top_p: float | None = None,
 ) -> Int[Array, " B"]:
-    """One token per row, int32. `keys` is (B,), a key per row, so that a row's draw is its own affair.
+    """Draw a token for each row of logits, int32. `keys` has the shape (B,), so that no row affects another.
 
-    `temperature` 0 takes the likeliest token; `top_k` is 1 to V, `top_p` above 0; None, and a `top_p` of 1 or
-    more, keep all.
+    A `temperature` of 0 takes the likeliest token. `top_k` is from 1 to V and `top_p` is above 0; None keeps
+    all tokens, and so does a `top_p` of 1 or more.
     """
     if temperature == 0:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -34,26 +34,28 @@ def sample(
 
 
 def scale(logits: Float[Array, "B V"], temperature: float) -> Float[Array, "B V"]:
-    """Logits whose distribution is sharper for temperatures below 1, flatter above.
+    """Divide logits by the temperature: the distribution is sharper for a value below 1, flatter above.
 
-    The largest becomes 0 first, which changes no probability, so that a tiny temperature cannot overflow it.
+    The largest logit is subtracted first, which changes no probability, so that a tiny temperature cannot
+    overflow it.
     """
     return (logits - logits.max(axis=-1, keepdims=True)) / temperature
 
 
 def keep_top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
-    """-inf for all but the k likeliest; tokens exactly as likely as the k-th stay as well."""
+    """Set all but the k largest logits to -inf. Tokens exactly as likely as the k-th are kept as well."""
     least = jax.lax.top_k(logits, k)[0][:, -1:]  # (B, 1)
     return jnp.where(logits < least, -jnp.inf, logits)
 
 
 def keep_top_p(logits: Float[Array, "B V"], p: float) -> Float[Array, "B V"]:
-    """-inf outside the nucleus (arXiv:1904.09751): the fewest likeliest tokens whose probabilities reach p.
+    """Set all logits outside the nucleus to -inf (Holtzman et al., arXiv:1904.09751).
 
-    Tokens exactly as likely as the last of them stay as well.
+    The nucleus is the smallest set of likeliest tokens whose probabilities add up to p or more. Tokens
+    exactly as likely as the last of them are kept as well.
     """
     ordered = jnp.sort(logits, axis=-1, descending=True)
     probabilities = jax.nn.softmax(ordered)
-    likelier = jnp.cumsum(probabilities, axis=-1) - probabilities  # the probability of all tokens before
-    least = jnp.where(likelier < p, ordered, jnp.inf).min(axis=-1, keepdims=True)  # (B, 1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities  # the probability of all likelier tokens
+    least = jnp.where(before < p, ordered, jnp.inf).min(axis=-1, keepdims=True)  # (B, 1)
     return jnp.where(logits < least, -jnp.inf, logits)

@@ -1,1 +1,1 @@
-"""Weights in from Hugging Face's format, and out to it."""
+"""Weights in Hugging Face's formats: found, read into a GPT, and written."""

@@ -1,1 +1,1 @@
-"""Many devices and many hosts: the mesh, the table of shardings, and the processes."""
+"""Training on many devices and hosts: the mesh, the table of shardings, batches and processes."""

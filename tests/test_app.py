@@ -131,13 +131,13 @@ def errors(printed: str) -> list[str]:
 def test_every_form_of_the_flag_before_and_after_other_words(argv, is_remote):
     others = ["config/quickstart.py", "--batch-size", "8", "--bias=True"]
     for words in (argv + others, others + argv):
-        ours, theirs = app.split(words)
+        ours, theirs = app.separate_options(words)
         assert given(ours, app.LaunchOptions).get("run_on_remote", False) is is_remote
         assert theirs == others
 
 
 def test_launcher_options_take_a_value_after_a_space_or_a_sign():
-    ours, theirs = app.split(
+    ours, theirs = app.separate_options(
         ["--gpu", "H100:8", "c.py", "--timeout-hours=0.5", "--n_layer", "2", "--retries"]
     )
     assert ours == ["--gpu=H100:8", "--timeout-hours=0.5", "--retries="]
@@ -155,7 +155,7 @@ def test_options_travel_with_their_values(tmp_path):
     config = tmp_path / "elsewhere.py"
     config.write_text("n_layer = 2 * 3\ndataset = 'python_char'\nout_dir = 'runs/mine'\nn_kv_head = None\n")
     argv = [str(config), "--learning_rate", "1e-3", "--wandb_project=a b"]
-    job = app.training(argv, app.LaunchOptions())
+    job = app.training_job(argv, app.LaunchOptions())
     assert job.run_name == "mine"
     there = given(job.words, Options)
     here = given(argv, Options)
@@ -199,11 +199,11 @@ def test_a_mistake_about_samples_is_answered_before_anything_is_rented(argv, say
 
 def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
     (tmp_path / "prompt.txt").write_text("Twas brillig\n")
-    job = app.sampling(
+    job = app.sampling_job(
         ["--num_samples=1", f"--start=FILE:{tmp_path}/prompt.txt"], app.LaunchOptions(run_name="x")
     )
     assert job.words == ["--num_samples=1", "--start=Twas brillig\n"]
-    job = app.sampling(["--start", f"FILE:{tmp_path}/prompt.txt"], app.LaunchOptions(run_name="x"))
+    job = app.sampling_job(["--start", f"FILE:{tmp_path}/prompt.txt"], app.LaunchOptions(run_name="x"))
     assert job.words == ["--start", "Twas brillig\n"]
 
 

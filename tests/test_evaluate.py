@@ -186,7 +186,7 @@ def test_a_character_of_several_tokens_counts_once_and_end_of_text_is_no_text(mo
     assert len(targets) == 2 + 3 + 1 + 4 + 1
     targets = np.append(targets, [-1]).reshape(-1, 1, 3)  # in batches of one row, which end within characters
     size = evaluate.TextSize({"type": "tiktoken", "name": "gpt2"})
-    assert len(list(size.add_up((y, y) for y in targets))) == 4
+    assert len(list(size.count((y, y) for y in targets))) == 4
     assert (size.tokens, size.bytes) == (11, 10)
 
 
@@ -260,7 +260,7 @@ def test_the_score_of_each_ending_is_that_of_transformers(run, jsonl, reference)
     with evaluate.jax.set_mesh(evaluate.make_mesh("data:1")):
         model, tokenizer = evaluate.load(options)
         examples = evaluate.read_examples(str(jsonl))
-        x, y = evaluate.rows(examples, evaluate.from_json(tokenizer).encode, T)
+        x, y = evaluate.tokenize_examples(examples, evaluate.from_json(tokenizer).encode, T)
         nats, _ = evaluate.score(model, [(x, y)], x.shape, (y >= 0).sum(), jsonl)
     expected = nats_of_endings(reference, jsonl)
     assert [example.endings for example in examples] == [endings for _, endings, _ in expected]

@@ -94,7 +94,7 @@ def test_the_defaults_are_nanogpts():
     options = sample.SampleOptions()
     assert (options.out_dir, options.start, options.num_samples) == ("out", "\n", 10)
     assert (options.max_new_tokens, options.temperature, options.seed) == (500, 0.8, 1337)
-    assert sample.candidates(options.top_k, 65) == 65 and sample.candidates(options.top_k, 50257) == 200
+    assert sample.choose_top_k(options.top_k, 65) == 65 and sample.choose_top_k(options.top_k, 50257) == 200
 
 
 def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):

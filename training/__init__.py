@@ -1,1 +1,1 @@
-"""From batches to a trained model: the loss, the step, the optimizer, checkpoints and metrics."""
+"""The mathematics of training: the state and the step, the loss, the optimizer and LoRA."""

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: the schedule as a table, its timeline in print, and the loop that carries it out."""
+"""Pipeline parallelism: the schedule as a table, its timeline in print, and the loop that runs it."""

@@ -1,11 +1,11 @@
-"""supervise.run: a script's status and end as its caller learns them."""
+"""supervise.run_script: a script's status and end as its caller learns them."""
 
 import signal
 import textwrap
 
 import pytest
 
-from cloud.supervise import run
+from cloud.supervise import run_script
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def test_status_arguments_and_folder(script, tmp_path):
         sys.exit(3)
     """)
     (tmp_path / "elsewhere").mkdir()
-    assert run(path, ["a", "b"], tmp_path / "elsewhere") == (3, None)
+    assert run_script(path, ["a", "b"], tmp_path / "elsewhere") == (3, None)
     assert (tmp_path / "elsewhere" / "said").read_text() == "a b"
 
 
 def test_a_signal_that_kills_is_negative(script):
     path = script("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
-    assert run(path, []) == (-signal.SIGKILL, None)
+    assert run_script(path, []) == (-signal.SIGKILL, None)
 
 
 def test_sigint_reaches_it_as_one_sigterm(script):
@@ -47,8 +47,8 @@ def test_sigint_reaches_it_as_one_sigterm(script):
             time.sleep(0.01)
         sys.exit(7 if got == [signal.SIGTERM] else 8)
     """)
-    assert run(path, []) == (7, "interrupt")
+    assert run_script(path, []) == (7, "interrupt")
 
 
 def test_when_time_is_up_it_is_told_to_end(script):
-    assert run(script("import time; time.sleep(100)"), [], seconds=0) == (-signal.SIGTERM, "time")
+    assert run_script(script("import time; time.sleep(100)"), [], seconds=0) == (-signal.SIGTERM, "time")

@@ -9,7 +9,7 @@ import re
 import numpy as np
 import pytest
 
-from evaluation.hellaswag import Example, accuracies, clean, read_examples, rows
+from evaluation.hellaswag import Example, accuracies, clean, read_examples, tokenize_examples
 
 WORDS = ["<pad>", "A", " man", ".", " He", " sits", " ", " runs", " away", "!"]
 
@@ -51,7 +51,7 @@ def test_marks_are_cleaned_away_as_the_harness_does(text, cleaned):
 
 def test_a_row_reads_context_and_ending_and_predicts_the_ending():
     example = Example("A man. He", ["sits.", "runs away!"], 0, "file:1")
-    x, y = rows([example], encode, block_size=100)
+    x, y = tokenize_examples([example], encode, block_size=100)
     assert x.shape == y.shape == (2, 64) and x.dtype == y.dtype == np.int32
     for row, ending in enumerate(([5, 3], [7, 8, 9])):
         tokens = [1, 2, 3, 4, *ending]
@@ -61,13 +61,15 @@ def test_a_row_reads_context_and_ending_and_predicts_the_ending():
 
 
 def test_a_space_behind_the_context_is_the_endings():
-    x, y = rows([Example("A man ", ["sits", "runs"], 0, "file:1")], encode, block_size=4)
+    x, y = tokenize_examples([Example("A man ", ["sits", "runs"], 0, "file:1")], encode, block_size=4)
     np.testing.assert_array_equal(x, [[1, 2, 6, 0]] * 2)
     np.testing.assert_array_equal(y, [[-1, 6, 5, -1], [-1, 6, 7, -1]])
 
 
 def test_what_is_too_long_loses_the_beginning_of_its_context():
-    x, y = rows([Example("A man. He", ["sits.", "runs away!"], 0, "file:1")], encode, block_size=3)
+    x, y = tokenize_examples(
+        [Example("A man. He", ["sits.", "runs away!"], 0, "file:1")], encode, block_size=3
+    )
     np.testing.assert_array_equal(x, [[3, 4, 5], [4, 7, 8]])
     np.testing.assert_array_equal(y, [[-1, 5, 3], [7, 8, 9]])
 
