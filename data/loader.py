@@ -89,6 +89,7 @@ def prepare_if_missing(dataset: str) -> None:
         raise UserError(f"dataset={dataset}: {folder / 'train.bin'} is missing: run `python {script}` first")
     print(f"{folder / 'train.bin'} is missing: running {script}")
     spec = importlib.util.spec_from_file_location("prepare", script)
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.prepare(folder)
@@ -184,7 +185,7 @@ class Batches:
         self.windows_per_epoch = (len(self.tokens) - 1) // block_size
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def __call__(self, i: int, rows: slice = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(self, i: int, rows: slice | np.ndarray = slice(None)) -> tuple[np.ndarray, np.ndarray]:
         """Return inputs and targets of batch i, or of those `rows` of it: int32 (B, T) each.
 
         Raises UserError when an id of a large split is outside the vocabulary.
