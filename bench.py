@@ -229,6 +229,7 @@ class TorchStep:
     def run(self, n: int) -> float:
         """Measure seconds per step over n steps. Raises Unavailable."""
         self._send(str(n))
+        assert self.process.stdout is not None, "it is a pipe"
         answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
         if "error" in answer:
             raise Unavailable(f"{self.name} is unavailable: {answer['error']}")
@@ -328,7 +329,7 @@ def ratios(variants: list, times: dict[str, list[float]]) -> str:
     torch = [v for v in variants if isinstance(v, TorchStep) and v.dtype == "float32"]
     if not torch:
         return "\nno ratio: no float32 variant of PyTorch runs here"
-    best = min(torch, key=medians.get)
+    best = min(torch, key=lambda variant: medians[variant])
     ours = [v for v in variants if isinstance(v, JaxStep)]
     lines = [f"{v.name:28}{medians[best] / medians[v]:10.2f}x" for v in ours]
     return "\n".join([f"\nratio vs best float32 PyTorch ({best.name}), in tokens/s", *lines])
@@ -365,7 +366,8 @@ def peak_memory(compiled: jax.stages.Compiled) -> str:
     """Return what the device has held at most; on a CPU, which does not tell, what XLA plans for a step."""
     if stats := jax.devices()[0].memory_stats():
         return f"{stats['peak_bytes_in_use'] / 1e6:,.0f} MB (the device's count)"
-    plan = compiled.memory_analysis()
+    if (plan := compiled.memory_analysis()) is None:
+        return "not known of this device"
     planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
     return f"{planned / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)"
 

@@ -10,7 +10,7 @@ run of ours, PEFT puts its adapters beside that one, exported. The folder appear
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +70,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
+def new_folder(target: Path) -> Generator[Path]:
     """Yield a folder to fill, which becomes `target` if all goes well. Raises UserError."""
     target = target.resolve()
     if target.exists() and not (target.is_dir() and not any(target.iterdir())):

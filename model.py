@@ -210,7 +210,7 @@ class CausalSelfAttention(eqx.Module):
     def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array]:
         """Compute queries (B, H, T, C), and keys and values, (B, K, T, C) each."""
         q, k, v = (linear(x).swapaxes(1, 2) for linear in (self.c_q, self.c_k, self.c_v))
-        if self.q_norm is not None:
+        if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if context.rotary is not None:
             q, k = rotate(q, *context.rotary), rotate(k, *context.rotary)
@@ -338,8 +338,8 @@ class GPT(eqx.Module):
             return block(shard_residual(x), context, key), None
 
         unroll = min(self.config.unroll or n, n)
-        layer = remat(layer, self.config.remat, in_loop=unroll < n)
-        return lax.scan(layer, x, (blocks, layer_keys), unroll=unroll)[0]
+        rematerialised = remat(layer, self.config.remat, in_loop=unroll < n)
+        return lax.scan(rematerialised, x, (blocks, layer_keys), unroll=unroll)[0]
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Compute logits, float32, from features."""

@@ -38,7 +38,7 @@ def report_memory(config: GPTConfig, options: Options) -> None:
 def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int | None]]:
     """List the variants: name, options changed, and chunks of the loss (None: as training has them)."""
     dots, block = dict(remat="dots"), dict(remat="block")
-    rows = [("as given", {}, None)]
+    rows: list[tuple[str, dict, int | None]] = [("as given", {}, None)]
     if jax.default_backend() == "cpu" and not 0 < config.unroll < config.n_layer:
         rows.append(("layers in a loop, as remat has them on a CPU", dict(unroll=1), None))
     rows += [("remat=dots", dots, None), ("remat=block", block, None)]

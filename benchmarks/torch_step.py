@@ -66,6 +66,9 @@ class Block(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
+    cos: Tensor  # buffers, with rope
+    sin: Tensor
+
     def __init__(self, config: GPTConfig):
         super().__init__()
         D, C = config.n_embd, config.head_size

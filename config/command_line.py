@@ -24,7 +24,17 @@ from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
 from types import ModuleType
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 
 class UserError(Exception):
@@ -52,7 +62,7 @@ class Limit(NamedTuple):
     """A condition that an option's value has to meet, and the words for it in an error."""
 
     text: str
-    holds: Callable[[Any], bool]
+    holds: Callable[[Any], object]  # whose truth counts
 
 
 Name = Annotated[str, Limit("a name that is not empty", bool)]
@@ -68,11 +78,19 @@ Address = Annotated[
 Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)]
 
 
-def given(argv: list[str], cls: type) -> dict[str, Any]:
+class CommandOptions(Protocol):
+    """A command's options: a frozen dataclass with the command's name and purpose, such as `Options`."""
+
+    program: ClassVar[str]
+    purpose: ClassVar[str]
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     """Return the options that a command line and its config files set: checked values by name.
 
-    `cls` is a frozen dataclass with a `program` and a `purpose`, such as `Options`. `--help` prints its
-    options and exits. Raises UserError for a word that cannot be read, an unknown option or a bad value.
+    `--help` prints the options of `cls` and exits. Raises UserError for a word that cannot be read, an$
+    option or a bad value.
     """
     if "--help" in argv or "-h" in argv:
         show_help(cls)
@@ -86,13 +104,13 @@ def given(argv: list[str], cls: type) -> dict[str, Any]:
 
 
 @cache
-def option_types(cls: type) -> dict[str, Any]:
+def option_types(cls: type[CommandOptions]) -> dict[str, Any]:
     """Return the type of each option of `cls` by its name, `Annotated` limits included."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def parse_words(argv: list[str], cls: type) -> tuple[list[str], dict[str, Any]]:
+def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], dict[str, Any]]:
     """Return the paths of the config files in a command line, and its options' values by name, unchecked.
 
     Raises UserError for an unknown option, one without a value, or a word that is neither file nor option.
@@ -124,7 +142,7 @@ def parse_literal(text: str) -> Any:
         return text
 
 
-def run_config(path: str, cls: type) -> dict[str, Any]:
+def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
     """Run a config file and return its public names with their values.
 
     Modules, functions and classes are left out, unless they have the name of an option of `cls`. Raises
@@ -169,7 +187,7 @@ def translate_from_torch(name: str, value: Any) -> Any:
     return becomes
 
 
-def check_name(name: str, origin: str, cls: type) -> str:
+def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
     """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`, if not."""
     if name not in option_types(cls):
         nearest = difflib.get_close_matches(name, option_types(cls), n=1)
@@ -178,7 +196,7 @@ def check_name(name: str, origin: str, cls: type) -> str:
     return name
 
 
-def check_value(name: str, value: Any, origin: str, cls: type) -> Any:
+def check_value(name: str, value: Any, origin: str, cls: type[CommandOptions]) -> Any:
     """Return `value` in the type that option `name` of `cls` has: 1e5 becomes 100000 for an integer.
 
     Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
@@ -227,7 +245,7 @@ def describe_type(kind: Any) -> str:
     return {bool: "True or False", str: "a string"}[kind]
 
 
-def show_help(cls: type) -> None:
+def show_help(cls: type[CommandOptions]) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
     import tyro  # here, because it takes longer to import than everything else does to run
 

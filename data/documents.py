@@ -93,7 +93,7 @@ def write_documents(
         raise UserError(
             f"{folder}: cannot write the data set ({error}): make room, and give the same command to go on"
         ) from None
-    print_summary(folder, progress)
+    print_summary(folder, progress, progress.meta["counts"])
 
 
 def load_progress(path: Path, command: dict[str, Any]) -> Progress | None:
@@ -197,6 +197,9 @@ def tokenize_in_parallel(
             ) from None
 
 
+worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, bound of validation's digests, dtype
+
+
 def start_worker(description: dict, val_fraction: float, dtype: str) -> None:
     """Prepare a process for `tokenize_documents`, with the tokenizer that `description` describes."""
     global worker
@@ -208,7 +211,9 @@ def start_worker(description: dict, val_fraction: float, dtype: str) -> None:
 
 def end_with_parent() -> None:
     """End this process when the one that writes has been killed. Without this it would wait for ever."""
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "only a worker calls this"
+    parent.join()
     os._exit(1)
 
 
@@ -249,8 +254,7 @@ def complete_meta(
     return meta | {"counts": counts, "shards": shards}
 
 
-def print_summary(folder: Path, progress: Progress) -> None:
-    counts = progress.meta["counts"]
+def print_summary(folder: Path, progress: Progress, counts: dict[str, int]) -> None:
     print(
         f"{folder}: {progress.documents:,} documents, "
         f"{counts['train']:,} train and {counts['val']:,} validation tokens"

@@ -89,6 +89,7 @@ def prepare_if_missing(dataset: str) -> None:
         raise UserError(f"dataset={dataset}: {folder / 'train.bin'} is missing: run `python {script}` first")
     print(f"{folder / 'train.bin'} is missing: running {script}")
     spec = importlib.util.spec_from_file_location("prepare", script)
+    assert spec is not None and spec.loader is not None, "its name ends in .py"
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.prepare(folder)

@@ -54,6 +54,7 @@ def prepare(
     if not 0 < arguments.val_fraction < 1:
         raise UserError(f"--val_fraction={arguments.val_fraction}: expected a number between 0 and 1")
     source = Files(arguments.source) if arguments.source else hub
+    assert source is not None, "argparse asks for --source where there is no hub"
     tokenizer = load_tokenizer(arguments.tokenizer)
     write_documents(
         arguments.to, source, tokenizer, arguments.val_fraction, arguments.limit, arguments.num_proc

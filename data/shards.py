@@ -58,8 +58,7 @@ class ShardWriter:
 
     def finish(self) -> list[dict]:
         """Close the last file. Return each file's entry in meta.json: its later name, tokens and sha256."""
-        if self.file is not None:
-            self._close()
+        self._close()
         several = len(self.sha256) > 1
         return [
             {
@@ -71,6 +70,8 @@ class ShardWriter:
         ]
 
     def _close(self) -> None:
+        if self.file is None:
+            return
         self.sync()
         self.file.close()
         self.file = None

@@ -82,13 +82,13 @@ def generate(
         length = context.shape[1]
         if made and length <= S:  # all of the context but its last token is in the cache
             n = min(CHUNK, S + 1 - length, max_new_tokens - made)
-            new, cache = decode(decoder, cache, context[:, -1:], np.int32(n), np.int32(made))
+            new, cache = decode(decoder, cache, context[:, -1:], np.int32(n), np.int32(made))  # ty: ignore[invalid-argument-type]
         else:
             if length > S:
                 context = context[:, -max(1, S // 2) :]
             n = 1
             padded, length = pad(context, S)
-            new, cache = prefill(decoder, cache, padded, np.int32(length), np.int32(made))
+            new, cache = prefill(decoder, cache, padded, np.int32(length), np.int32(made))  # ty: ignore[invalid-argument-type]
         new = np.asarray(new)[:, :n]
         yield new
         context, made = np.concatenate([context, new], axis=1), made + n

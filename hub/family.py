@@ -101,7 +101,8 @@ def numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """
     found = {}
     for ours, theirs in names.items():
-        default, value = getattr(GPTConfig, ours), values.get(theirs)
+        default: Any = getattr(GPTConfig, ours)
+        value: Any = values.get(theirs)
         if not (value is None and default is None):
             check_number(theirs, value, whole=not isinstance(default, float))
         found[ours] = float(value) if isinstance(default, float) else value

@@ -50,7 +50,7 @@ def read_rope(values: dict[str, Any]) -> dict[str, float]:
         raise ValueError(f"its rope parameters are {rope!r}, expected an object")
     theta = rope.get("rope_theta", values.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
-    scaling = rope.get("factor") if kind == "llama3" else 1.0
+    scaling: Any = rope.get("factor") if kind == "llama3" else 1.0
     if kind not in ("default", "llama3"):
         raise ValueError(f"rope_type is {kind!r}, and only 'default' and 'llama3' can be computed here")
     check_fixed(rope, {"partial_rotary_factor": 1} | (LLAMA3 if kind == "llama3" else {}))

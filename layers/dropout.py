@@ -1,5 +1,7 @@
 """Dropout (arXiv:1207.0580), with keys that are explicit and may be absent."""
 
+from typing import overload
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -18,6 +20,14 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     bits = lax.bitcast_convert_type(bits, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     dropped = min(round(rate * 2**16), 2**16 - 1)
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
+
+
+@overload
+def split_key(key: None) -> tuple[None, None]: ...
+
+
+@overload
+def split_key(key: PRNGKeyArray) -> Shaped[PRNGKeyArray, "2"]: ...
 
 
 def split_key(key: PRNGKeyArray | None) -> Shaped[PRNGKeyArray, "2"] | tuple[None, None]:

@@ -20,7 +20,7 @@ class StepBatches:
         self.here = np.arange(A * B).reshape(A, B)[:, rows_here(B)].ravel()
         self.epochs = options.sampling == "epoch"
 
-    def __call__(self, i: int) -> tuple[Int[Array, "A B T"], Int[Array, "A B T"]]:
+    def __call__(self, i: int) -> tuple[Int[Array | np.ndarray, "A B T"], Int[Array | np.ndarray, "A B T"]]:
         A, B, T = self.shape
         x, y = self.rows(i, self.here)
         return assemble(x.reshape(A, -1, T), B), assemble(y.reshape(A, -1, T), B)
@@ -32,10 +32,11 @@ class StepBatches:
 
 def rows_here(B: int) -> np.ndarray | slice:
     """Return which of the B rows of a batch the devices of this process hold, in order."""
-    if jax.process_count() == 1:
+    sharding = batch_sharding(2)
+    if sharding is None or jax.process_count() == 1:
         return slice(None)
-    held = batch_sharding(2).addressable_devices_indices_map((B, 1)).values()
-    return np.unique(np.concatenate([np.arange(B)[rows] for rows, _ in held]))
+    held = sharding.addressable_devices_indices_map((B, 1)).values()
+    return np.unique(np.concatenate([np.arange(B)[index[0]] for index in held if index is not None]))
 
 
 def assemble(rows: np.ndarray, B: int) -> jax.Array | np.ndarray:

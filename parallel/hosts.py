@@ -15,9 +15,10 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import FunctionType, MethodType
 from typing import NoReturn
 
 import jax
@@ -31,7 +32,7 @@ HEARTBEAT = 60  # seconds without a sign of life after which a process counts as
 
 
 @contextmanager
-def hosts(options: Options) -> Iterator[None]:
+def hosts(options: Options) -> Generator[None]:
     """Within, this process is one of those that run together; if it is the only one, nothing is done.
 
     Enter it before JAX touches a device. Raises UserError when the options do not say where the others are.
@@ -86,9 +87,9 @@ def check_complete(coordinator: str | None, num_processes: int | None, process_i
     """Raise UserError for options that leave open, or contradict, who the processes are."""
     if coordinator == "auto":
         raise UserError("coordinator=auto asks the launcher: drop --num_processes and --process_id")
-    given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
-    if missing:
+    if coordinator is None or num_processes is None or process_id is None:
+        given = {"coordinator": coordinator, "num_processes": num_processes, "process_id": process_id}
+        missing = [f"--{name}" for name, value in given.items() if value is None]
         raise UserError(f"{' and '.join(missing)} must be given too: many processes need all three")
     if process_id >= num_processes:
         raise UserError(
@@ -140,7 +141,7 @@ def check_same(**values) -> None:
             )
 
 
-def on_process_0(act: Callable[..., None], *arguments) -> None:
+def on_process_0(act: FunctionType | MethodType, *arguments) -> None:
     """Have process 0 call a function, while the others wait for its end."""
     if jax.process_index() == 0:
         act(*arguments)

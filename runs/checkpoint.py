@@ -154,9 +154,12 @@ class Checkpoints:
 
 def processes_of(together: bool) -> ocp.options.MultiprocessingOptions:
     """Have Orbax wait for all processes, or for none but this one."""
+    if together:
+        return ocp.options.MultiprocessingOptions()
     i = jax.process_index()
-    alone = {"primary_host": i, "active_processes": {i}, "barrier_sync_key_prefix": str(i)}
-    return ocp.options.MultiprocessingOptions(**{} if together else alone)
+    return ocp.options.MultiprocessingOptions(
+        primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i)
+    )
 
 
 def on_host(x: jax.Array) -> np.ndarray:

@@ -1,11 +1,12 @@
 """The machine: the device that JAX computes on, the memory of its host, and what it could do at best."""
 
 import ctypes
+import math
 import os
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 import jax
@@ -55,7 +56,7 @@ def peak_memory() -> int:
 
 
 @contextmanager
-def on_devices(options) -> Iterator[None]:
+def on_devices(options) -> Generator[None]:
     """Within, all processes of the command have found each other and compute on the device mesh.
 
     `options` has `device`, `mesh` and what `hosts` asks for. Raises UserError.
@@ -98,7 +99,8 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     Without that, the CPU Shakespeare step takes 36 ms instead of 52. The C library may come to keep several
     times what a step needs (five times was seen), so a step that needs much gives its memory back instead.
     """
-    needed = compiled.memory_analysis().temp_size_in_bytes
+    plan = compiled.memory_analysis()
+    needed = plan.temp_size_in_bytes if plan else math.inf
     if (libc := glibc()) and needed < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 12:
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
         libc.mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap, too

@@ -82,10 +82,10 @@ def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | No
 
     Raises UserError when they are not found, or are not those beside which the adapters were trained.
     """
-    _, frozen = partition_trainable(shapes)
-    if not jax.tree.leaves(frozen):
-        return None
     base, path = checkpoints.manifest(iteration).base, checkpoints.folder / str(iteration)
+    if base is None:
+        return None
+    _, frozen = partition_trainable(shapes)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
     except UserError as error:
@@ -127,7 +127,7 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     pretrained = open_pretrained(name)
     options = replace(Options(), dtype=dtype, **shape_options(pretrained.config))
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))
-    config = model_config(options, options.vocab_size)
+    config = model_config(options, pretrained.config.vocab_size)
     return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
 
 

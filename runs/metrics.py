@@ -6,7 +6,7 @@ import os
 import time
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -79,7 +79,7 @@ class Metrics:
         """
         self.read_pending()
         # A small step on a CPU is done by now: the call that started it did not return before.
-        ended = time.perf_counter() if metrics["loss"].is_ready() else None
+        ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
         self.pending = Started(iteration, metrics, epoch, ended)
 
     def catch_up(self) -> None:
@@ -127,7 +127,7 @@ class Metrics:
         self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
 
     def write(self, record: dict) -> None:
-        if not self.primary:
+        if self.file is None:
             return
         self.records.append(record)
         try:
@@ -154,7 +154,7 @@ class Metrics:
     def close(self) -> None:
         """End the bar and draw the curves."""
         self.bar.close()
-        if not self.primary:
+        if self.file is None:
             return
         if self.wandb is not None:
             self.wandb.finish()
@@ -206,7 +206,7 @@ def draw(records: list[dict], path: Path) -> None:
     for name, label in (("loss", "batch"), ("train/loss", "train"), ("val/loss", "val")):
         points = [(r["iter"], r[name]) for r in records if name in r]
         if points:
-            style = {"lw": 0.6, "alpha": 0.5} if name == "loss" else {"marker": "o", "ms": 3}
+            style: dict[str, Any] = {"lw": 0.6, "alpha": 0.5} if name == "loss" else {"marker": "o", "ms": 3}
             axes.plot(*zip(*points, strict=True), label=label, **style)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)

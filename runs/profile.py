@@ -8,7 +8,7 @@ train_step.svg                                  and as a graph, where graphviz's
 
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,7 +39,7 @@ class Profile:
                 raise self.unwritable(error.strerror) from None
 
     @contextmanager
-    def step(self, step: int) -> Iterator[None]:
+    def step(self, step: int) -> Generator[None]:
         """Trace what is done within, if this step of the run is to be traced; `step` counts from 0."""
         if self.folder and step == FIRST:
             self.metrics.catch_up()  # waits for the step before, which is not to be in the trace
@@ -53,7 +53,7 @@ class Profile:
 
     def close(self, steps: int) -> None:
         """End the trace. Call this at the end of a run too, with the number of its `steps`."""
-        if self.tracing:
+        if self.folder and self.tracing:
             self.tracing = False
             try:
                 jax.profiler.stop_trace()
@@ -75,10 +75,12 @@ def write_hlo(step: jax.stages.Compiled, folder: Path) -> str:
     """Write the optimised HLO of a compiled step, and draw its graph. Return a line that says so."""
     folder.mkdir(parents=True, exist_ok=True)
     text, graph = folder / "train_step.hlo.txt", folder / "train_step.svg"
-    text.write_text(step.as_text(), encoding="utf-8")
+    text.write_text(step.as_text() or "", encoding="utf-8")
     if (dot := shutil.which("dot")) is None:
         return f"{text}; no graph of it, because graphviz's `dot` is not installed"
-    (module,) = step.runtime_executable().hlo_modules()
+    executable = step.runtime_executable()
+    assert executable is not None, "XLA compiled it"
+    (module,) = executable.hlo_modules()
     # JAX gives a graph of the HLO before the optimisations only; XLA draws what it is given.
     source = XlaComputation(module.as_serialized_hlo_module_proto()).as_hlo_dot_graph()
     try:

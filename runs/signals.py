@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import jax
@@ -10,7 +10,7 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 
 @contextmanager
-def stop_signals() -> Iterator[Callable[[int], bool]]:
+def stop_signals() -> Generator[Callable[[int], bool]]:
     """Within, SIGINT and SIGTERM only make the function yielded true; a second one ends the run at once.
 
     It takes the iteration. Of many processes, one signalled makes it true in all of them at the same

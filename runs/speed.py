@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -62,7 +62,7 @@ class Speed:
         self.began = None
 
     @contextmanager
-    def making_batch(self) -> Iterator[None]:
+    def making_batch(self) -> Generator[None]:
         """Time what is done within: the batch of the next step is made."""
         start = time.perf_counter()
         if self.began is None:
@@ -72,6 +72,7 @@ class Speed:
 
     def ended(self, when: float) -> None:
         """Note that a step has ended at `when`, by `time.perf_counter`."""
+        assert self.began is not None, "its batch was made after the pause"
         self.recent.append(when - self.began)
         self.steps += 1
         self.seconds += self.recent[-1]
@@ -92,7 +93,9 @@ class Speed:
             "tokens_per_second_per_device": rate,
             "memory_mb": peak_memory() / 1e6,
         }
-        return figures | {name: flops * rate / self.peak for name, flops in self.flops.items()}
+        if self.peak:
+            figures |= {name: flops * rate / self.peak for name, flops in self.flops.items()}
+        return figures
 
 
 def flops_per_token(config: GPTConfig, T: int) -> int:
@@ -129,5 +132,7 @@ def counted_flops(config: GPTConfig, options: Options) -> float | None:
             row = jax.ShapeDtypeStruct((1, options.block_size), jnp.int32)
             counted = jax.jit(jax.value_and_grad(loss)).lower(weights, frozen, row, row).cost_analysis()
     except RuntimeError:
+        return None
+    if counted is None:
         return None
     return counted["flops"] * options.gradient_accumulation_steps * options.batch_size

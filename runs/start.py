@@ -62,13 +62,14 @@ def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
     meta = load_meta(options.dataset)
     check_same(dataset=meta)
     vocab_size = options.vocab_size or meta.vocab_size
-    needed = end_of_text(meta.tokenizer) + 1 if meta is NANOGPT else meta.vocab_size  # NANOGPT's is padded
+    eot = end_of_text(meta.tokenizer)
+    needed = eot + 1 if meta is NANOGPT and eot is not None else meta.vocab_size  # NANOGPT's is padded
     if vocab_size < needed:
         raise UserError(
             f"dataset={options.dataset} has a vocabulary of {needed} tokens, and the model one of "
             f"{vocab_size}: choose a data set of the model's own tokens"
         )
-    config = model_config(options, vocab_size, end_of_text(meta.tokenizer))
+    config = model_config(options, vocab_size, eot)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_pipeline(options)  # raises UserError for one that cannot be
     return config, Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)

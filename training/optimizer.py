@@ -35,7 +35,7 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
     optimizer = optax.chain(
         direction[options.optimizer](options.beta1, options.beta2),
         optax.add_decayed_weights(options.weight_decay, decayed),
-        optax.scale_by_learning_rate(lambda step: learning_rate(options, step)),
+        optax.scale_by_learning_rate(lambda step: learning_rate(options, jnp.asarray(step))),
     )
     clip = optax.clip_by_global_norm(options.grad_clip) if options.grad_clip else optax.identity()
     return optax.chain(clip, optimizer)

@@ -81,7 +81,7 @@ def create_state_around(model: GPT, options: Options) -> TrainState:
 def init_state(model: GPT, options: Options) -> TrainState:
     if options.lora_rank:
         model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
-    opt_state = make_optimizer(options).init(partition_trainable(model)[0])
+    opt_state = make_optimizer(options).init(partition_trainable(model)[0])  # ty: ignore[invalid-argument-type]
     return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
 
 

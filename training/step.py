@@ -9,12 +9,13 @@ on while the device works.
 """
 
 import warnings
-from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
@@ -46,7 +47,7 @@ def train_step(
         x, y = split_for_cpu_cache(x), split_for_cpu_cache(y)
     loss, gradients = mean_gradients(state.model, x, y, key, pipeline)
     weights, frozen = partition_trainable(state.model)
-    updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, weights)
+    updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, weights)  # ty: ignore[invalid-argument-type]
     model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
     metrics = {
         "loss": loss,
@@ -56,15 +57,27 @@ def train_step(
     return shard(TrainState(model, opt_state, state.step + 1)), metrics
 
 
-def compile_step(state: TrainState, options: Options) -> Callable:
-    """Compile `train_step` for a state and options, to be called like it, without waiting for its end.
+class CompiledStep(Protocol):
+    """`train_step`, compiled for a state and options. It is called like it, and does not wait for its end."""
 
-    JAX's own object, with `cost_analysis()` and `memory_analysis()`, is the result's `compiled`.
-    """
+    compiled: jax.stages.Compiled  # JAX's own object, with `cost_analysis()` and `memory_analysis()`
+
+    def __call__(
+        self,
+        state: TrainState,
+        x: Int[Array | np.ndarray, "A B T"],
+        y: Int[Array | np.ndarray, "A B T"],
+        options: Options,
+        /,
+    ) -> tuple[TrainState, dict[str, Float[Array, ""]]]: ...
+
+
+def compile_step(state: TrainState, options: Options) -> CompiledStep:
+    """Compile `train_step` for a state and options."""
     batch = example_batch(options.gradient_accumulation_steps, options.batch_size, options.block_size)
     with warnings.catch_warnings():  # no output has the batch's shape, so donating it is of no use
         warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        return train_step.lower(state, batch, batch, options).compile()
+        return train_step.lower(state, batch, batch, options).compile()  # ty: ignore[missing-attribute]
 
 
 def plan_step(shapes: TrainState, options: Options) -> jax.stages.Compiled:

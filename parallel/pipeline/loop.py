@@ -68,7 +68,7 @@ def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
     )
 
 
-def add_gradients(sums, loss, gradients: GPT, chunk: Int[Array, ""]):
+def add_gradients(sums, loss, gradients: GPT, chunk: int | Int[Array, ""]):
     """Add the loss and the gradients of one backward, of one chunk, to the sums."""
     rest, blocks = split_blocks(gradients)
     total, rest_total, blocks_total = sums
@@ -148,8 +148,8 @@ class Pipeline:
             return lax.psum(mean, "stage")
 
         choose, (rest, blocks) = self._choose, split_blocks(model)
-        on_rank = on_ranks(on_rank, (P("stage"), P(), P(None, "stage"), P(), P()), P())
-        return on_rank(np.arange(R), rest, self._in_chunks(blocks), x, y)
+        on_all_ranks = on_ranks(on_rank, (P("stage"), P(), P(None, "stage"), P(), P()), P())
+        return on_all_ranks(np.arange(R), rest, self._in_chunks(blocks), x, y)
 
     @property
     def _choose(self) -> Callable:
@@ -205,9 +205,9 @@ class Pipeline:
             cotangents = cotangents.at[now.cotangent_arrives].set(dh)
             return (inputs, cotangents, sums), None
 
-        slots = tuple(shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
+        buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
-        (*_, (loss, rest_gradients, block_gradients)), _ = lax.scan(tick, (*slots, zeros), table)
+        (*_, (loss, rest_gradients, block_gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
         return *lax.psum((loss, rest_gradients), "stage"), block_gradients
 
 

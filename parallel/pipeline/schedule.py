@@ -18,7 +18,6 @@ tick. `1f1b` is that; a rank then holds up to 2 ranks - 1 stage inputs, however 
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import NamedTuple
 
 BACKWARD = 3  # forwards that a backward takes: it computes the stage again, and two gradients of each product
@@ -102,14 +101,14 @@ class Schedule:
     @cached_property
     def when(self) -> dict[Task, int]:
         """The tick of every task: the earliest that its rank's order and its inputs allow."""
-        when, waiting = {}, [self.tasks(rank)[::-1] for rank in range(self.ranks)]
-        for tick in count():
+        tick, when, waiting = 0, {}, [self.tasks(rank)[::-1] for rank in range(self.ranks)]
+        while any(waiting):
             for tasks in waiting:
                 for kind in ("fwd", "bwd"):
                     if tasks and tasks[-1].kind == kind and self._ready(tasks[-1], when, tick):
                         when[tasks.pop()] = tick
-            if not any(waiting):
-                return when
+            tick += 1
+        return when
 
     def _ready(self, task: Task, when: dict[Task, int], tick: int) -> bool:
         kind, stage, microbatch = task

@@ -42,7 +42,7 @@ def draw(schedule: Schedule, path: str) -> None:
         rank, chunk = task.stage % schedule.ranks, task.stage // schedule.ranks
         color = colors[task.kind]((chunk + 1) / (schedule.chunks + 1))  # later chunks are darker
         axes.barh(rank, end - start, left=start, height=1, color=color, edgecolor="white", linewidth=0.5)
-        axes.text((start + end) / 2, rank, task.microbatch, ha="center", va="center", fontsize=7)
+        axes.text((start + end) / 2, rank, str(task.microbatch), ha="center", va="center", fontsize=7)
     axes.set(xlim=(0, last), xlabel="time, in forwards of a stage", ylabel="rank")
     axes.set_yticks(range(schedule.ranks))
     axes.invert_yaxis()
