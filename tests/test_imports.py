@@ -1,0 +1,80 @@
+"""Imports go one way. ALLOWED is the order to read the project in: a room imports only rooms above it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers import ROOT
+
+# What each room imports of the project; it may always import itself.
+ALLOWED = {
+    "config": set(),
+    "layers": set(),
+    "model": {"layers"},
+    "data": {"config"},
+    "parallel": {"config", "data", "layers", "model"},
+    "training": {"config", "layers", "model", "parallel"},
+    "generation": {"model"},
+    "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
+    "evaluation": {"config", "data", "model", "parallel", "training"},
+    "runs": {"config", "data", "hub", "model", "parallel", "training"},
+    "benchmarks": {"config", "generation", "model", "training"},
+    "cloud": {"config", "data"},
+}
+COMMANDS = {"train", "sample", "evaluate", "export", "bench", "app"}  # what a user types; nobody imports them
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the project with its room; a command's is its own name."""
+    for path in ROOT.glob("*.py"):
+        yield path.stem, path
+    for package in ROOT.glob("*/__init__.py"):
+        for path in package.parent.rglob("*.py"):
+            yield package.parent.name, path
+
+
+def forbidden(room: str, source: str) -> set[str]:
+    """Return the rooms and commands that a module of `room` with this source imports, and must not."""
+    imported = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom):
+            imported.add("." * node.level + (node.module or ""))
+    ours = {name.partition(".")[0] for name in imported} & (ALLOWED.keys() | COMMANDS | {"", "tests"})
+    allowed = ALLOWED.keys() if room in COMMANDS else ALLOWED[room] | {room}
+    return ours - allowed
+
+
+def test_every_module_imports_only_what_its_room_may():
+    assert {room for room, _ in modules()} == ALLOWED.keys() | COMMANDS
+    assert {path: bad for room, path in modules() if (bad := forbidden(room, path.read_text()))} == {}
+
+
+def test_the_table_has_no_circle():
+    above = set()
+    for room, allowed in ALLOWED.items():
+        assert allowed <= above, room
+        above.add(room)
+
+
+@pytest.mark.parametrize(
+    "room, source, found",
+    [
+        ("hub", "from runs.load import load_run", {"runs"}),
+        ("layers", "import numpy, model as network", {"model"}),
+        ("training", "def late():\n    from train import run", {"train"}),
+        ("data", "from .. import model", {""}),  # relative: no room says where it leads
+        ("runs", "from tests.helpers import records", {"tests"}),
+        ("sample", "from generation import decode\nimport train", {"train"}),
+        (
+            "runs",
+            "import jax\nfrom hub.weights import open_pretrained\nfrom runs.load import load_run",
+            set(),
+        ),
+    ],
+)
+def test_an_import_the_wrong_way_is_found(room, source, found):
+    assert forbidden(room, source) == found
