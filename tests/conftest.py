@@ -1,6 +1,10 @@
-"""What tests share: devices, how they compile, a tiny data set, the command line of a run of a second."""
+"""What tests share: devices, signals, how they compile, a tiny data set, the command line of a short run.
+
+Functions that tests call by name are in helpers.py.
+"""
 
 import os
+import signal
 
 import jax
 import pytest
@@ -8,6 +12,10 @@ import tokenizers
 
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+
+pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
+
+from tests.helpers import kill_started  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -19,6 +27,23 @@ jax.config.update(QUICK, True)
 os.environ[QUICK.upper()] = "1"
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
+
+
+@pytest.fixture(scope="session", autouse=True)
+def sigint_interrupts():
+    """Have Ctrl-C raise KeyboardInterrupt here and in the programs that tests start.
+
+    A shell that starts the tests in the background has SIGINT ignored, which programs inherit.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture(autouse=True)
+def no_program_is_left():
+    yield
+    kill_started()
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""What several test files need: refusals, programs of their own, the files of a run, arrays compared."""
+
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import numpy as np
+import pytest
+
+from config.command_line import command
+from config.options import Options
+from model import GPT
+from parallel.mesh import make_mesh
+from parallel.pipeline.loop import make_pipeline
+from parallel.sharding import batch_sharding
+from runs.checkpoint import Checkpoints, arrays_by_name
+from runs.manifest import Manifest
+from training.state import create_state, model_config
+from training.step import mean_gradients
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. A forward and a
+# backward pass of two or three layers are about 100 operations in a row, the products among them sums of up
+# to about 200 terms, whose order is free: sqrt(100 * 200) u.
+FLOAT32_ROUNDING = 1e-5
+
+DEADLINE = 120  # seconds: many times what any program here takes
+
+# The fields of a step's record that differ from run to run.
+SPEED_FIELDS = {
+    *("ms", "ms_spread", "data_ms", "memory_mb"),
+    *("tokens_per_second", "tokens_per_second_per_device"),
+}
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def refusal(function: Callable, *arguments, **options) -> str:
+    """Call `function` as a command's main, and return the one line with which it refuses.
+
+    Checks that the command ends with status 2, after exactly one line that begins with "error: ", which is
+    the last on stderr and without a traceback. What is returned begins after that.
+    """
+    with contextlib.redirect_stderr(io.StringIO()) as stderr, pytest.raises(SystemExit) as ended:
+        command(lambda argv: function(*arguments, **options))
+    assert ended.value.code == 2
+    return error_line(stderr.getvalue())
+
+
+def error_line(stderr: str) -> str:
+    """Return what a command's only error line says, and check that it is the last line on stderr."""
+    lines = stderr.splitlines()
+    assert "Traceback" not in stderr and sum(line.startswith("error: ") for line in lines) == 1, stderr
+    assert lines[-1].startswith("error: "), stderr
+    return lines[-1].removeprefix("error: ")
+
+
+# --- programs -----------------------------------------------------------------------------------------------
+
+_started: list[subprocess.Popen] = []
+
+
+def start_python(*words: str | Path, cwd: Path = ROOT, **environment: str | int) -> subprocess.Popen:
+    """Start `python *words`, with text pipes for its output. It is killed at the end of the test."""
+    _started.append(
+        subprocess.Popen(
+            [sys.executable, *map(str, words)],
+            cwd=cwd,
+            env=os.environ | {name: str(value) for name, value in environment.items()},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    )
+    return _started[-1]
+
+
+def run_python(
+    *words: str | Path, cwd: Path = ROOT, **environment: str | int
+) -> subprocess.CompletedProcess[str]:
+    """Run `python *words` to its end, which comes before DEADLINE; `stdout` and `stderr` are text."""
+    process = start_python(*words, cwd=cwd, **environment)
+    printed, errors = process.communicate(timeout=DEADLINE)
+    return subprocess.CompletedProcess(process.args, process.returncode, printed, errors)
+
+
+def kill_started() -> None:
+    """Kill the programs of `start_python` that still run. conftest.py calls this after each test."""
+    while _started:
+        process = _started.pop()
+        if process.poll() is None:
+            process.kill()
+            process.communicate()
+
+
+def wait_until(condition: Callable[[], bool], *processes: subprocess.Popen) -> None:
+    """Return once `condition()` is true. Fails when a process ends before that, and at DEADLINE."""
+    deadline = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
+            for process in processes:
+                process.kill()
+            pytest.fail(f"it did not come to that: {[process.communicate() for process in processes]}")
+        time.sleep(0.005)
+
+
+def free_port() -> int:
+    """Return a TCP port of the loopback interface that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+# --- the files of a run -------------------------------------------------------------------------------------
+
+
+def records(out: Path) -> list[dict]:
+    """Read a run's metrics.jsonl. It is strict JSON, which has no NaN."""
+    lines = (Path(out) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=pytest.fail) for line in lines]
+
+
+def losses(out: Path) -> dict[tuple[int, str], float]:
+    """Return every loss in a run's records by iteration and name: loss of a step, train/loss, val/loss."""
+    names = ("loss", "train/loss", "val/loss")
+    return {(r["iter"], name): r[name] for r in records(out) for name in names if name in r}
+
+
+def saved_iterations(out: Path) -> list[int]:
+    """Return the iterations of a run's checkpoints, in order. Fails where one is not whole."""
+    return sorted(int(path.name) for path in (Path(out) / "checkpoints").glob("*"))
+
+
+def newest_checkpoint(out: Path) -> int:
+    """Return the iteration of the newest whole checkpoint of a run that may be writing; 0 without one."""
+    names = [path.name for path in (Path(out) / "checkpoints").glob("*")]
+    return max((int(name) for name in names if name.isdecimal()), default=0)
+
+
+def saved_state(out: Path, iteration: int | None = None) -> dict[str, np.ndarray]:
+    """Read the arrays of a checkpoint, by default the newest, onto one device, by name."""
+    run = Checkpoints(str(out))
+    iteration = run.latest() if iteration is None else iteration
+    saved = run.manifest(iteration)
+    shapes = eqx.filter_eval_shape(create_state, model_config(saved.options, saved.vocab_size), saved.options)
+    arrays = named_arrays(run.restore(iteration, shapes))
+    assert {name.partition(".")[0] for name in arrays} == {"model", "opt_state", "step"}
+    return arrays
+
+
+def save_run(out: Path, state, manifest: Manifest) -> Path:
+    """Save a state as a checkpoint of the run in `out`, and return `out`."""
+    checkpoints = Checkpoints(str(out))
+    checkpoints.save(state, manifest)
+    checkpoints.wait()
+    return out
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Read every file of a folder and below it, by its path in there."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# --- arrays -------------------------------------------------------------------------------------------------
+
+
+def named_arrays(tree) -> dict[str, np.ndarray]:
+    """Copy the arrays of a tree to the host, by name, as in blocks.attn.c_q.weight."""
+    return {name: np.asarray(x) for name, x in arrays_by_name(tree).items()}
+
+
+def assert_same_bits(ours, theirs) -> None:
+    """Check that the arrays of two trees have the same names, dtypes, shapes and bytes."""
+    ours, theirs = named_arrays(ours), named_arrays(theirs)
+    assert ours and ours.keys() == theirs.keys()
+    for name, x in ours.items():
+        y = theirs[name]
+        assert (x.dtype, x.shape) == (y.dtype, y.shape) and x.tobytes() == y.tobytes(), name
+
+
+def distance(a, b) -> float:
+    """Return the norm of a - b relative to that of b."""
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    return float(np.linalg.norm(a - b) / np.linalg.norm(b))
+
+
+def assert_close(ours, theirs, rounding: float = FLOAT32_ROUNDING) -> None:
+    """Check that the arrays of two trees have the same names, and each a `distance` below `rounding`."""
+    ours, theirs = named_arrays(ours), named_arrays(theirs)
+    assert ours and ours.keys() == theirs.keys()
+    for name, x in ours.items():
+        assert x.shape == theirs[name].shape and distance(x, theirs[name]) < rounding, name
+
+
+def random_batch(options: Options, vocab_size: int, seed: int = 0) -> np.ndarray:
+    """Draw the tokens of a step: x and y, stacked, int32 (2, A, B, T)."""
+    shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
+    return np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
+
+
+def loss_and_gradients(
+    create: Callable[[Options], GPT], options: Options, mesh: str
+) -> tuple[float, dict[str, np.ndarray]]:
+    """Return the loss of the model `create(options)` on a random batch, and its gradients by name.
+
+    It is computed on the devices of `mesh`, with dropout if the options have it.
+    """
+
+    def compute(model, x, y):
+        key = jax.random.key(7) if options.dropout else None
+        return mean_gradients(model, x, y, key, make_pipeline(options))
+
+    with jax.set_mesh(make_mesh(mesh)):
+        model = create(options)
+        x, y = jax.device_put(random_batch(options, model.config.vocab_size), batch_sharding(4))
+        loss, gradients = jax.jit(compute)(model, x, y)
+        return float(loss), named_arrays(gradients)
+
+
+@cache
+def on_one_device(create: Callable[[Options], GPT], options: Options) -> tuple[float, dict[str, np.ndarray]]:
+    """Return `loss_and_gradients` of one device, which is computed once for each `create` and options."""
+    return loss_and_gradients(create, options, "data:1")
