@@ -35,14 +35,17 @@ CONFIGS = {
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 LLAMA3 |= {"original_max_position_embeddings": 8192}
 
-# A layer's tensors: ours, and Llama's, which are (out, in), and apart where ours are one.
+# A layer's tensors: ours, and Llama's, which are (out, in).
 LLAMA_LAYER = {
-    "ln_1.weight": ["input_layernorm"],
-    "attn.c_attn.weight": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
-    "attn.c_proj.weight": ["self_attn.o_proj"],
-    "ln_2.weight": ["post_attention_layernorm"],
-    "mlp.c_fc.weight": ["mlp.gate_proj", "mlp.up_proj"],
-    "mlp.c_proj.weight": ["mlp.down_proj"],
+    "ln_1.weight": "input_layernorm",
+    "attn.c_q.weight": "self_attn.q_proj",
+    "attn.c_k.weight": "self_attn.k_proj",
+    "attn.c_v.weight": "self_attn.v_proj",
+    "attn.c_proj.weight": "self_attn.o_proj",
+    "ln_2.weight": "post_attention_layernorm",
+    "mlp.c_gate.weight": "mlp.gate_proj",
+    "mlp.c_fc.weight": "mlp.up_proj",
+    "mlp.c_proj.weight": "mlp.down_proj",
 }
 
 
@@ -113,16 +116,19 @@ def as_gpt(name: str, tensors: dict[str, torch.Tensor]) -> GPT:
 def from_gpt2(tensors, config):
     """GPT-2's tensors under our names, which are GPT-2's; `tensors` is emptied.
 
-    All have our shapes, but that queries, keys and values come before the heads.
+    All have our shapes, but for c_attn, which is queries, keys and values one after another.
     """
     arrays = {table: tensors.pop(f"transformer.{table}.weight") for table in ("wte", "wpe")}
     arrays |= {f"ln_f.{part}": tensors.pop(f"transformer.ln_f.{part}") for part in ("weight", "bias")}
     names = [name.removeprefix("transformer.h.0.") for name in tensors if name.startswith("transformer.h.0.")]
     for name in names:
         layers = np.stack([tensors.pop(f"transformer.h.{i}.{name}") for i in range(config.n_layer)])
-        if "c_attn" in name:
-            layers = layers.reshape(*layers.shape[:-1], 3, config.n_head, config.head_size).swapaxes(-3, -2)
-        arrays[f"blocks.{name}"] = layers
+        if "c_attn" not in name:
+            arrays[f"blocks.{name}"] = layers
+            continue
+        for ours, part in zip(("c_q", "c_k", "c_v"), np.split(layers, 3, axis=-1), strict=True):
+            heads = part.reshape(*part.shape[:-1], config.n_head, config.head_size)
+            arrays[f"blocks.{name.replace('c_attn', ours)}"] = heads
     return arrays
 
 
@@ -134,14 +140,10 @@ def from_llama(tensors, config):
     }
     if not config.tie_embeddings:
         arrays["lm_head"] = tensors.pop("lm_head.weight")
-    D, K, C = config.n_embd, config.kv_heads, config.head_size
     for ours, theirs in LLAMA_LAYER.items():
-        layers = []
-        for i in range(config.n_layer):
-            parts = [tensors.pop(f"model.layers.{i}.{name}.weight").T for name in theirs]
-            if "c_attn" in ours:  # a key's queries, the key and the value
-                layers.append(np.concatenate([part.reshape(D, K, -1, C) for part in parts], axis=2))
-            else:
-                layers.append(np.stack(parts, axis=1) if len(parts) > 1 else parts[0])
-        arrays[f"blocks.{ours}"] = np.stack(layers)
+        names = [f"model.layers.{i}.{theirs}.weight" for i in range(config.n_layer)]
+        layers = np.stack([tensors.pop(name).T for name in names])
+        if ours.startswith(("attn.c_q", "attn.c_k", "attn.c_v")):
+            layers = layers.reshape(*layers.shape[:-1], -1, config.head_size)  # (L, D, heads, C)
+        arrays[f"blocks.{ours}"] = layers
     return arrays

@@ -1,5 +1,7 @@
 """Decoding with the cache gives the tokens that the model gives without one, whatever the lengths."""
 
+import re
+from collections import Counter
 from dataclasses import replace
 
 import equinox as eqx
@@ -9,7 +11,6 @@ import numpy as np
 import pytest
 
 from generation import decode
-from generation.cache import Cache
 from generation.decode import CHUNK, generate
 from model import GPT, GPTConfig
 
@@ -107,9 +108,27 @@ def test_the_tokens_depend_on_the_whole_context(gpt2):
     assert (generated(gpt2, first, 15, temperature=0) != generated(gpt2, second, 15, temperature=0)).any()
 
 
-def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it():
-    lengths = [context.shape[1] for context in contexts(prompt(1, 3 * S), np.zeros((1, 3 * S), int), S)]
-    assert lengths[0] == S and min(lengths) == S // 2 and max(lengths) == S
+def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2, monkeypatch):
+    """And one token in so many costs a prefill, all others one token's work."""
+    read, prefills = [], []
+    prefill, draw = decode.prefill, decode.decode
+
+    def spied_prefill(decoder, cache, context, length, made):
+        read.append(int(length))
+        prefills.append(int(made))
+        return prefill(decoder, cache, context, length, made)
+
+    def spied_decode(decoder, cache, token, n, made):
+        assert token.shape[1] == 1
+        read.extend(int(cache.length) + 1 + i for i in range(n))
+        return draw(decoder, cache, token, n, made)
+
+    monkeypatch.setattr(decode, "prefill", spied_prefill)
+    monkeypatch.setattr(decode, "decode", spied_decode)
+    generated(gpt2, prompt(1, 3 * S), 3 * S)
+    window = range(S // 2, S + 1)
+    assert read == [S, *(6 * [*window])[: 3 * S - 1]]
+    assert prefills == [0, *range(1, 3 * S, len(window))]
 
 
 def test_only_the_last_block_size_tokens_of_a_long_prompt_are_read(gpt2):
@@ -175,16 +194,13 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
 # --- how it is run ----------------------------------------------------------------------------------------
 
 
-def test_it_is_compiled_once_for_all_lengths(gpt2):
+def test_it_is_compiled_once_for_all_lengths(gpt2, caplog):
     """The prefill for its two lengths, half a block and a whole one, and the loop once."""
-
-    def compiled():
-        return decode._prefill._cache_size(), decode._decode._cache_size()
-
-    before = compiled()
-    for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
-        generated(gpt2, prompt(2, P), n, temperature=0.71, key=jax.random.key(P))
-    assert compiled() == (before[0] + 2, before[1] + 1)
+    with jax.log_compiles():
+        for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
+            generated(gpt2, prompt(2, P), n, temperature=0.71, key=jax.random.key(P))  # no other test's
+    compiled = Counter(re.findall(r"Compiling jit\((prefill|decode)\)", caplog.text))
+    assert compiled == {"prefill": 2, "decode": 1}
 
 
 def test_tokens_come_as_they_are_made(gpt2):
@@ -192,8 +208,7 @@ def test_tokens_come_as_they_are_made(gpt2):
     assert chunks[0] == 1 and max(chunks) <= CHUNK and sum(chunks) == 3 * S
 
 
-def test_bfloat16_keeps_a_bfloat16_cache_and_decodes():
+def test_bfloat16_decodes():
     model = make(replace(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
-    assert Cache.empty(model.config, 2).kv[0][0].dtype == jnp.bfloat16
     new = generated(model, prompt(2, 5), 2 * S)
     assert new.shape == (2, 2 * S) and (0 <= new).all() and (new < SHAPE["vocab_size"]).all()

@@ -1,11 +1,9 @@
 """train.py and sample.py from weights in Hugging Face's format: `--init_from=<a folder>`."""
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import tiktoken
@@ -13,15 +11,14 @@ import torch
 
 import sample
 import train
-from config.command_line import UserError
 from config.options import Options
-from data.loader import NANOGPT
 from model import GPTConfig
-from runs.checkpoint import arrays_by_name
+from parallel.mesh import make_mesh
 from runs.load import load_run
+from runs.start import describe_run
+from tests.helpers import error_line, losses, named_arrays, refusal, run_python
 from tests.reference import as_gpt, gpt2, random_reference
 
-ROOT = Path(train.__file__).parent
 # The changes of these runs are far below float32's rounding of their weights, which are about 0.1.
 STILL = dict(learning_rate=1e-20, min_lr=1e-20, eval_interval=1, max_iters=2)
 
@@ -46,25 +43,12 @@ def command_line(tiny_data, folder):
     return line
 
 
-def refusal(main, argv):
-    with pytest.raises(UserError) as caught:
-        main(argv)
-    text = str(caught.value)
-    assert "\n" not in text
-    return text
-
-
-def losses(out):
-    lines = map(json.loads, (Path(out) / "metrics.jsonl").read_text().splitlines())
-    return [line["val/loss"] for line in lines if "val/loss" in line]
-
-
 def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_line, tmp_path):
     train.main(command_line(tmp_path / "out", **STILL))
     model, _, iteration = load_run(str(tmp_path / "out"))
-    expected = arrays_by_name(as_gpt("gpt2", dict(random_reference("gpt2").named_parameters())))
+    expected = named_arrays(as_gpt("gpt2", dict(random_reference("gpt2").named_parameters())))
     assert iteration == 2
-    for name, array in arrays_by_name(model).items():
+    for name, array in named_arrays(model).items():
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
     options = json.loads((tmp_path / "out" / "options.json").read_text())
@@ -79,7 +63,8 @@ def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_li
         [f"--out_dir={tmp_path / 'out'}", "--init_from=resume", *(f"--{k}={v}" for k, v in more.items())]
     )
     assert load_run(str(tmp_path / "out"))[2] == 12
-    assert losses(tmp_path / "out")[-1] < losses(tmp_path / "out")[0]
+    val = losses(tmp_path / "out")
+    assert val[12, "val/loss"] < val[0, "val/loss"]
 
 
 def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, tmp_path, capsys):
@@ -87,16 +72,14 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
     tokens = torch.tensor(np.fromfile(tiny_data / "val.bin", np.uint16).astype(np.int64))
     reference, T = random_reference("gpt2"), 16
     with torch.no_grad():
-        losses = []
+        nll = []
         for i in range(0, len(tokens) - 1, T):
             x, y = tokens[:-1][i : i + T], tokens[1:][i : i + T]
-            losses.append(
-                torch.nn.functional.cross_entropy(reference(x[None]).logits[0], y, reduction="none")
-            )
+            nll.append(torch.nn.functional.cross_entropy(reference(x[None]).logits[0], y, reduction="none"))
     out, err = capsys.readouterr()
     assert f"note: dataset={tiny_data} is not of " in err  # whose tokens are characters
     printed = float(out.split("val loss ")[1])
-    assert printed == pytest.approx(float(torch.cat(losses).mean()), abs=1e-4)  # of four digits, and rounding
+    assert printed == pytest.approx(float(torch.cat(nll).mean()), abs=1e-4)  # of four digits, and rounding
 
 
 def test_a_smaller_block_size_crops_the_positions(command_line, tmp_path):
@@ -130,11 +113,16 @@ def test_data_with_more_tokens_than_the_model_knows_are_refused(command_line, tm
     assert "has a vocabulary of 28 tokens, and the model one of 27" in text
 
 
-def test_nanogpts_padded_vocabulary_fits_gpt2():
-    vocabulary = train.vocabulary(replace(Options(), vocab_size=50257), NANOGPT)
-    assert (vocabulary, train.vocabulary(Options(), NANOGPT)) == (50257, 50304)
-    with pytest.raises(UserError, match="a vocabulary of 50257 tokens, and the model one of 50256"):
-        train.vocabulary(replace(Options(), vocab_size=50256), NANOGPT)
+def test_nanogpts_padded_vocabulary_fits_gpt2(tmp_path):
+    for split in ("train", "val"):  # of nanoGPT, without a meta.json: GPT-2's 50257 tokens, padded to 50304
+        np.arange(100, dtype="<u2").tofile(tmp_path / f"{split}.bin")
+    options = replace(Options(), dataset=str(tmp_path), batch_size=8)
+    with jax.set_mesh(make_mesh("data:1")):
+        for vocab_size, expected in ((None, 50304), (50257, 50257)):
+            config, manifest = describe_run(replace(options, vocab_size=vocab_size))
+            assert config.vocab_size == manifest.vocab_size == expected
+        text = refusal(describe_run, replace(options, vocab_size=50256))
+    assert "a vocabulary of 50257 tokens, and the model one of 50256" in text
 
 
 def test_a_run_is_not_lost_to_new_weights(command_line, tmp_path):
@@ -143,18 +131,11 @@ def test_a_run_is_not_lost_to_new_weights(command_line, tmp_path):
 
 
 def test_without_a_network_the_command_ends_in_one_line(command_line, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "train.py", *command_line(tmp_path / "out", init_from="gpt2")],
-        cwd=ROOT,
-        env={"PATH": "/usr/bin:/bin", "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    line = command_line(tmp_path / "out", init_from="gpt2")
+    done = run_python("train.py", *line, HF_HUB_OFFLINE=1, HF_HOME=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
-    assert (
-        done.stderr.startswith("error: init_from=gpt2: openai-community/gpt2")
-        and done.stderr.count("\n") == 1
-    )
+    assert error_line(done.stderr).startswith("init_from=gpt2: openai-community/gpt2")
+    assert done.stderr.count("\n") == 1
 
 
 def test_sample_writes_what_transformers_finds_likeliest(tmp_path, monkeypatch, capsys):

@@ -1,0 +1,58 @@
+"""The key/value cache: what is read through it is what the model reads at once."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from generation.cache import Cache, forward_with_cache, unstack_blocks
+from model import GPT
+from tests.helpers import FLOAT32_ROUNDING, distance
+from tests.models import TINY, large, random_tokens
+
+
+def in_chunks(model, tokens, ends):
+    """Read tokens in chunks that end at `ends`: return their features, and the cache after them."""
+    blocks = unstack_blocks(model)
+    forward = jax.jit(lambda tokens, cache: forward_with_cache(model, blocks, tokens, cache))
+    cache, chunks = Cache.empty(model.config, len(tokens)), []
+    for chunk in jnp.split(tokens, ends, axis=1):
+        features, cache = forward(chunk, cache)
+        chunks.append(features)
+    return jnp.concatenate(chunks, 1), cache
+
+
+@pytest.mark.parametrize("position, qk_norm", [("learned", False), ("rope", True)])
+def test_the_cache_gives_what_the_whole_sequence_gives(position, qk_norm):
+    model = large(replace(TINY, position=position, n_kv_head=2, qk_norm=qk_norm))
+    tokens = random_tokens(model.config)
+    features, cache = in_chunks(model, tokens, [5, 6, 7, 11])
+    assert cache.length == 16
+    assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_a_sample_after_end_of_text_reads_what_training_read(position):
+    eot, document = 64, slice(5, 12)
+    model = large(replace(TINY, position=position, n_kv_head=2, eot=eot))
+    tokens = random_tokens(replace(TINY, vocab_size=eot), B=1).at[0, jnp.array([5, 12])].set(eot)
+    features, _ = in_chunks(model, tokens[:, document], [])
+    assert distance(features, jax.jit(GPT.features)(model, tokens)[:, document]) < FLOAT32_ROUNDING
+
+
+def test_each_block_is_a_layer_of_the_stacked_one():
+    model = large(replace(TINY, n_layer=3))
+    for i, block in enumerate(unstack_blocks(model)):
+        stacked = jax.tree.map(lambda x, i=i: x[i], model.blocks)
+        jax.tree.map(np.testing.assert_array_equal, block, stacked)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_cache_holds_keys_and_values_of_each_layer_in_the_models_dtype(dtype):
+    config = replace(TINY, n_kv_head=2, dtype=dtype, n_layer=3)
+    cache = Cache.empty(config, 5)
+    assert [len(cache.keys), len(cache.values), int(cache.length)] == [3, 3, 0]
+    for x in (*cache.keys, *cache.values):
+        assert (x.shape, x.dtype) == ((5, 2, 16, 8), jnp.dtype(dtype))  # (B, K, S, C)

@@ -1,0 +1,63 @@
+"""Products in a chosen dtype: their values and their gradients are those of a plain product."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from layers.products import contract, matmul
+
+B, T, D = 3, 5, 48
+
+
+def operands(*out):
+    random = np.random.default_rng(0)
+    return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((B, T, D), (D, *out)))
+
+
+def value_and_gradients(product, x, w, dy):
+    """x @ w, and the gradients by x and w of its sum weighted by dy."""
+    y, back = jax.vjp(product, x, w)
+    return y, *back(dy.astype(y.dtype))
+
+
+@pytest.mark.parametrize("out", [(7,), (4, 6), (2, 3, 4)])
+def test_value_and_gradients_are_those_of_a_plain_product(out):
+    x, w = operands(*out)
+    dy = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, *out)), jnp.float32)
+    found = value_and_gradients(lambda x, w: matmul(x, w, "float32"), x, w, dy)
+    x, w, dy = (np.asarray(a, np.float64) for a in (x, w, dy))
+    over_out = list(range(2, 2 + len(out)))
+    expected = (
+        np.tensordot(x, w, 1),
+        np.tensordot(dy, w, (over_out, [axis - 1 for axis in over_out])),
+        np.tensordot(x, dy, ([0, 1], [0, 1])),
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == jnp.float32
+        # Sums of up to 48 products of numbers up to 4, each rounded to 2^-24.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=48 * 16 * 2**-24)
+
+
+def test_bfloat16_rounds_the_operands_and_sums_in_float32():
+    x, w = operands(7)
+    dy = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, 7)), jnp.float32)
+    found = value_and_gradients(lambda x, w: matmul(x, w, "bfloat16"), x, w, dy)
+    rx, rw, rdy = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, w, dy))
+    expected = (rx @ rw, rdy @ rw.T, np.einsum("bti,bto->io", rx, rdy))
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == jnp.float32  # of a weight's gradient on every platform; of the others on a CPU
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=48 * 16 * 2**-24)
+    assert abs(found[0] - np.asarray(x, np.float64) @ np.asarray(w)).max() > 1e-3  # rounding shows
+
+
+def test_the_gradient_by_x_has_the_dtype_of_x():
+    x, w = operands(7)
+    gradient = jax.grad(lambda x: matmul(x, w, "bfloat16").sum().astype(jnp.float32))(x.astype(jnp.bfloat16))
+    assert gradient.dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("out", [jnp.float32, jnp.bfloat16])
+def test_contract_gives_what_is_asked_for(out):
+    x, w = operands(7)
+    assert contract("btd,do->bto", x, w, "bfloat16", out=out).dtype == out
