@@ -103,7 +103,7 @@ def test_attention_with_qk_norm_is_the_formula_head_by_head(position, norm):
         weights = np.exp(scores) * np.tri(7)
         out.append(weights / weights.sum(-1, keepdims=True) @ values[:, :, i // 2])
     expected = np.concatenate(out, -1) @ np.asarray(layer.c_proj.weight)
-    context = Context.at(jnp.arange(7)[None], config)
+    context = context_at(jnp.arange(7)[None], config)
     assert distance(eqx.filter_jit(layer)(x, context), expected) < FLOAT32_ROUNDING
 
 
