@@ -65,9 +65,11 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         for i in range(entry.layers or 1):
             part = to_theirs(array[i] if entry.layers else array, entry.tensor)
             parts.setdefault(entry.name(i), {})[entry.tensor.part] = part
-    # Concatenated, they are contiguous: save_file writes memory as it lies there, and a transposed view would
-    # be written untransposed.
-    return {name: np.concatenate([of[i] for i in sorted(of)], axis=-1) for name, of in parts.items()}
+    # save_file writes memory as it lies there: of an array in transposed order it would write the transpose.
+    return {
+        name: np.ascontiguousarray(np.concatenate([of[i] for i in sorted(of)], axis=-1))
+        for name, of in parts.items()
+    }
 
 
 def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> None:

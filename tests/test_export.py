@@ -1,0 +1,260 @@
+"""export.py: what transformers and PEFT load computes what the run's model does, and comes back the same."""
+
+import json
+import os
+from dataclasses import replace
+from functools import cache
+
+import jax
+import numpy as np
+import peft
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaForCausalLM
+
+import export
+import train
+from config.options import Options
+from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
+from model import GPT
+from runs.load import load_pretrained, load_run
+from runs.manifest import Manifest
+from tests.helpers import contents, refusal, save_run
+from tests.reference import random_reference
+from training.state import create_state, create_state_around, model_config, shape_options
+
+TINY = replace(
+    Options(), n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=65, device="cpu", unroll=1
+)
+LLAMA = dict(position="rope", norm="rmsnorm", n_kv_head=2)
+SHAPES = {
+    "gpt2": dict(mlp="gelu", bias=True),
+    "gpt2, untied": dict(mlp="gelu", bias=True, tie_embeddings=False, norm_eps=1e-3),
+    "llama": LLAMA | dict(tie_embeddings=False),
+    "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
+    "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
+}
+CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).to_json()
+
+
+def a_run(folder, options, state=None, tokenizer=CHARACTERS):
+    """A run's folder with one checkpoint, of large random weights unless a state is given."""
+    if state is None:
+        state = create_state(model_config(options, options.vocab_size), options)
+        state = jax.tree.map(lambda w: w + 0.2 * np.sin(np.arange(w.size)).reshape(w.shape), state)
+    return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer, best_val_loss=2.5))
+
+
+def run_export(run, to, *more):
+    export.main([f"--out_dir={run}", f"--to={to}", *more])
+    return to
+
+
+def refused(run, to, *more):
+    return refusal(run_export, run, to, *more)
+
+
+# --- a model for transformers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_bytes(name, tmp_path):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES[name]))
+    folder = run_export(run, tmp_path / "first" / "model")
+
+    theirs = AutoModelForCausalLM.from_pretrained(folder)
+    assert type(theirs) is (GPT2LMHeadModel if name.startswith("gpt2") else LlamaForCausalLM)
+    assert theirs.dtype == torch.float32
+    ours, _, _ = load_run(str(run))
+    tokens = np.random.default_rng(0).integers(65, size=(2, 16))
+    with torch.no_grad():
+        expected = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+    assert expected.std() > 0.1
+    # See test_model's FLOAT32_ROUNDING, of logits of about 10.
+    np.testing.assert_allclose(jax.jit(GPT.__call__)(ours, tokens), expected, rtol=0, atol=1e-4)
+
+    model, _ = load_pretrained(str(folder))
+    options = replace(TINY, **shape_options(model.config))
+    again = a_run(tmp_path / "again", options, create_state_around(model, options))
+    assert contents(run_export(again, tmp_path / "second" / "model")) == contents(folder)
+
+
+@pytest.mark.parametrize(
+    "shape, says",
+    [
+        (
+            dict(),
+            [
+                "for GPT2LMHeadModel: mlp=swiglu, not gelu, bias=False, not True;",
+                "position=learned, not rope",
+            ],
+        ),
+        (dict(mlp="gelu", bias=True, n_kv_head=2), ["for GPT2LMHeadModel: n_kv_head=2, not 4;"]),
+        (dict(mlp="gelu", bias=True, n_hidden=64), ["for GPT2LMHeadModel: n_hidden=64, not 128;"]),
+        (LLAMA | dict(qk_norm=True), ["for LlamaForCausalLM: qk_norm=True, not False"]),
+        (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
+        (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
+    ],
+)
+def test_another_shape_names_the_options_in_the_way(shape, says, tmp_path):
+    text = refused(a_run(tmp_path / "run", replace(TINY, **shape)), tmp_path / "to")
+    assert all(words in text for words in says)
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    (tmp_path / "to").mkdir()
+    (tmp_path / "to" / "mine").touch()
+    assert "is there already" in refused(run, tmp_path / "to")
+    assert "is there already" in refused(run, tmp_path / "to" / "mine")
+    assert list(contents(tmp_path / "to")) == ["mine"]
+    (tmp_path / "to" / "mine").unlink()
+    assert "config.json" in contents(run_export(run, tmp_path / "to"))
+
+
+def test_where_there_is_no_run_nothing_is_written(tmp_path):
+    assert "no checkpoint there" in refused(tmp_path / "none", tmp_path / "to")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_says_what_the_model_is(tmp_path):
+    run = a_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
+    card = (run_export(run, tmp_path / "bard") / "README.md").read_text()
+    parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
+    assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
+    assert "| 2 | 4 | 32 | 16 | 65 | shakespeare | 0 | 2.5000 |" in card
+
+
+def test_characters_have_no_tokenizer_there(tmp_path, capsys):
+    folder = run_export(a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"])), tmp_path / "to")
+    assert "note: transformers has no tokenizer" in capsys.readouterr().out
+    expected = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert set(contents(folder)) == expected
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
+def test_gpt2s_tokenizer_goes_along(tmp_path):
+    tokenizer = TiktokenTokenizer("gpt2")
+    options = replace(TINY, n_embd=8, vocab_size=50257, **SHAPES["gpt2"])
+    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.to_json()), tmp_path / "to")
+    theirs = AutoTokenizer.from_pretrained(folder)
+    text = "Hello, wörld: 1234 don't  \n\n\tstop €😀 <|endoftext|> again"
+    assert theirs.encode(text) == tokenizer.encode(text).tolist()
+    assert (
+        theirs.eos_token_id == 50256
+        and AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
+    )
+
+
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
+    tokenizer = JsonTokenizer(tokenizer_json.read_text())
+    options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
+    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.to_json()), tmp_path / "to")
+    text = "the other\twörld €😀 <|endoftext|>"
+    assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text).tolist()
+    _, description = load_pretrained(str(folder))
+    assert description == tokenizer.to_json()
+
+
+# --- adapters for PEFT ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def lora_run(tiny, tmp_path_factory):
+    """`lora_run(name, targets)`: the folder of a run with adapters beside `random_reference(name)`."""
+
+    @cache
+    def train_beside(name, targets):
+        folder = tmp_path_factory.mktemp("lora")
+        random_reference(name).save_pretrained(folder / "base")
+        options = {"max_iters": 5, "lora_rank": 4, "lora_alpha": 8.0, "lora_targets": targets}
+        arguments = tiny(folder / "run", init_from=folder / "base", **options)
+        train.main([word for word in arguments if not word.startswith("--n_")])
+        return folder / "run"
+
+    return train_beside
+
+
+# The layers of the model of transformers that have adapters, and how many of ours each one is.
+GPT2_ALL = {"attn.c_attn": 3, "attn.c_proj": 1, "mlp.c_fc": 1, "mlp.c_proj": 1}
+LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
+
+
+@pytest.mark.parametrize(
+    "name, targets, theirs",
+    [
+        ("gpt2", "all", GPT2_ALL),
+        ("gpt2", "c_q,c_k,c_v", {"attn.c_attn": 3}),
+        ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
+        ("gpt2", "c_k,c_proj", {"attn.c_attn": 1, "attn.c_proj": 1, "mlp.c_proj": 1}),
+        ("llama", "all", dict.fromkeys(LLAMA_ALL, 1)),
+        ("llama", "c_q,c_v", {"self_attn.q_proj": 1, "self_attn.v_proj": 1}),
+        ("llama", "attn.c_proj", {"self_attn.o_proj": 1}),
+    ],
+)
+def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
+    base, run = random_reference(name), lora_run(name, targets)
+    folder = run_export(run, tmp_path / "adapter", "--format=peft")
+    tokens = np.random.default_rng(0).integers(65, size=(2, 8))
+    ours = np.asarray(load_run(str(run))[0](tokens))
+    with torch.no_grad():
+        before = base(torch.tensor(tokens)).logits.numpy()
+        adapted = peft.PeftModel.from_pretrained(base, folder)
+        after = adapted(torch.tensor(tokens)).logits.numpy()
+    assert np.abs(after - before).max() > 0.1
+    np.testing.assert_allclose(ours, after, atol=1e-4)
+
+    ranks = {
+        path.partition(".0.")[2]: module.r["default"]
+        for path, module in adapted.named_modules()
+        if isinstance(module, peft.tuners.lora.LoraLayer) and ".0." in path
+    }
+    assert ranks == {module: 4 * n for module, n in theirs.items()}
+    adapters = sum(x.numel() for name, x in adapted.named_parameters() if "lora_" in name)
+    assert contents(folder).keys() == {"adapter_config.json", "adapter_model.safetensors"}
+    assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
+
+
+@pytest.mark.parametrize("targets, parts", [("c_q,c_k,c_v", (0, 1, 2)), ("c_q,c_v", (0, 2))])
+def test_adapters_of_gpt2s_joined_layer_stand_side_by_side(lora_run, targets, parts, tmp_path):
+    """c_attn's adapter has our A one after another, and our B on the diagonal of zeros."""
+    folder = run_export(lora_run("gpt2", targets), tmp_path / "adapter", "--format=peft")
+    r, D, n = 4, 48, len(parts)
+    tensors = load_file(folder / "adapter_model.safetensors")
+    for i in range(3):
+        a, b = (
+            tensors[f"base_model.model.transformer.h.{i}.attn.c_attn.lora_{x}.weight"] for x in ("A", "B")
+        )
+        assert a.shape == (n * r, D) and b.shape == (3 * D, n * r)
+        blocks = b.reshape(3, D, n, r).transpose(0, 2, 1, 3)  # (which of q, k, v; which adapter; D; r)
+        expected = np.array([[part == adapter for adapter in parts] for part in range(3)])
+        np.testing.assert_array_equal((blocks != 0).any((2, 3)), expected)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"]) == (r, 8.0)  # each one counts alpha / r times
+    assert config["rank_pattern"] == {"attn.c_attn": n * r}
+    assert config["alpha_pattern"] == {"attn.c_attn": n * 8.0}
+
+
+def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, tmp_path):
+    base, run = random_reference("llama"), lora_run("llama", "all")
+    theirs = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "to"))
+    tokens = np.random.default_rng(0).integers(65, size=(2, 8))
+    with torch.no_grad():
+        before, after = (model(torch.tensor(tokens)).logits.numpy() for model in (base, theirs))
+    assert np.abs(after - before).max() > 0.1
+    np.testing.assert_allclose(load_run(str(run))[0](tokens), after, atol=1e-4)
+
+
+def test_a_run_without_adapters_is_one_line(tmp_path):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    text = refused(run, tmp_path / "adapter", "--format=peft")
+    assert text == f"out_dir={run}: the run has no adapters: leave out --format=peft"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_another_format_is_one_line(tmp_path):
+    text = refused(tmp_path / "run", tmp_path / "to", "--format=onnx")
+    assert text == "--format is 'onnx', expected one of transformers, peft"
