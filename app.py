@@ -19,7 +19,7 @@ import sys
 from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from cloud import MOUNTED, VOLUME
 from cloud.supervise import ROOT, run_script
@@ -39,7 +39,7 @@ from config.options import Options
 try:
     import modal
 except ImportError:  # only the cloud needs it
-    modal = None
+    modal: Any = None
 
 # Only these files are sent: no data, no checkpoints, no .env. Requirements are installed in the image.
 FILES = ("train.py", "sample.py", "model.py")

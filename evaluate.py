@@ -72,8 +72,10 @@ def main(argv: list[str]) -> None:
     with on_devices(options):
         model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
-        evaluate = evaluate_hellaswag if options.hellaswag else evaluate_split
-        result = evaluate(model, tokenizer, options)
+        if options.hellaswag:
+            result = evaluate_hellaswag(model, tokenizer, options, options.hellaswag)
+        else:
+            result = evaluate_split(model, tokenizer, options)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", "json")
 
@@ -145,23 +147,25 @@ class TextSize:
         self.bytes += len(self.decode([], final=True).encode())
 
 
-def evaluate_hellaswag(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Print and return the accuracies on the examples of a HellaSwag file. Raises UserError."""
+def evaluate_hellaswag(
+    model: GPT, tokenizer: dict | None, options: EvaluateOptions, path: str
+) -> dict[str, Any]:
+    """Print and return the accuracies on the examples of the HellaSwag file at `path`. Raises UserError."""
     if tokenizer is None:
         raise UserError("--hellaswag is text, and no tokenizer is known for this model: evaluate another")
-    examples = read_examples(options.hellaswag)
+    examples = read_examples(path)
     x, y = tokenize_examples(examples, from_json(tokenizer).encode, window_size(model, options))
     (R, T), B = x.shape, options.batch_size
     x = np.pad(x, ((0, -R % B), (0, 0))).reshape(-1, B, T)
     y = np.pad(y, ((0, -R % B), (0, 0)), constant_values=-1).reshape(-1, B, T)
-    nats, seconds = score(model, zip(x, y, strict=True), (B, T), (y >= 0).sum(), options.hellaswag)
+    nats, seconds = score(model, zip(x, y, strict=True), (B, T), int((y >= 0).sum()), path)
 
     found, speed = accuracies(examples, nats[:R]), len(examples) / seconds
     print(
-        f"{options.hellaswag}: acc {found['acc']:.2%}, acc_norm {found['acc_norm']:.2%} (per character) "
+        f"{path}: acc {found['acc']:.2%}, acc_norm {found['acc_norm']:.2%} (per character) "
         f"of {len(examples):,} examples, {speed:,.1f} examples/s"
     )
-    return {"hellaswag": options.hellaswag, "examples": len(examples), **found, "examples_per_second": speed}
+    return {"hellaswag": path, "examples": len(examples), **found, "examples_per_second": speed}
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]
     pipeline = make_pipeline(options)
     loss = partial(pipeline.mean_loss, mean_nll) if pipeline else mean_loss
     batch = example_batch(options.batch_size, options.block_size)
-    return eqx.filter_jit(loss).lower(model, batch, batch).compile()
+    return eqx.filter_jit(loss).lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
 
 
 def score(
@@ -69,7 +69,7 @@ def score(
     """
     (B, T), V = shape, model.config.vocab_size
     batch = example_batch(B, T)
-    compiled = nats_of_rows.lower(model, batch, batch).compile()
+    compiled = nats_of_rows.lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
     here, nats, running = rows_here(B), [], None
     quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
     start = time.perf_counter()
