@@ -1,11 +1,9 @@
 """Dropout (arXiv:1207.0580), with keys that are explicit and may be absent."""
 
-from typing import overload
-
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, PRNGKeyArray
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Float[Array, "..."]:
@@ -22,14 +20,9 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
 
 
-@overload
-def split_key(key: None) -> tuple[None, None]: ...
-
-
-@overload
-def split_key(key: PRNGKeyArray) -> Shaped[PRNGKeyArray, "2"]: ...
-
-
-def split_key(key: PRNGKeyArray | None) -> Shaped[PRNGKeyArray, "2"] | tuple[None, None]:
+def split_key(key: PRNGKeyArray | None) -> tuple[PRNGKeyArray | None, PRNGKeyArray | None]:
     """Make two keys from one. Without a key there is no dropout anywhere below, and both are None."""
-    return (None, None) if key is None else jax.random.split(key)
+    if key is None:
+        return None, None
+    one, other = jax.random.split(key)
+    return one, other
