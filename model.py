@@ -330,7 +330,7 @@ class GPT(eqx.Module):
         n = jax.tree.leaves(blocks)[0].shape[0]
         layer_keys = None
         if key is not None:
-            layer_keys = jax.random.split(split_key(key)[1], self.config.n_layer)
+            layer_keys = jax.random.split(jax.random.split(key)[1], self.config.n_layer)
             layer_keys = lax.dynamic_slice_in_dim(layer_keys, first_layer, n)
 
         def layer(x, block_and_key):
