@@ -61,4 +61,5 @@ def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     # Not options of training, which would gain nothing by other values.
     at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)
     with mock.patch.object(loss, "MAX_LOGITS", at_once), mock.patch.object(step, "CPU_TOKENS", math.inf):
+        jax.clear_caches()  # or the step as it was traced for another value would be planned again
         return step.plan_step(shapes, options).memory_analysis()

@@ -1,116 +1,37 @@
-"""The benchmark: its PyTorch twin does what the JAX step does, and its figures are there and right."""
+"""The benchmark: its figures are those of the steps that it ran, and a bad option is one line."""
 
-import os
-import subprocess
 import sys
-from dataclasses import replace
-from operator import attrgetter
-from pathlib import Path
+from types import SimpleNamespace
 
-import bench_decode
-import bench_memory
-import bench_torch
 import jax
 import numpy as np
-import optax
 import pytest
-import torch
 
 import bench
-from config.command_line import UserError
-from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
-from model import GPTConfig
-from runs.hardware import peak_flops
-from training import loss
-from training.state import create_state, model_config
-from training.step import compile_step
+from tests.helpers import refusal, run_python
 
-ROOT = Path(__file__).resolve().parents[1]
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
+TOKENS = 2 * 3 * 16  # of a step
 FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 33, "device": "cpu"}).items()]
-SHAPES = {
-    "gpt2": dict(position="learned", norm="layernorm", mlp="gelu", bias=True),
-    "llama": dict(
-        position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
-    ),
-}
-
-
-def as_in_torch(tree, name: str) -> np.ndarray:
-    """The array of a JAX model (or of moments shaped like one) that a parameter of the twin stands for."""
-    room, *rest = name.removesuffix(".weight" if name[:2] in ("wt", "wp", "lm") else "").split(".")
-    if room != "blocks":
-        return np.asarray(attrgetter(".".join([room, *rest]))(tree))
-    layer, *path = rest
-    array = np.asarray(attrgetter(".".join(path))(tree.blocks)[int(layer)])
-    if "c_attn" in path:  # (..., K, G + 2, C): the twin has all queries first, then all keys, then all values
-        q, k, v = np.split(array, (array.shape[-2] - 2, array.shape[-2] - 1), axis=-2)
-        array = np.concatenate([x.reshape(*array.shape[:-3], -1) for x in (q, k, v)], axis=-1)
-    elif "c_fc" in path and "weight" in path:
-        array = array.reshape(len(array), -1)
-    return array.T  # a vector is its own transpose
-
-
-def agree(ours: np.ndarray, twins: torch.Tensor, name: str) -> None:
-    """To float32 rounding: sums of some hundred terms, whose errors are relative to the largest."""
-    twins = twins.detach().numpy()
-    np.testing.assert_allclose(ours, twins, rtol=1e-4, atol=1e-5 * abs(twins).max(), err_msg=name)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_twin_does_what_the_jax_step_does(shape):
-    options = Options(
-        **TINY,
-        **SHAPES[shape],
-        dtype="float32",
-        decay_lr=False,
-        learning_rate=0.1,  # large, so that the update and the decay show in the weights
-        weight_decay=0.5,
-        beta1=0.8,
-        beta2=0.9,
-        grad_clip=0.1,  # below the norm, so that it clips
-    )
-    config = model_config(options, vocab_size=33)
-    state = create_state(config, options)
-    step = compile_step(state, options)
-    twin = bench_torch.TorchStep(config, options)
-    with torch.no_grad():
-        for name, p in twin.model.named_parameters():
-            p.copy_(torch.from_numpy(as_in_torch(state.model, name).copy()))
-    shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
-    x, y = np.random.default_rng(0).integers(33, size=shape, dtype=np.int32)
-
-    state, metrics = step(state, x, y)
-    loss = twin(torch.from_numpy(x).long(), torch.from_numpy(y).long())
-
-    assert float(metrics["grad_norm"]) > options.grad_clip
-    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
-    parameters = dict(twin.model.named_parameters())
-    assert sum(p.numel() for p in parameters.values()) == sum(x.size for x in jax.tree.leaves(state.model))
-    mean, square = (optax.tree_utils.tree_get(state.opt_state, moment) for moment in ("mu", "nu"))
-    for name, p in parameters.items():
-        moments = twin.optimizer.state[p]
-        agree(as_in_torch(mean, name), moments["exp_avg"], name)
-        agree(as_in_torch(square, name), moments["exp_avg_sq"], name)
-        # Adam's first step divides a gradient by its size: where that is mere rounding, so is the update.
-        sure = abs(moments["exp_avg"]) > 1e-3 * abs(moments["exp_avg"]).max()
-        ours, twins = as_in_torch(state.model, name)[sure], p.detach().numpy()[sure]
-        np.testing.assert_allclose(ours, twins, rtol=1e-4, atol=1e-4 * options.learning_rate, err_msg=name)
 
 
 def run(*flags: str, **environment: str) -> str:
-    command = [sys.executable, "bench.py", *FLAGS, *flags]
-    done = subprocess.run(command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True)
+    done = run_python("bench.py", *FLAGS, *flags, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
+def row(output: str, label: str) -> str:
+    """What follows `label` on the line that begins with it."""
+    line = next(line for line in output.splitlines() if line.startswith(label + "  "))
+    return line.removeprefix(label).strip()
+
+
 def figures(output: str, label: str) -> list[float]:
     """The numbers on the line that begins with `label`."""
-    line = next(line for line in output.splitlines() if line.startswith(label + "  "))
-    return [float(word.rstrip("%x").replace(",", "")) for word in line.removeprefix(label).split()]
+    return [float(word.rstrip("%x").replace(",", "")) for word in row(output, label).split()]
 
 
 @pytest.fixture
@@ -120,25 +41,127 @@ def dataset(tmp_path):
     return str(tmp_path / "set")
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """bench.py's clock, which only these move on: a step by 0.25 s, its batch by 0.0625 s, compiling by 3 s.
+
+    `clock.steps` counts the steps, which are computed all the same.
+    """
+    clock = SimpleNamespace(now=0.0, steps=0, perf_counter=lambda: clock.now)
+    compile_step = bench.compile_step
+
+    def slow_to_compile(state, options):
+        compiled = compile_step(state, options)
+        clock.now += 3.0
+
+        def step(*arguments):
+            clock.now += 0.25
+            clock.steps += 1
+            return compiled(*arguments)
+
+        step.compiled = compiled.compiled
+        return step
+
+    class Batches(bench.Batches):
+        def __call__(self, *which):
+            clock.now += 0.0625
+            return super().__call__(*which)
+
+    monkeypatch.setattr(bench, "time", clock)
+    monkeypatch.setattr(bench, "compile_step", slow_to_compile)
+    monkeypatch.setattr(bench, "Batches", Batches)
+    monkeypatch.setattr("parallel.batches.Batches", Batches)
+    return clock
+
+
 def test_bench_prints_its_figures(dataset):
     output = run("--steps=2", f"--dataset={dataset}")
     median, least, _, tokens_per_second = figures(output, "JAX float32")
     assert 0 < least <= median
-    assert tokens_per_second == pytest.approx(2 * 3 * 16 / median * 1e3, rel=0.01)
+    assert tokens_per_second == pytest.approx(TOKENS / median * 1e3, rel=0.01)
     for label in ("model FLOP/s", "compile time", "peak memory", "data loading", "FLOPs that XLA counts"):
         assert f"\n{label} " in output
     assert "none for float32" in output
     assert "ms per step" in output
 
 
-def test_bench_times_trains_loop(dataset):
-    output = run("--steps=2", "--loop", f"--dataset={dataset}")
-    assert figures(output, "in train.py's loop")[0] > 0
-    assert len(figures(output, "the loop adds")) == 1
+def test_the_figures_are_those_of_the_clock(clock, dataset, capsys):
+    bench.main([*FLAGS, "--mesh=data:1", "--steps=9", "--loop", f"--dataset={dataset}"])
+    output = capsys.readouterr().out
+    # ms per step, the least of them, their spread, tokens/s
+    assert figures(output, "JAX float32") == [250.0, 250.0, 0.0, TOKENS / 0.25]
+    assert figures(output, "in train.py's loop") == [312.5, 312.5, 0.0, round(TOKENS / 0.3125)]
+    assert figures(output, "the loop adds") == [25.0]
+    # Of each: one to warm up, one to see how long it takes, and in 9 turns one untimed and one timed.
+    assert clock.steps == 2 * (1 + 1 + 9 * 2)
+
+    assert row(output, "compile time") == "3.0 s"
+    assert row(output, "data loading") == "62.500 ms per step, 25.00% of it"
+    # The matrices: q, k, v and c_proj (D, D), the MLP's three (D, 128), the head. And attention's T x T.
+    D, T = 32, 16
+    flops = 6 * (2 * (4 * D * D + 3 * D * 128) + 33 * D) + 12 * 2 * T * D
+    expected = f"{flops * TOKENS / 0.25 / 1e12:.3g} TFLOP/s, {flops / 1e6:.4g} MFLOP per token"
+    assert row(output, "model FLOP/s") == expected
+    # XLA's come on top, of norms, softmax, SiLU and the loss: some ten operations for each of their elements,
+    # which are (4 D + 2 H T + 3 * 128) per layer, and V, of a token.
+    counted = float(row(output, "FLOPs that XLA counts").split("%")[0]) / 100
+    assert 1 < counted < 1 + 3 * 10 * (2 * (4 * D + 2 * 4 * T + 3 * 128) + 33) / flops
 
 
 def test_overhead_is_the_median_of_neighbouring_turns():
     assert bench.overhead([1.0, 2.0, 4.0], [1.5, 2.5, 4.0]) == 0.25
+
+
+def test_each_turn_of_a_variant_takes_about_half_a_second_and_all_have_as_many_turns():
+    """Without --steps: blocks of 0.5 s, as many as fit into 10 s per variant, but 3 at least."""
+
+    class Variant:
+        def __init__(self, name, seconds):
+            self.name, self.seconds, self.blocks = name, seconds, []
+
+        def run(self, n):
+            self.blocks.append(n)
+            return self.seconds
+
+    for slowest, turns in ((0.125, 20), (2.0, 5), (60.0, 3)):
+        fast, slow = Variant("fast", 0.0625), Variant("slow", slowest)
+        times = bench.take_turns([fast, slow], None)
+        assert times == {"fast": [0.0625] * turns, "slow": [slowest] * turns}
+        assert fast.blocks == [1, *[1, 8] * turns]  # the pilot; then each block after an untimed step
+        assert slow.blocks == [1, *[1, max(1, int(0.5 / slowest))] * turns]
+
+
+def test_the_spread_leaves_out_a_tenth_at_either_end():
+    times = [0.0, *[1.0] * 4, 2.0, *[3.0] * 4, 100.0]
+    (row,) = bench.table([SimpleNamespace(name="one")], {"one": times}, tokens=6).splitlines()[2:]
+    assert row.split() == ["one", "2000.00", "0.00", "100%", "3"]
+
+
+def test_the_ratio_is_to_the_best_float32_variant_of_pytorch():
+    def variant(kind, name, dtype):
+        variant = object.__new__(kind)
+        variant.name, variant.dtype = name, dtype
+        return variant
+
+    variants = [
+        variant(bench.JaxStep, "JAX float32", "float32"),
+        variant(bench.JaxStep, "JAX bfloat16", "bfloat16"),
+        variant(bench.TorchStep, "PyTorch eager float32", "float32"),
+        variant(bench.TorchStep, "PyTorch compiled float32", "float32"),
+        variant(bench.TorchStep, "PyTorch eager bfloat16", "bfloat16"),
+    ]
+    seconds = [2.0, 1.0, 6.0, 3.0, 0.5]
+    times = {variant.name: [9.0, s, 0.1] for variant, s in zip(variants, seconds, strict=True)}
+    output = bench.ratios(variants, times)
+    assert "best float32 PyTorch (PyTorch compiled float32)" in output
+    assert figures(output, "JAX float32") == [1.5] and figures(output, "JAX bfloat16") == [3.0]
+    assert "no ratio" in bench.ratios(variants[:2], times)
+
+
+def test_a_cpus_memory_is_xlas_plan_of_arguments_and_temporaries():
+    x = jax.ShapeDtypeStruct((1000, 1000), "float32")
+    compiled = jax.jit(lambda x: x @ x @ x).lower(x).compile()
+    assert bench.peak_memory(compiled) == "8 MB (XLA's plan: arguments and temporaries)"  # x, and x @ x
 
 
 @pytest.mark.slow
@@ -163,78 +186,6 @@ def test_bench_tells_what_saves_memory(dataset):
     assert "weights, optimizer state and batch: " in output
 
 
-def test_microbatches_are_planned_where_the_batch_divides():
-    config = GPTConfig(block_size=16, vocab_size=33, n_layer=2, n_head=4, n_embd=32)
-    tokens = set()
-    for batch_size, n_rows in ((8, 10), (6, 6)):
-        options = Options(**TINY | {"batch_size": batch_size})
-        rows = bench_memory.variants(config, options)
-        assert len(rows) == n_rows
-        tokens |= {bench.tokens_per_step(replace(options, **changes)) / batch_size for _, changes, _ in rows}
-    assert tokens == {2 * 16}
-
-
-def test_the_loss_is_planned_in_the_chunks_named():
-    config = GPTConfig(block_size=64, vocab_size=2000, n_layer=1, n_head=2, n_embd=8)
-    shape = dict(n_layer=1, n_head=2, n_embd=8, block_size=64, batch_size=8, gradient_accumulation_steps=1)
-    options = Options(**shape)
-    one, many = (bench_memory.planned(config, options, n).temp_size_in_bytes for n in (1, 16))
-    logits = 4 * 8 * 64 * 2000  # bytes, all at once
-    assert one - many > 15 / 16 * logits
-    assert loss.MAX_LOGITS == 2**26  # as training has it
-
-
-def test_bench_times_decoding():
-    output = run("--decode")
-    assert figures(output, "with the key/value cache")[0] > 0
-    assert figures(output, "whole context every token")[0] > 0
-
-
-def test_decoding_gives_the_same_text_with_and_without_a_cache():
-    # Within block_size, that is: past it, the two choose their windows by different rules.
-    options = Options(**TINY | {"block_size": bench_decode.DECODED + 1})
-    model = create_state(model_config(options, vocab_size=33), options).model
-    assert bench_decode.with_cache(model) == bench_decode.without_cache(model)
-
-
-@pytest.mark.parametrize(
-    "kind, teraflops",
-    {
-        "NVIDIA A100-SXM4-80GB": 312,
-        "NVIDIA H100 80GB HBM3": 989,
-        "NVIDIA H100 PCIe": 756,
-        "NVIDIA H200": 989,
-        "NVIDIA L4": 121,
-        "NVIDIA A10G": 70,
-        "NVIDIA A10": 125,
-        "NVIDIA GeForce RTX 4090": 165,
-        "TPU v4": 275,
-        "TPU v5 lite": 197,
-        "TPU v5": 459,
-        "TPU v5p": 459,
-        "TPU v6 lite": 918,
-    }.items(),
-)
-def test_known_peaks(kind, teraflops):
-    assert peak_flops(kind) == teraflops * 1e12
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "cpu",
-        "NVIDIA L40S",
-        "NVIDIA GeForce RTX 4090 Laptop GPU",
-        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
-        "NVIDIA GB200",
-        "TPU v4 lite",
-        "TPU7x",
-    ],
-)
-def test_unknown_devices_have_no_peak(kind):
-    assert peak_flops(kind) is None
-
-
 def test_mfu_is_the_share_of_the_peak():
     assert bench.mfu(156e12, "bfloat16", "NVIDIA A100-SXM4-40GB") == "50.0% of 312 TFLOP/s"
     assert "none for float32" in bench.mfu(1e12, "float32", "NVIDIA A100-SXM4-40GB")
@@ -243,16 +194,15 @@ def test_mfu_is_the_share_of_the_peak():
 
 @pytest.mark.parametrize("flag", ["--steps=0", "--steps=many", "--steps", "--vocab_size=1.5", "--vs=jax"])
 def test_a_bad_option_is_named(flag):
-    with pytest.raises(UserError, match=flag.partition("=")[0]):
-        bench.main([flag])
+    assert refusal(bench.main, [flag]).startswith(f"{flag.partition('=')[0]} is ")
 
 
-def test_no_twin_has_a_document_mask():
-    with pytest.raises(UserError, match="--vs=torch.*document_mask"):
-        bench.main(["--vs=torch", "--document_mask=True"])
+@pytest.mark.parametrize("option", ["--document_mask=True", "--optimizer=lion"])
+def test_the_twin_has_neither_a_document_mask_nor_another_optimizer(option):
+    text = refusal(bench.main, ["--vs=torch", option])
+    assert text.startswith("--vs=torch: ") and "AdamW alone, and no document_mask" in text
 
 
 def test_without_torch_it_says_how_to_get_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(UserError, match="pip install torch"):
-        bench.main(["--vs=torch"])
+    assert "pip install torch" in refusal(bench.main, ["--vs=torch"])

@@ -4,37 +4,38 @@ The run that is evaluated is made here: the random weights of a small GPT-2 of `
 train.py saves a model.
 """
 
+import itertools
 import json
 import math
 import shutil
 import string
 from dataclasses import replace
 from functools import cache
+from types import SimpleNamespace
 
 import equinox as eqx
+import jax
 import numpy as np
 import pytest
 import torch
 
 import evaluate
 import train
-from config.command_line import UserError
 from config.options import Options
-from data.tokenizer import CharTokenizer, TiktokenTokenizer
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset
-from runs.checkpoint import Checkpoints
+from evaluation.hellaswag import read_examples, tokenize_examples
+from evaluation.split import score
+from parallel.mesh import make_mesh
+from runs.load import load_run
 from runs.manifest import Manifest
+from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
 from tests.reference import CONFIGS, as_gpt, random_reference
 from training.state import create_state, model_config
 
 SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
 TOKENIZER = CharTokenizer(SYMBOLS)
 V, T, N_VAL = 65, CONFIGS["gpt2"].block_size, 200
-
-# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. The forward pass
-# of three layers is about 50 operations in a row, the products among them sums of about 200 terms:
-# sqrt(50 * 200) u = 6e-6 of a logit. The logits are about as large as the log of a probability, or less.
-FLOAT32_ROUNDING = 1e-5
 
 
 @pytest.fixture(scope="module")
@@ -54,18 +55,15 @@ def reference():
 @pytest.fixture(scope="module")
 def run(reference, dataset, tmp_path_factory):
     """A run's folder whose one checkpoint has the reference's weights."""
-    return save_run(tmp_path_factory.mktemp("runs") / "gpt2", reference, dataset, TOKENIZER.to_json())
+    return save_reference(tmp_path_factory.mktemp("runs") / "gpt2", reference, dataset, TOKENIZER.to_json())
 
 
-def save_run(folder, reference, dataset, tokenizer):
+def save_reference(folder, reference, dataset, tokenizer):
     options = replace(Options(), out_dir=str(folder), dataset=str(dataset), mlp="gelu", bias=True)
     options = replace(options, n_layer=3, n_head=4, n_embd=48, block_size=T, device="cpu")
     state = create_state(model_config(options, V), options)
     state = eqx.tree_at(lambda state: state.model, state, as_gpt("gpt2", dict(reference.named_parameters())))
-    checkpoints = Checkpoints(str(folder))
-    checkpoints.save(state, Manifest(options, V, tokenizer, best_val_loss=None))
-    checkpoints.wait()
-    return folder
+    return save_run(folder, state, Manifest(options, V, tokenizer, best_val_loss=None))
 
 
 @pytest.fixture
@@ -83,11 +81,7 @@ def result(run, tmp_path):
 
 def error(*argv):
     """The one line that a command line ends in."""
-    with pytest.raises(UserError) as caught:
-        evaluate.main([*argv, "--device=cpu", "--mesh=data:1"])
-    text = str(caught.value)
-    assert text and "\n" not in text
-    return text
+    return refusal(evaluate.main, [*argv, "--device=cpu", "--mesh=data:1"])
 
 
 def log_probabilities(reference, tokens):
@@ -151,15 +145,22 @@ def test_neither_does_the_batch(result, batch_size):
     assert result(batch_size=batch_size)["loss"] == pytest.approx(result()["loss"], rel=FLOAT32_ROUNDING)
 
 
-def test_what_it_says_is_what_it_writes(result, dataset, capsys):
+@pytest.fixture
+def four_seconds(monkeypatch):
+    """Between two looks at the clock, `score` finds that 4 seconds have passed."""
+    clock = itertools.count(0.0, 4.0)
+    monkeypatch.setattr("evaluation.split.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+
+
+def test_what_it_says_is_what_it_writes(result, dataset, capsys, four_seconds):
     found = result(split="train", stride=4)
     said, speed = capsys.readouterr().out.splitlines()
     assert said == (
         f"{dataset}, train: loss {found['loss']:.4f} nats per token, perplexity {found['perplexity']:.4f}, "
         f"{found['bits_per_byte']:.4f} bits per byte"
     )
-    assert speed.startswith("99 tokens, in windows of 16 that begin 4 apart, ")
-    assert found["tokens_per_second"] > 0
+    assert found["tokens_per_second"] == 99 / 4
+    assert speed == "99 tokens, in windows of 16 that begin 4 apart, 25 tokens/s"
 
 
 # --- bits per byte ----------------------------------------------------------------------------------------
@@ -195,7 +196,7 @@ def test_tokens_that_are_not_text_have_a_loss_only(reference, dataset, tmp_path,
     write_dataset(folder, [0] * 20, np.fromfile(dataset / "val.bin", "<u2"), TOKENIZER, "a test")
     meta = json.loads((folder / "meta.json").read_text()) | {"tokenizer": None}
     (folder / "meta.json").write_text(json.dumps(meta))
-    run = save_run(tmp_path / "run", reference, folder, tokenizer=None)
+    run = save_reference(tmp_path / "run", reference, folder, tokenizer=None)
     expected = result()["loss"]
     found = result(out_dir=run)
     assert found["loss"] == expected and found["bits_per_byte"] is None
@@ -256,27 +257,27 @@ def unmarked(text):
 
 
 def test_the_score_of_each_ending_is_that_of_transformers(run, jsonl, reference):
-    options = evaluate.EvaluateOptions(out_dir=str(run), device="cpu")
-    with evaluate.jax.set_mesh(evaluate.make_mesh("data:1")):
-        model, tokenizer = evaluate.load(options)
-        examples = evaluate.read_examples(str(jsonl))
-        x, y = evaluate.tokenize_examples(examples, evaluate.from_json(tokenizer).encode, T)
-        nats, _ = evaluate.score(model, [(x, y)], x.shape, (y >= 0).sum(), jsonl)
+    with jax.set_mesh(make_mesh("data:1")):
+        model, tokenizer, _ = load_run(str(run))
+        examples = read_examples(str(jsonl))
+        x, y = tokenize_examples(examples, from_json(tokenizer).encode, T)
+        nats, _ = score(model, [(x, y)], x.shape, (y >= 0).sum(), jsonl)
     expected = nats_of_endings(reference, jsonl)
     assert [example.endings for example in examples] == [endings for _, endings, _ in expected]
     np.testing.assert_allclose(nats, np.concatenate([nats for *_, nats in expected]), rtol=FLOAT32_ROUNDING)
 
 
 @pytest.mark.parametrize("options", [{}, {"mesh": "data:4,tensor:2"}, {"batch_size": 5}])
-def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, options, capsys):
+def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, options, capsys, four_seconds):
     expected = nats_of_endings(reference, jsonl)
     acc = np.mean([nats.argmin() == label for label, _, nats in expected])
     acc_norm = np.mean([(nats / [len(e) for e in ends]).argmin() == label for label, ends, nats in expected])
     assert 0 < acc < 1 and acc != acc_norm
     found = result(hellaswag=jsonl, **options)
     assert (found["examples"], found["acc"], found["acc_norm"]) == (16, acc, acc_norm)
-    said = f"{jsonl}: acc {acc:.2%}, acc_norm {acc_norm:.2%} (per character) of 16 examples"
-    assert capsys.readouterr().out.startswith(said)
+    assert found["examples_per_second"] == 16 / 4
+    said = f"{jsonl}: acc {acc:.2%}, acc_norm {acc_norm:.2%} (per character) of 16 examples, 4.0 examples/s"
+    assert capsys.readouterr().out == f"{said}\n"
 
 
 # --- bad requests -----------------------------------------------------------------------------------------
@@ -311,8 +312,8 @@ def test_a_bad_option_is_one_line(run, argument, says):
 
 
 def test_a_batch_that_the_mesh_cannot_cut_is_one_line(run):
-    with pytest.raises(UserError, match="batch_size=6 must be a multiple of data x fsdp = 8"):
-        evaluate.main([f"--out_dir={run}", "--device=cpu", "--mesh=data:8", "--batch_size=6"])
+    argv = [f"--out_dir={run}", "--device=cpu", "--mesh=data:8", "--batch_size=6"]
+    assert "batch_size=6 must be a multiple of data x fsdp = 8" in refusal(evaluate.main, argv)
 
 
 def test_a_result_that_cannot_be_written_is_one_line(run, tmp_path):
@@ -335,7 +336,7 @@ def test_tokens_beyond_the_models_vocabulary_are_one_line(reference, tmp_path):
     write_dataset(tmp_path / "data", [0] * 20, [1] * 19 + [V], CharTokenizer(SYMBOLS + "!"), "a test")
     meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": None}
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
-    run = save_run(tmp_path / "run", reference, tmp_path / "data", tokenizer=None)
+    run = save_reference(tmp_path / "run", reference, tmp_path / "data", tokenizer=None)
     text = error(f"--out_dir={run}")
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
 
@@ -374,5 +375,5 @@ def test_a_file_without_examples_is_one_line(run, tmp_path, content, says):
 
 
 def test_hellaswag_needs_a_tokenizer(reference, dataset, jsonl, tmp_path):
-    run = save_run(tmp_path / "run", reference, dataset, tokenizer=None)
+    run = save_reference(tmp_path / "run", reference, dataset, tokenizer=None)
     assert "no tokenizer is known" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")
