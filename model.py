@@ -31,6 +31,7 @@ from layers.products import contract, matmul
 from layers.remat import remat
 from layers.residual import shard_residual
 from layers.rotary import inverse_frequencies, rotary_table, rotate
+from layers.shared import apply_each
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class CausalSelfAttention(eqx.Module):
         self, x: Float[Array, "B T D"], context: Context
     ) -> tuple[Float[Array, "B H T C"], Float[Array, "B K T C"], Float[Array, "B K T C"]]:
         """Compute queries, keys and values."""
-        q, k, v = (linear(x).swapaxes(1, 2) for linear in (self.c_q, self.c_k, self.c_v))
+        q, k, v = (y.swapaxes(1, 2) for y in apply_each([self.c_q, self.c_k, self.c_v], x))
         if self.q_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if context.rotary is not None:
@@ -261,8 +262,11 @@ class MLP(eqx.Module):
         self.config = config
 
     def __call__(self, x: Float[Array, "B T D"], *, key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
-        h = self.c_fc(x)  # (B, T, F)
-        h = jax.nn.gelu(h, approximate=True) if self.c_gate is None else jax.nn.silu(self.c_gate(x)) * h
+        if self.c_gate is None:
+            h = jax.nn.gelu(self.c_fc(x), approximate=True)  # (B, T, F)
+        else:
+            gate, h = apply_each([self.c_gate, self.c_fc], x)
+            h = jax.nn.silu(gate) * h
         return dropout(self.c_proj(h), self.config.dropout, key)
 
 
