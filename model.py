@@ -24,11 +24,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from layers.dropout import dropout, split_key
+from layers.dropout import dropout, keys_of_layers, split_key
 from layers.products import contract, matmul
 from layers.remat import remat
 from layers.residual import shard_residual
 from layers.rotary import inverse_frequencies, rotary_table, rotate
+from layers.tensor_parallel import apply_each
 
 DropoutKey = PRNGKeyArray | None  # None: no dropout. Give a key in training, none otherwise
 
@@ -88,9 +89,8 @@ class GPTConfig:
     @property
     def hidden(self) -> int:
         """F. SwiGLU's three matrices at 8/3 D hold as many parameters as GELU's two at 4 D."""
-        if self.n_hidden is not None:
-            return self.n_hidden
-        return 4 * self.n_embd if self.mlp == "gelu" else 64 * math.ceil(8 * self.n_embd / 3 / 64)
+        default = 4 * self.n_embd if self.mlp == "gelu" else 64 * math.ceil(8 * self.n_embd / 3 / 64)
+        return self.n_hidden or default
 
     @property
     def residual_std(self) -> float:
@@ -117,8 +117,7 @@ class Norm(eqx.Module):
         if self.center:
             y = y - y.mean(-1, keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
-        y = y if self.bias is None else y + self.bias
-        return y.astype(x.dtype)
+        return (y if self.bias is None else y + self.bias).astype(x.dtype)
 
 
 class Linear(eqx.Module):
@@ -209,7 +208,7 @@ class CausalSelfAttention(eqx.Module):
 
     def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array]:
         """Compute queries (B, H, T, C), and keys and values, (B, K, T, C) each."""
-        q, k, v = (linear(x).swapaxes(1, 2) for linear in (self.c_q, self.c_k, self.c_v))
+        q, k, v = (y.swapaxes(1, 2) for y in apply_each([self.c_q, self.c_k, self.c_v], x))
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if context.rotary is not None:
@@ -240,8 +239,11 @@ class MLP(eqx.Module):
         self.config = config
 
     def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
-        h = self.c_fc(x)  # (B, T, F)
-        h = jax.nn.gelu(h, approximate=True) if self.c_gate is None else jax.nn.silu(self.c_gate(x)) * h
+        if self.c_gate is None:
+            h = jax.nn.gelu(self.c_fc(x), approximate=True)  # (B, T, F)
+        else:
+            gate, h = apply_each([self.c_gate, self.c_fc], x)
+            h = jax.nn.silu(gate) * h
         return dropout(self.c_proj(h), self.config.dropout, key)
 
 
@@ -328,10 +330,7 @@ class GPT(eqx.Module):
         draw the masks that one device draws.
         """
         n = jax.tree.leaves(blocks)[0].shape[0]
-        layer_keys = None
-        if key is not None:
-            layer_keys = jax.random.split(jax.random.split(key)[1], self.config.n_layer)
-            layer_keys = lax.dynamic_slice_in_dim(layer_keys, first_layer, n)
+        layer_keys = keys_of_layers(split_key(key)[1], self.config.n_layer, first_layer, n)
 
         def layer(x, block_and_key):
             block, key = block_and_key

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Float[Array, "..."]:
@@ -26,3 +26,12 @@ def split_key(key: PRNGKeyArray | None) -> tuple[PRNGKeyArray | None, PRNGKeyArr
         return None, None
     one, other = jax.random.split(key)
     return one, other
+
+
+def keys_of_layers(
+    key: PRNGKeyArray | None, n_layer: int, first_layer: int | Int[Array, ""], n: int
+) -> Shaped[PRNGKeyArray, " n"] | None:
+    """Make the keys of n layers, of n_layer in all, from layer `first_layer` on; None without a key."""
+    if key is None:
+        return None
+    return lax.dynamic_slice_in_dim(jax.random.split(key, n_layer), first_layer, n)

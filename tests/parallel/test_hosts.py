@@ -6,47 +6,44 @@ devices they agree to that rounding, and on two to the bit.
 """
 
 import json
-import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
-import sys
-import time
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import numpy as np
 import pytest
 
 import evaluate
 import train
-from config.command_line import UserError
 from config.options import Options, parse_options
-from parallel.hosts import launched_together, write_sign
-from runs.checkpoint import Checkpoints, arrays_by_name
+from parallel.hosts import connect, launched_together, write_sign
+from runs.checkpoint import Checkpoints
+from tests.helpers import (
+    DEADLINE,
+    assert_same_bits,
+    free_port,
+    losses,
+    named_arrays,
+    newest_checkpoint,
+    records,
+    refusal,
+    saved_state,
+    start_python,
+    wait_until,
+)
 from training.state import create_state, model_config
 
-ROOT = Path(train.__file__).parent
-DEADLINE = 120  # seconds: many times what anything here takes
 MESH = "data:2,fsdp:2,tensor:2"
 RUN = {"mesh": MESH, "max_iters": 30, "eval_interval": 10, "eval_iters": 1, "dropout": 0.1}
 
 
 def launch(argv, devices=4, environments=({}, {}), program=("train.py",)) -> list[subprocess.Popen]:
-    """Two processes of so many devices each; `argv(i)` and `environments[i]` are what process i gets."""
+    """Start two processes of so many devices each; process i gets `argv(i)` and `environments[i]`."""
     return [
-        subprocess.Popen(
-            [sys.executable, *program, *argv(i)],
-            cwd=ROOT,
-            env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)} | environments[i],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for i in range(2)
+        start_python(*program, *argv(i), JAX_NUM_CPU_DEVICES=devices, **environments[i]) for i in range(2)
     ]
 
 
@@ -59,19 +56,12 @@ def launch_run(command_line: list[str], devices=4) -> list[subprocess.Popen]:
     return launch(lambda i: command_line + where(i, port), devices)
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def ended(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
-    """Status, stdout and stderr of each. In stdout, Gloo's words about its connections may be anywhere."""
-    try:
-        outputs = [process.communicate(timeout=DEADLINE) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    """Wait for the processes, and return status, stdout and stderr of each.
+
+    In stdout, Gloo's words about its connections may be anywhere.
+    """
+    outputs = [process.communicate(timeout=DEADLINE) for process in processes]
     return [(process.returncode, *output) for process, output in zip(processes, outputs, strict=True)]
 
 
@@ -79,39 +69,6 @@ def finished(processes: list[subprocess.Popen]) -> list[tuple[int, str, str]]:
     results = ended(processes)
     assert [status for status, _, _ in results] == [0, 0], results
     return results
-
-
-def wait_until(condition, processes: list[subprocess.Popen]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        if time.monotonic() > deadline or any(process.poll() is not None for process in processes):
-            pytest.fail(f"it did not come to that: {ended(processes)}")
-        time.sleep(0.01)
-
-
-def newest(out: Path) -> int:
-    """The newest whole checkpoint; 0 before the first."""
-    return max((int(p.name) for p in out.glob("checkpoints/*") if p.name.isdecimal()), default=0)
-
-
-def losses(out: Path) -> list[tuple[int, float]]:
-    """Iteration and loss of every record, of steps and evaluations."""
-    return [
-        (r["iter"], r[name]) for r in records(out) for name in ("loss", "train/loss", "val/loss") if name in r
-    ]
-
-
-def saved_state(out: Path, iteration: int) -> dict[str, np.ndarray]:
-    """The arrays of a checkpoint, read by this one process on one device."""
-    run = Checkpoints(str(out))
-    saved = run.manifest(iteration)
-    shapes = eqx.filter_eval_shape(create_state, model_config(saved.options, saved.vocab_size), saved.options)
-    return {path: np.asarray(x) for path, x in arrays_by_name(run.restore(iteration, shapes)).items()}
-
-
-def assert_same_bits(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> None:
-    assert ours.keys() == theirs.keys() and len(ours) > 20
-    assert not [path for path in ours if ours[path].tobytes() != theirs[path].tobytes()]
 
 
 @pytest.fixture(scope="module")
@@ -140,10 +97,6 @@ def one(tiny, folder):
     return folder / "one"
 
 
-def records(out: Path) -> list[dict]:
-    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
     assert {path.name for path in one.iterdir()} == {path.name for path in two.iterdir()}
     assert [r["iter"] for r in records(one)] == [r["iter"] for r in records(two)]
@@ -155,10 +108,10 @@ def test_two_processes_of_four_devices_train_as_one_of_eight(one, two):
 
 def test_and_they_end_at_the_same_weights(one, two):
     options = Checkpoints(str(one)).manifest(30).options
-    start = arrays_by_name(create_state(model_config(options, 28), options).model)
+    start = named_arrays(create_state(model_config(options, 28), options).model)
 
     def way(out):
-        """From the first weights to the last."""
+        """Return the change from the first weights to the last, as one vector."""
         end = saved_state(out, 30)
         return np.concatenate([(end[f"model.{name}"] - x).ravel() for name, x in start.items()])
 
@@ -194,11 +147,11 @@ def test_two_processes_evaluate_a_run_as_one_does(two, tmp_path):
 def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):
     out = folder / "killed"
     processes = launch_run(tiny(out, **RUN | {"max_iters": 100_000}))
-    wait_until(lambda: newest(out) > 0, processes)
+    wait_until(lambda: newest_checkpoint(out) > 0, *processes)
     for process in processes:
         process.kill()
     assert [status for status, _, _ in ended(processes)] == [-signal.SIGKILL] * 2
-    assert newest(out) < 30
+    assert newest_checkpoint(out) < 30
     finished(launch_run(tiny(out, **RUN, init_from="resume")))
     assert_same_bits(saved_state(out, 30), saved_state(two, 30))
     assert losses(out) == losses(two)
@@ -208,17 +161,17 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
     out = folder / "stopped"
     forever = RUN | {"mesh": "fsdp:2", "max_iters": 100_000, "eval_interval": 100_000}
     processes = launch_run(tiny(out, **forever), devices=1)
-    wait_until(lambda: started(out) > 5, processes)
+    wait_until(lambda: started(out) > 5, *processes)
     processes[1].send_signal(signal.SIGTERM)
     (_, printed, _), _ = finished(processes)
-    at = newest(out)
+    at = newest_checkpoint(out)
     assert f"stopped at iter {at}; go on with --out_dir={out} --init_from=resume" in printed
     assert started(out) == at - 1
 
     for lost in (1, 0):
         copy = shutil.copytree(out, folder / f"lost {lost}")
         processes = launch_run(tiny(copy, **forever, init_from="resume"), devices=1)
-        wait_until(lambda copy=copy: started(copy) > at + 5, processes)
+        wait_until(lambda copy=copy: started(copy) > at + 5, *processes)
         processes[lost].kill()
         status, _, errors = ended(processes)[1 - lost]
         assert "Traceback" not in errors
@@ -232,7 +185,7 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
 
 
 def started(out: Path) -> int:
-    """The iteration of the last record; 0 before it."""
+    """Return the iteration of the last record, which a run may be writing; 0 before it."""
     path = out / "metrics.jsonl"
     found = re.findall(r'"iter": (\d+),.*\n', path.read_text()) if path.exists() else []
     return int(found[-1]) if found else 0
@@ -241,11 +194,11 @@ def started(out: Path) -> int:
 RESTORE = """
 import sys
 import jax, numpy as np
-from config.options import load
+from config.options import parse_options
 from parallel.hosts import hosts
 from parallel.mesh import make_mesh
-from training.checkpoint import Checkpoints, by_name
-from training.step import model_config, state_shapes
+from runs.checkpoint import Checkpoints, arrays_by_name
+from training.state import model_config, state_shapes
 
 expected, *argv = sys.argv[1:]
 options = parse_options(argv)
@@ -294,9 +247,8 @@ def test_processes_with_other_options_are_told_so(tiny, tmp_path):
     ],
 )
 def test_processes_badly_described_are_refused(arguments, says):
-    with pytest.raises(UserError) as raised:
-        start(parse_options(arguments))
-    assert says in str(raised.value) and not jax.distributed.is_initialized()
+    assert says in refusal(lambda: connect(parse_options(arguments)))
+    assert not jax.distributed.is_initialized()
 
 
 @pytest.mark.parametrize(
@@ -319,8 +271,8 @@ def test_launchers_are_heeded_only_when_they_started_several(environment, togeth
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="cannot be written .*: choose another --out_dir"):
-        write_sign(tmp_path / "file" / "out" / "sign")
+    said = refusal(write_sign, tmp_path / "file" / "out" / "sign")
+    assert said.startswith(f"{tmp_path / 'file' / 'out'}: cannot be written") and "another --out_dir" in said
 
 
 def test_where_the_processes_are_is_not_taken_over_by_a_resumed_run(tmp_path):

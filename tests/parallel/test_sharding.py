@@ -1,10 +1,8 @@
 """A mesh changes where things are, never what they are: everything is compared to one device."""
 
-import json
 import re
 from collections import Counter, defaultdict
 from dataclasses import replace
-from functools import cache
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +12,22 @@ import pytest
 import train
 from config.options import Options
 from parallel.mesh import make_mesh
-from parallel.sharding import batch_sharding, with_shardings
+from parallel.sharding import with_shardings
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
+from tests.helpers import (
+    FLOAT32_ROUNDING,
+    assert_close,
+    assert_same_bits,
+    loss_and_gradients,
+    on_one_device,
+    random_batch,
+    records,
+    save_run,
+    saved_state,
+)
 from training.state import create_state, model_config, state_shapes
-from training.step import compile_step, mean_gradients
+from training.step import compile_step
 
 V, T, L, A, B = 64, 12, 3, 2, 8
 SMALL = replace(
@@ -45,43 +54,17 @@ PAIRS = [  # every strategy, and every variant on two meshes
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
 ]
 
-# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. A forward and a
-# backward pass of three layers are about 100 operations in a row, the products among them sums of about 200
-# terms, which a mesh adds up in another order: sqrt(100 * 200) u.
-FLOAT32_ROUNDING = 1e-5
 
-
-def batch(options, vocab_size=V):
-    shape = (2, options.gradient_accumulation_steps, B, T)
-    return np.random.default_rng(0).integers(vocab_size, size=shape, dtype=np.int32)
-
-
-def gradients(options, mesh):
-    """Loss and gradients by name, of a new model on the mesh, with `dropout`'s masks if it has any."""
-
-    def compute(model, x, y):
-        return mean_gradients(model, x, y, jax.random.key(7) if options.dropout else None)
-
-    with jax.set_mesh(make_mesh(mesh)):
-        model = create_state(model_config(options, V), options).model
-        x, y = jax.device_put(batch(options), batch_sharding(4))
-        loss, gradients = jax.jit(compute)(model, x, y)
-        return float(loss), {name: np.asarray(x) for name, x in arrays_by_name(gradients).items()}
-
-
-@cache
-def on_one_device(variant):
-    return gradients(VARIANTS[variant], "data:1")
+def new_model(options):
+    return create_state(model_config(options, V), options).model
 
 
 @pytest.mark.parametrize("variant, mesh", PAIRS)
 def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
-    expected_loss, expected = on_one_device(variant)
-    loss, found = gradients(VARIANTS[variant], mesh)
+    expected_loss, expected = on_one_device(new_model, VARIANTS[variant])
+    loss, found = loss_and_gradients(new_model, VARIANTS[variant], mesh)
     assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
-    for name, array in found.items():
-        error = np.linalg.norm(array - expected[name]) / np.linalg.norm(expected[name])
-        assert error < FLOAT32_ROUNDING, name
+    assert_close(found, expected)
 
 
 def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
@@ -89,7 +72,7 @@ def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
         shapes = state_shapes(model_config(SMALL, 65), SMALL)
         assert shapes.model.wte.sharding.is_fully_replicated
         state = create_state(model_config(SMALL, 65), SMALL)
-        state, metrics = compile_step(state, SMALL)(state, *batch(SMALL, 65))
+        state, metrics = compile_step(state, SMALL)(state, *random_batch(SMALL, 65), SMALL)
     assert float(metrics["loss"]) == pytest.approx(np.log(65), rel=0.05)
 
 
@@ -142,7 +125,7 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(model_config(LLAMA, V), LLAMA)
         before = jax.tree.map(lambda x: x.sharding, state)
-        after, _ = compile_step(state, LLAMA)(state, *batch(LLAMA))
+        after, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V), LLAMA)
     assert jax.tree.leaves(before) == jax.tree.leaves(jax.tree.map(lambda x: x.sharding, after))
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
@@ -151,11 +134,14 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
 
 
 def collectives(mesh):
-    """What the devices of a compiled step send each other: for each loop's body, and for what is outside of
-    loops, the kind and the shapes of every collective operation."""
+    """Return what the devices of a compiled step send each other.
+
+    For each loop's body, and for the program around the loops: the kind and shapes of every collective.
+    """
     options = replace(SMALL, gradient_accumulation_steps=1)
     with jax.set_mesh(make_mesh(mesh)):
-        text = compile_step(create_state(model_config(options, V), options), options).as_text()
+        step = compile_step(create_state(model_config(options, V), options), options)
+    text = step.compiled.as_text()
     found, body = defaultdict(list), None
     for line in text.splitlines():
         if re.match(r"(ENTRY )?%[\w.-]+ \(", line):
@@ -176,7 +162,7 @@ def test_data_parallel_devices_only_sum(optimized):
 def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients(optimized):
     found = collectives("fsdp:8")
     D, F = 64, 192
-    weights = Counter([(D, 8, 3, 8), (D, D), (D, 2, F), (F, D)])
+    weights = Counter({(D, 8, 8): 3, (D, D): 1, (D, F): 2, (F, D): 1})  # q, k, v; c_proj; gate, c_fc; c_proj
     gathered = [Counter(s for kind, shapes in body if kind == "all-gather" for s in shapes) for body in found]
     forward, backward = (body for body, shapes in zip(found, gathered, strict=True) if shapes == weights)
     assert {kind for kind, _ in forward} == {"all-gather"}
@@ -196,18 +182,6 @@ def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way(optimiz
 # --- whole runs and checkpoints -----------------------------------------------------------------------------
 
 
-def records(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def weights(folder, iteration):
-    """The arrays of a checkpoint, on one device."""
-    options = Checkpoints(str(folder)).manifest(iteration).options
-    with jax.set_mesh(make_mesh("data:1")):
-        shapes = state_shapes(model_config(options, 28), options)
-        return arrays_by_name(Checkpoints(str(folder)).restore(iteration, shapes))
-
-
 def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp_path, tiny):
     mesh = "data:2,fsdp:2,tensor:2"
     train.main(tiny(tmp_path / "one", dropout=0.2))
@@ -221,29 +195,23 @@ def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp
             value if value is None else pytest.approx(value, rel=1e-3)
             for value in (many.get(k) for k in ("loss", "val/loss"))
         ]
-    uninterrupted, resumed = weights(tmp_path / "mesh", 10), weights(tmp_path / "stopped", 10)
-    for name, array in uninterrupted.items():
-        assert (np.asarray(array) == np.asarray(resumed[name])).all(), name
+    assert_same_bits(saved_state(tmp_path / "mesh", 10), saved_state(tmp_path / "stopped", 10))
 
 
 def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
     config = model_config(LLAMA, V)
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(config, LLAMA)
-        state, _ = compile_step(state, LLAMA)(state, *batch(LLAMA))
-        checkpoints = Checkpoints(str(tmp_path))
-        checkpoints.save(state, Manifest(LLAMA, V, None, None))
-        checkpoints.wait()
+        state, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V), LLAMA)
+        save_run(tmp_path, state, Manifest(LLAMA, V, None, None))
     for mesh in ("data:1", "fsdp:4", "tensor:8", "data:4,fsdp:2"):
         with jax.set_mesh(make_mesh(mesh)):
             shapes = state_shapes(config, LLAMA)
             restored = Checkpoints(str(tmp_path)).restore(1, shapes)
         assert jax.tree.structure(restored) == jax.tree.structure(state)
-        for (name, ours), theirs, shape in zip(
-            arrays_by_name(restored).items(), jax.tree.leaves(state), jax.tree.leaves(shapes), strict=True
-        ):
-            assert (np.asarray(ours) == np.asarray(theirs)).all(), (mesh, name)
-            assert ours.sharding.is_equivalent_to(shape.sharding, ours.ndim), (mesh, name)
+        assert_same_bits(restored, state)
+        for x, shape in zip(jax.tree.leaves(restored), jax.tree.leaves(shapes), strict=True):
+            assert x.sharding.is_equivalent_to(shape.sharding, x.ndim), (mesh, shape)
 
 
 def test_show_sharding_prints_every_parameter_and_starts_no_run(tmp_path, tiny, capsys):

@@ -6,12 +6,13 @@ import pytest
 import torch
 from jax.extend.core import jaxprs_in_params
 
+from tests.helpers import distance
 from training import loss
 from training.loss import cross_entropy
 
-# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk: here about ten
-# operations in a row, the products among them sums of at most 100 terms, so sqrt(10 * 100) u.
-FLOAT32_ROUNDING = 2e-6
+# As helpers.FLOAT32_ROUNDING, but with about ten operations in a row, the products among them sums of at most
+# 100 terms: sqrt(10 * 100) u.
+ROUNDING = 2e-6
 
 
 def inputs(B=4, T=14, D=32, V=100):
@@ -39,11 +40,6 @@ def torch_value_and_gradients(x, head, targets):
     return value.detach().numpy(), x.grad.numpy(), head.grad.numpy()
 
 
-def distance(a, b):
-    """Of a from b, relative to b."""
-    return np.linalg.norm(a - b) / np.linalg.norm(b)
-
-
 @pytest.mark.parametrize(
     "T, max_logits, n_chunks",
     [
@@ -61,13 +57,13 @@ def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(monkeypatch, T, max
     expected = torch_value_and_gradients(x, head, targets)
     for ours, theirs in zip(value_and_gradients(x, head, targets), expected, strict=True):
         assert ours.dtype == np.float32 and ours.shape == theirs.shape
-        assert distance(ours, theirs) < FLOAT32_ROUNDING
+        assert distance(ours, theirs) < ROUNDING
 
 
 def test_a_gradient_is_scaled_by_what_follows_the_loss():
     x, head, targets = inputs()
     scaled = jax.grad(lambda x: 3 * cross_entropy(x, head, targets, "float32"))(x)
-    np.testing.assert_allclose(scaled, 3 * value_and_gradients(x, head, targets)[1], rtol=FLOAT32_ROUNDING)
+    np.testing.assert_allclose(scaled, 3 * value_and_gradients(x, head, targets)[1], rtol=ROUNDING)
 
 
 @pytest.mark.parametrize("max_logits", [loss.MAX_LOGITS, 4 * 7 * 100])
@@ -85,7 +81,7 @@ def test_the_value_alone_is_the_one_that_comes_with_gradients(monkeypatch, max_l
     monkeypatch.setattr(loss, "MAX_LOGITS", max_logits)
     x, head, targets = inputs()
     alone = cross_entropy(x, head, targets, dtype)
-    np.testing.assert_allclose(alone, value_and_gradients(x, head, targets, dtype)[0], rtol=FLOAT32_ROUNDING)
+    np.testing.assert_allclose(alone, value_and_gradients(x, head, targets, dtype)[0], rtol=ROUNDING)
 
 
 def test_bfloat16_errs_by_the_rounding_of_its_operands():

@@ -14,6 +14,7 @@ from config.options import Options
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
 from parallel.sharding import leaf_name
+from tests.helpers import named_arrays, random_batch
 from training.optimizer import learning_rate, make_optimizer
 from training.state import create_state, model_config
 from training.step import compile_step
@@ -24,9 +25,10 @@ EVERYTHING = GPTConfig(
     **dict(bias=True, qk_norm=True, tie_embeddings=False),
 )
 MATRICES = {
-    *("blocks.attn.c_attn.weight", "blocks.attn.c_proj.weight"),
-    *("blocks.mlp.c_fc.weight", "blocks.mlp.c_proj.weight"),
+    *(f"blocks.attn.{name}.weight" for name in ("c_q", "c_k", "c_v", "c_proj")),
+    *(f"blocks.mlp.{name}.weight" for name in ("c_gate", "c_fc", "c_proj")),
 }
+GATE = "blocks.mlp.c_gate.weight"  # a swiglu MLP's alone
 DECAYED = MATRICES | {"wte", "wpe", "lm_head"}
 OPTIMIZERS = ("adamw", "muon", "lion")
 
@@ -98,11 +100,6 @@ def random_like(tree, seed):
     return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in leaves])
 
 
-def by_name(tree):
-    paths, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): np.asarray(x) for path, x in paths}
-
-
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_exactly_the_matrices_and_embeddings_decay(optimizer):
     options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
@@ -110,22 +107,22 @@ def test_exactly_the_matrices_and_embeddings_decay(optimizer):
     optimizer = make_optimizer(options)
     zero = jax.tree.map(jnp.zeros_like, model)
     updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(model), model)
-    before = by_name(model)
-    for name, after in by_name(optax.apply_updates(model, updates)).items():
+    before = named_arrays(model)
+    for name, after in named_arrays(optax.apply_updates(model, updates)).items():
         np.testing.assert_array_equal(after, 0.75 * before[name] if name in DECAYED else before[name], name)
     assert DECAYED < set(before)
 
 
 def torch_parameters_after(model, gradients, options):
     """What nanoGPT's optimizer makes of the parameters, in float64, by name."""
-    parameters = {name: torch.tensor(x, dtype=torch.float64) for name, x in by_name(model).items()}
+    parameters = {name: torch.tensor(x, dtype=torch.float64) for name, x in named_arrays(model).items()}
     groups = [
         {"params": [p for name, p in parameters.items() if name in DECAYED], "weight_decay": 0.1},
         {"params": [p for name, p in parameters.items() if name not in DECAYED], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(options.beta1, options.beta2))
     for it, gradient in enumerate(gradients):
-        for name, x in by_name(gradient).items():
+        for name, x in named_arrays(gradient).items():
             parameters[name].grad = torch.tensor(x, dtype=torch.float64)
         if options.grad_clip:
             torch.nn.utils.clip_grad_norm_(parameters.values(), options.grad_clip)
@@ -142,7 +139,7 @@ def ours_after(model, gradients, options):
     for gradient in gradients:
         updates, state = update(gradient, state, model)
         model = optax.apply_updates(model, updates)
-    return by_name(model)
+    return named_arrays(model)
 
 
 # The norm of all parameters' gradients is about 100 times these: some steps are clipped, others are not.
@@ -171,9 +168,9 @@ def test_an_update_is_that_of_pytorchs_adamw_with_nanogpts_groups(grad_clip):
 
 def numpy_parameter_after(name, model, gradients, options, direction):
     """What steps along `direction(gradients so far)` make of a parameter, in float64."""
-    parameter, history = by_name(model)[name].astype(np.float64), []
+    parameter, history = named_arrays(model)[name].astype(np.float64), []
     for it, gradient in enumerate(gradients):
-        gradient = {name: x.astype(np.float64) for name, x in by_name(gradient).items()}
+        gradient = {name: x.astype(np.float64) for name, x in named_arrays(gradient).items()}
         norm = math.sqrt(sum(np.square(x).sum() for x in gradient.values()))
         history.append(gradient[name] * min(1, options.grad_clip / norm))
         decay = options.weight_decay * (name in DECAYED)
@@ -228,7 +225,7 @@ def test_muon_orthogonalises_every_layers_every_heads_matrices_and_leaves_the_re
         # Nesterov's mean, each term corrected for having started from zero, as in Nesterov's Adam.
         t = len(history)
         ahead = b1 * running_mean(history, b1) / (1 - b1 ** (t + 1)) + (1 - b1) * history[-1] / (1 - b1**t)
-        matrices = np.moveaxis(ahead, 1, -2)  # (L, [K, G + 2 or 2,] in, out)
+        matrices = np.moveaxis(ahead, 1, -2)  # (L, [heads,] in, out)
         update = 0.2 * math.sqrt(max(matrices.shape[-2:])) * newton_schulz(matrices)
         return np.moveaxis(update, -2, 1)
 
@@ -236,11 +233,12 @@ def test_muon_orthogonalises_every_layers_every_heads_matrices_and_leaves_the_re
     gradients = some_gradients(start)
     ours = ours_after(start, gradients, options)
     rest = torch_parameters_after(start, gradients, options)
-    assert ours.keys() > MATRICES
-    for name in ours.keys() - MATRICES:
+    matrices = MATRICES if mlp == "swiglu" else MATRICES - {GATE}
+    assert ours.keys() > matrices
+    for name in ours.keys() - matrices:
         tolerance = len(SCALES) * (0.1 * 20 + 8) * 2**-24  # as for AdamW
         np.testing.assert_allclose(ours[name], rest[name], rtol=0, atol=tolerance, err_msg=name)
-    for name in MATRICES:
+    for name in matrices:
         expected = numpy_parameter_after(name, start, gradients, options, direction)
         # The sums of up to 64 products are off by sqrt(64) roundings of 2^-24, as those are independent.
         tolerance = len(SCALES) * 0.1 * newton_schulz_error(np.moveaxis(expected, 1, -2), rounding=2**-21)
@@ -261,8 +259,8 @@ def first_step(mesh, options):
     with jax.set_mesh(make_mesh(mesh)):
         config = model_config(options, vocab_size=16)
         before = create_state(config, options)
-        x, y = np.random.default_rng(0).integers(16, size=(2, 1, 4, 8)).astype(np.int32)
-        after, _ = compile_step(before, options)(jax.tree.map(jnp.copy, before), x, y)
+        x, y = random_batch(options, vocab_size=16)
+        after, _ = compile_step(before, options)(jax.tree.map(jnp.copy, before), x, y, options)
         return before, after
 
 
@@ -278,15 +276,17 @@ def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
             assert x.sharding.is_equivalent_to(shardings[name], x.ndim), name
             missing.discard(name)
     assert not missing
-    assert sum(not sharding.is_fully_replicated for sharding in shardings.values()) == 6
+    assert sum(not sharding.is_fully_replicated for sharding in shardings.values()) == len(
+        MATRICES | {"wte", "wpe"}
+    )
 
 
 def test_muons_step_on_a_mesh_is_that_on_one_device():
-    """Matrices are cut along all axes, those that Newton-Schulz sums over as well."""
+    """Matrices are split along all axes, those that Newton-Schulz sums over as well."""
     options = replace(TINY, optimizer="muon")
     (before, one), (_, eight) = (first_step(mesh, options) for mesh in ("data:1", "data:2,fsdp:2,tensor:2"))
-    momentum_on_one, momentum_on_eight = by_name(one.opt_state), by_name(eight.opt_state)
-    before, on_one, on_eight = by_name(before.model), by_name(one.model), by_name(eight.model)
+    momentum_on_one, momentum_on_eight = named_arrays(one.opt_state), named_arrays(eight.opt_state)
+    before, on_one, on_eight = named_arrays(before.model), named_arrays(one.model), named_arrays(eight.model)
     # A gradient comes of some ten products in a row, of sums of up to 64 products: 10 sqrt(64) 2^-24 < 2^-17.
     rounding = 2**-17
     for name in MATRICES:

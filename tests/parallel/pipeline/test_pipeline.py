@@ -1,30 +1,34 @@
 """A pipeline computes what one device does, whatever the schedule, the mesh and the number of processes."""
 
-import json
-import os
 import re
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from functools import cache
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
 import train
-from config.command_line import UserError
 from config.options import Options
 from evaluation.split import compile_loss
 from parallel.mesh import make_mesh
-from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import batch_sharding
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
+from tests.helpers import (
+    DEADLINE,
+    assert_close,
+    assert_same_bits,
+    free_port,
+    loss_and_gradients,
+    losses,
+    on_one_device,
+    random_batch,
+    records,
+    refusal,
+    save_run,
+    start_python,
+)
 from training.state import create_state, model_config, state_shapes
-from training.step import compile_step, mean_gradients
+from training.step import compile_step, plan_step
 
 V, T, L, A, B, EOT = 48, 8, 8, 4, 4, 7
 GPT2 = replace(
@@ -62,63 +66,41 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("lora", "stage:2,fsdp:2", INTERLEAVED),
 ]
 
-# Float32 rounds each operation by up to u = 2^-24, and roundings add up like a random walk. A forward and a
-# backward pass of eight layers are about 300 operations in a row, the products among them sums of up to 128
-# terms, which a mesh adds up in another order: sqrt(300 * 128) u.
-FLOAT32_ROUNDING = 1.2e-5
+# As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
+# among them sums of up to 128 terms: sqrt(300 * 128) u.
+ROUNDING = 1.2e-5
 
 
-def batch(options):
-    shape = (2, options.gradient_accumulation_steps, B, T)
-    return np.random.default_rng(0).integers(V, size=shape, dtype=np.int32)
-
-
-def gradients(options, mesh):
-    """Loss and gradients by name, of a new model on the mesh."""
-
-    def compute(model, x, y):
-        key = jax.random.key(7) if options.dropout else None
-        return mean_gradients(model, x, y, key, make_pipeline(options))
-
-    with jax.set_mesh(make_mesh(mesh)):
-        model = create_state(model_config(options, V, EOT), options).model
-        if options.lora_rank:  # as it is after some steps: before them, half of the gradients are zero
-            model = jax.tree.map(lambda x: x + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape), model)
-        x, y = jax.device_put(batch(options), batch_sharding(4))
-        loss, gradients = jax.jit(compute)(model, x, y)
-        return float(loss), {name: np.asarray(x) for name, x in arrays_by_name(gradients).items()}
-
-
-@cache
-def on_one_device(variant):
-    return gradients(VARIANTS[variant], "data:1")
+def new_model(options):
+    model = create_state(model_config(options, V, EOT), options).model
+    if options.lora_rank:  # as it is after some steps: before them, half of the gradients are zero
+        model = jax.tree.map(lambda x: x + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape), model)
+    return model
 
 
 @pytest.mark.parametrize("variant, mesh, changes", PIPELINES)
 def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
-    expected_loss, expected = on_one_device(variant)
-    loss, found = gradients(replace(VARIANTS[variant], **changes), mesh)
-    assert loss == pytest.approx(expected_loss, rel=FLOAT32_ROUNDING)
-    assert found.keys() == expected.keys() and all(np.linalg.norm(x) > 0 for x in expected.values())
-    for name, array in found.items():
-        error = np.linalg.norm(array - expected[name]) / np.linalg.norm(expected[name])
-        assert error < FLOAT32_ROUNDING, name
+    expected_loss, expected = on_one_device(new_model, VARIANTS[variant])
+    loss, found = loss_and_gradients(new_model, replace(VARIANTS[variant], **changes), mesh)
+    assert loss == pytest.approx(expected_loss, rel=ROUNDING)
+    assert all(np.linalg.norm(x) > 0 for x in expected.values())
+    assert_close(found, expected, ROUNDING)
 
 
 @pytest.mark.parametrize("changes", [{}, INTERLEAVED, dict(pipeline_branches="where")])
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes, optimized):
     options = replace(LLAMA, **changes, batch_size=B)
-    x, y = batch(options)[:, 0]
+    x, y = random_batch(options, V)[:, 0]
 
     def evaluate(mesh):
         with jax.set_mesh(make_mesh(mesh)):
             model = create_state(model_config(options, V), options).model
             loss = compile_loss(model, options)
-            return float(loss(model, x, y)), loss.as_text()
+            return float(loss(model, x, y)), loss.compiled.as_text()
 
     expected, _ = evaluate("data:1")
     found, program = evaluate("stage:4,fsdp:2")
-    assert found == pytest.approx(expected, rel=FLOAT32_ROUNDING)
+    assert found == pytest.approx(expected, rel=ROUNDING)
     assert "all-gather" in program and not re.search(rf"\w\[{L},[\d,]+\]\S* all-gather", program)
 
 
@@ -128,7 +110,7 @@ def test_memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does(o
         options = replace(options, gradient_accumulation_steps=microbatches)
         with jax.set_mesh(make_mesh("stage:4")):
             shapes = state_shapes(model_config(options, V), options)
-            return compile_step(shapes, options).memory_analysis().temp_size_in_bytes
+            return plan_step(shapes, options).memory_analysis().temp_size_in_bytes
 
     stage_input = 4 * B * 64 * 64  # bytes
     long = planned("1f1b", 32)
@@ -143,22 +125,17 @@ RUN = dict(n_layer=4, gradient_accumulation_steps=4, unroll=1, dropout=0.2)
 PIPELINED = RUN | dict(mesh="stage:2,fsdp:2", pipeline_schedule="interleaved", virtual_stages=2)
 
 
-def losses(folder):
-    """Every loss of the records, of steps and evaluations, by iteration and name."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return {(r["iter"], name): r[name] for r in records for name in ("loss", "val/loss") if name in r}
-
-
 @pytest.fixture(scope="module")
 def one(tiny, tmp_path_factory):
-    """The run of one device: its folder."""
+    """The folder of the run of one device."""
     out = tmp_path_factory.mktemp("pipeline") / "one"
     train.main(tiny(out, **RUN))
     return out
 
 
 def assert_same_curve(ours, theirs):
-    assert theirs.keys() == {(i, "loss") for i in range(10)} | {(i, "val/loss") for i in (0, 5, 10)}
+    evaluations = {(i, name) for i in (0, 5, 10) for name in ("train/loss", "val/loss")}
+    assert ours.keys() == theirs.keys() == {(i, "loss") for i in range(10)} | evaluations
     for at, loss in theirs.items():
         # Adam divides by a gradient's size, so that rounding shows in the weights where a gradient is nearly
         # zero, by up to lr per step; ten steps of it move the loss far less than 1e-3.
@@ -180,15 +157,12 @@ def test_a_pipelined_checkpoint_is_the_same_to_the_bit_wherever_it_is_read(tmp_p
     config = model_config(options, V)
     with jax.set_mesh(make_mesh("stage:4,fsdp:2")):
         state = create_state(config, options)
-        state, _ = compile_step(state, options)(state, *batch(options))
-        checkpoints = Checkpoints(str(tmp_path))
-        checkpoints.save(state, Manifest(options, V, None, None))
-        checkpoints.wait()
+        state, _ = compile_step(state, options)(state, *random_batch(options, V), options)
+        save_run(tmp_path, state, Manifest(options, V, None, None))
     for mesh in ("data:1", "stage:2", "stage:8", "fsdp:2,tensor:2"):
         with jax.set_mesh(make_mesh(mesh)):
-            restored = arrays_by_name(Checkpoints(str(tmp_path)).restore(1, state_shapes(config, options)))
-        for name, x in arrays_by_name(state).items():
-            assert np.asarray(x).tobytes() == np.asarray(restored[name]).tobytes(), (mesh, name)
+            restored = Checkpoints(str(tmp_path)).restore(1, state_shapes(config, options))
+        assert_same_bits(restored, state)
 
 
 def test_a_rank_has_its_layers_alone():
@@ -201,34 +175,21 @@ def test_a_rank_has_its_layers_alone():
 
 @pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_with_stages_of_their_own_train_as_one(processes, one, tiny, tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
+    port = free_port()
     mesh = {2: "stage:2,fsdp:2", 4: "stage:4"}[processes]
     devices = {2: 2, 4: 1}[processes]
     run = tiny(tmp_path / "many", **RUN | dict(mesh=mesh, pipeline_schedule="gpipe"))
+    run += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={processes}"]
     started = [
-        subprocess.Popen(
-            [sys.executable, "train.py", *run, f"--coordinator=127.0.0.1:{port}"]
-            + [f"--num_processes={processes}", f"--process_id={i}"],
-            cwd=Path(train.__file__).parent,
-            env=os.environ | {"JAX_NUM_CPU_DEVICES": str(devices)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        start_python("train.py", *run, f"--process_id={i}", JAX_NUM_CPU_DEVICES=devices)
         for i in range(processes)
     ]
-    try:
-        outputs = [process.communicate(timeout=240)[0] for process in started]  # many times what it takes
-    finally:
-        for process in started:
-            process.kill()
+    outputs = [process.communicate(timeout=2 * DEADLINE) for process in started]
     assert [process.returncode for process in started] == [0] * processes, outputs
     assert_same_curve(losses(tmp_path / "many"), losses(one))
-    first = [json.loads((out / "metrics.jsonl").open().readlines()[1]) for out in (one, tmp_path / "many")]
+    first = [records(out)[1] for out in (one, tmp_path / "many")]
     for name in ("loss", "grad_norm"):  # of step 0, before Adam
-        assert first[0][name] == pytest.approx(first[1][name], rel=FLOAT32_ROUNDING)
+        assert first[0][name] == pytest.approx(first[1][name], rel=ROUNDING)
 
 
 @pytest.mark.parametrize(
@@ -245,6 +206,5 @@ def test_processes_with_stages_of_their_own_train_as_one(processes, one, tiny, t
 )
 def test_a_pipeline_that_cannot_be_is_one_line(changes, says, tiny, tmp_path):
     options = dict(mesh="stage:4", n_layer=8, gradient_accumulation_steps=4) | changes
-    with pytest.raises(UserError, match=says) as error:
-        train.main(tiny(tmp_path / "out", **options))
-    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()
+    assert says in refusal(train.main, tiny(tmp_path / "out", **options))
+    assert not (tmp_path / "out").exists()
