@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import bench
+from benchmarks import variants as measured
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.helpers import refusal, run_python
@@ -48,7 +49,7 @@ def clock(monkeypatch):
     `clock.steps` counts the steps, which are computed all the same.
     """
     clock = SimpleNamespace(now=0.0, steps=0, perf_counter=lambda: clock.now)
-    compile_step = bench.compile_step
+    compile_step = measured.compile_step
 
     def slow_to_compile(state, options):
         compiled = compile_step(state, options)
@@ -68,7 +69,8 @@ def clock(monkeypatch):
             return super().__call__(*which)
 
     monkeypatch.setattr(bench, "time", clock)
-    monkeypatch.setattr(bench, "compile_step", slow_to_compile)
+    monkeypatch.setattr(measured, "time", clock)
+    monkeypatch.setattr(measured, "compile_step", slow_to_compile)
     monkeypatch.setattr(bench, "Batches", Batches)
     monkeypatch.setattr("parallel.batches.Batches", Batches)
     return clock
@@ -125,7 +127,7 @@ def test_each_turn_of_a_variant_takes_about_half_a_second_and_all_have_as_many_t
 
     for slowest, turns in ((0.125, 20), (2.0, 5), (60.0, 3)):
         fast, slow = Variant("fast", 0.0625), Variant("slow", slowest)
-        times = bench.take_turns([fast, slow], None)
+        times = measured.take_turns([fast, slow], None)
         assert times == {"fast": [0.0625] * turns, "slow": [slowest] * turns}
         assert fast.blocks == [1, *[1, 8] * turns]  # the pilot; then each block after an untimed step
         assert slow.blocks == [1, *[1, max(1, int(0.5 / slowest))] * turns]
@@ -144,11 +146,11 @@ def test_the_ratio_is_to_the_best_float32_variant_of_pytorch():
         return variant
 
     variants = [
-        variant(bench.JaxStep, "JAX float32", "float32"),
-        variant(bench.JaxStep, "JAX bfloat16", "bfloat16"),
-        variant(bench.TorchStep, "PyTorch eager float32", "float32"),
-        variant(bench.TorchStep, "PyTorch compiled float32", "float32"),
-        variant(bench.TorchStep, "PyTorch eager bfloat16", "bfloat16"),
+        variant(measured.JaxStep, "JAX float32", "float32"),
+        variant(measured.JaxStep, "JAX bfloat16", "bfloat16"),
+        variant(measured.TorchStep, "PyTorch eager float32", "float32"),
+        variant(measured.TorchStep, "PyTorch compiled float32", "float32"),
+        variant(measured.TorchStep, "PyTorch eager bfloat16", "bfloat16"),
     ]
     seconds = [2.0, 1.0, 6.0, 3.0, 0.5]
     times = {variant.name: [9.0, s, 0.1] for variant, s in zip(variants, seconds, strict=True)}
