@@ -20,6 +20,7 @@ from cloud.supervise import ROOT, run
 from config.command_line import UserError
 from config.options import parse_options
 from data.loader import is_prepared
+from runs.load import shape_of_weights
 
 GRACE = 120  # seconds before the time is up at which a run is told to save a checkpoint and end
 PORT = 1234  # at which the processes of a cluster meet
@@ -40,7 +41,7 @@ def on_modal(script: str, words: list[str], run_name: str, seconds: float, nodes
         folder.mkdir(parents=True, exist_ok=True)
         try:
             words += resumed(folder) + cluster_options(nodes)
-            words.append(f"--dataset={prepared(parse_options(words, weights_shape).dataset)}")
+            words.append(f"--dataset={prepared(parse_options(words, shape_of_weights).dataset)}")
         except UserError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
