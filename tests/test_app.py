@@ -7,25 +7,45 @@ import asyncio
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 import app
-from config.command_line import UserError, given
+from config.command_line import given, option_types
 from config.options import Options
-from runs.checkpoint import arrays_by_name
+from model import GPT
 from runs.load import load_run
 from tests.cloud.modal_server import ModalServer
 from tests.cloud.modal_service import Disturbance
+from tests.helpers import (
+    DEADLINE,
+    ROOT,
+    assert_same_bits,
+    free_port,
+    newest_checkpoint,
+    refusal,
+    run_python,
+    saved_iterations,
+    start_python,
+    wait_until,
+)
 
-ROOT = Path(app.__file__).parent
 SENT = {"train.py", "sample.py", "model.py"}
-ROOMS = {"cloud", "config", "data", "generation", "hub", "parallel", "training"}
+ROOMS = {
+    "cloud",
+    "config",
+    "data",
+    "evaluation",
+    "generation",
+    "hub",
+    "layers",
+    "parallel",
+    "runs",
+    "training",
+}
 INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "data/python_char/train.bin")
 # All that a run here may ask of Modal: to be noted as an App, which `modal run` itself does.
 HARMLESS = {"EnvironmentGetOrCreate", "ClientHello"} | {
@@ -40,12 +60,6 @@ def namespaces(*kinds: str) -> bool:
 
 no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
 containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
 
 
 @pytest.fixture(scope="session")
@@ -91,7 +105,8 @@ def at_modal(project, tmp_path, tiny_data):
 def undisturbed(tiny, project, tmp_path_factory):
     """A long run here: its folder. Its weights are what a disturbed one must arrive at."""
     out = tmp_path_factory.mktemp("runs") / "undisturbed"
-    subprocess.run([sys.executable, "app.py", *tiny(out, **LONG)], cwd=project, check=True)
+    done = run_python("app.py", *tiny(out, **LONG), cwd=project)
+    assert done.returncode == 0, done.stderr
     return out
 
 
@@ -100,15 +115,12 @@ def remote(tiny, **changes) -> list[str]:
     return ["run", "app.py", "--run-on-remote", *tiny("run", **{"dataset": "tiny"} | changes)]
 
 
-def weights(out: Path) -> dict[str, bytes]:
-    return {name: x.tobytes() for name, x in arrays_by_name(load_run(str(out))[0]).items()}
-
-
-def iterations(out: Path) -> list[int]:
-    return sorted(int(path.name) for path in (out / "checkpoints").glob("*") if path.name.isdigit())
+def weights(out: Path) -> GPT:
+    return load_run(str(out))[0]
 
 
 def errors(printed: str) -> list[str]:
+    """The lines of error among what a command printed: Modal's own begin with "Error"."""
     assert "Traceback" not in printed
     return [line for line in printed.splitlines() if line.lower().startswith("error: ")]
 
@@ -147,8 +159,8 @@ def test_launcher_options_take_a_value_after_a_space_or_a_sign():
 def test_no_launcher_option_hides_one_of_the_scripts():
     from sample import SampleOptions
 
-    launcher = set(app.option_types(app.LaunchOptions))
-    assert not launcher & (set(app.option_types(Options)) | set(app.option_types(SampleOptions)))
+    launcher = set(option_types(app.LaunchOptions))
+    assert not launcher & (set(option_types(Options)) | set(option_types(SampleOptions)))
 
 
 def test_options_travel_with_their_values(tmp_path):
@@ -179,9 +191,8 @@ def test_options_travel_with_their_values(tmp_path):
 )
 def test_a_mistake_is_answered_before_anything_is_rented(argv, says, tmp_path):
     argv = [word.format(folder=tmp_path) for word in argv]
-    with pytest.raises(UserError) as raised:
-        app.launch("train.py", ["--run-on-remote", *argv])
-    assert says.format(folder=tmp_path) in str(raised.value)
+    text = refusal(app.launch, "train.py", ["--run-on-remote", *argv])
+    assert says.format(folder=tmp_path) in text
 
 
 @pytest.mark.parametrize(
@@ -193,8 +204,7 @@ def test_a_mistake_is_answered_before_anything_is_rented(argv, says, tmp_path):
     ],
 )
 def test_a_mistake_about_samples_is_answered_before_anything_is_rented(argv, says):
-    with pytest.raises(UserError, match=says):
-        app.launch("sample.py", ["--run-on-remote", *argv])
+    assert says in refusal(app.launch, "sample.py", ["--run-on-remote", *argv])
 
 
 def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
@@ -224,7 +234,7 @@ def test_here_it_needs_neither_modal_nor_a_network(project, tiny, tmp_path):
         )
 
     run = alone(*tiny("out"), "--run-name=mine", "--run-on-remote", "false")
-    assert run.returncode == 0 and iterations(tmp_path / "mine") == [5, 10]
+    assert run.returncode == 0 and saved_iterations(tmp_path / "mine") == [5, 10]
     run = alone(*tiny("out", n_head=3))
     assert run.returncode == 2 and len(errors(run.stderr)) == 1
     run = alone("--run-on-remote", *tiny("out", dataset="tiny"))
@@ -245,23 +255,19 @@ def files_to_send(project: Path) -> set[str]:
 
 @pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
 def test_a_signal_has_a_run_here_save_and_end_with_status_0(project, tiny, tmp_path, signal_name):
-    command = [sys.executable, "app.py", *tiny(tmp_path / "out", **LONG)]
-    process = subprocess.Popen(
-        command, cwd=project, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    while not iterations(tmp_path / "out"):
-        assert process.poll() is None
-        time.sleep(0.01)
+    process = start_python("app.py", *tiny(tmp_path / "out", **LONG), cwd=project)
+    wait_until(lambda: newest_checkpoint(tmp_path / "out"), process)
     process.send_signal(getattr(signal, signal_name))
-    printed, _ = process.communicate()
-    assert process.returncode == 0
-    assert f"stopped at iter {iterations(tmp_path / 'out')[-1]};" in printed
+    printed, errors = process.communicate(timeout=DEADLINE)
+    assert process.returncode == 0, errors
+    stopped_at = saved_iterations(tmp_path / "out")[-1]
+    assert stopped_at < LONG["max_iters"] and f"stopped at iter {stopped_at};" in printed
 
 
 @containers
 def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_path):
     status, printed, server = at_modal("run", "app.py", *tiny(tmp_path / "out"))
-    assert status == 0 and iterations(tmp_path / "out") == [5, 10]
+    assert status == 0 and saved_iterations(tmp_path / "out") == [5, 10]
     assert {name for name, _ in server.requests} <= HARMLESS
     status, printed, server = at_modal(
         *("run", "app.py::sample", "--run-on-remote=false", f"--out_dir={tmp_path / 'out'}"),
@@ -288,7 +294,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     )
     assert status == 0, printed
     run = at_modal.volume / "runs" / "first"
-    assert iterations(run) == [2, 4]
+    assert saved_iterations(run) == [2, 4]
     assert (at_modal.volume / "data" / "python_char" / "train.bin").exists()
 
     (create,) = server.sent("FunctionCreate")
@@ -309,15 +315,15 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     fetch = printed.rpartition("modal volume get ")[2].splitlines()[0].split()
     status, printed, _ = at_modal("volume", "get", *fetch, str(tmp_path))
     assert status == 0, printed
-    assert weights(tmp_path / "first") == weights(run)
+    assert_same_bits(weights(tmp_path / "first"), weights(run))
 
     sampling = ["--start=def ", "--num_samples=1", "--max_new_tokens=8", "--temperature=0"]
     status, printed, _ = at_modal(
         "run", "app.py::sample", "--run-on-remote", "true", "--run-name=first", *sampling
     )
     assert status == 0
-    here = [sys.executable, "sample.py", f"--out_dir={tmp_path / 'first'}", *sampling]
-    assert subprocess.check_output(here, cwd=project, text=True) in printed
+    here = run_python("sample.py", f"--out_dir={tmp_path / 'first'}", *sampling, cwd=project)
+    assert here.stdout.startswith("def ") and here.stdout in printed
 
 
 @containers
@@ -333,13 +339,13 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
 def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed, what, retries):
     # A crash loses what was not committed: it comes when a checkpoint has been.
     watched = at_modal.volume if what in ("crash", "timeout") else None
-    disturbance = Disturbance(what, lambda volume: iterations((watched or volume) / "runs" / "run"))
+    disturbance = Disturbance(what, lambda volume: newest_checkpoint((watched or volume) / "runs" / "run"))
     status, printed, server = at_modal(
         *remote(tiny, **LONG), f"--retries={retries}", disturbances=[disturbance]
     )
     assert status == 0, printed
     assert len(server.containers) == 2 and "resuming at iter" in printed
-    assert weights(at_modal.volume / "runs" / "run") == weights(undisturbed)
+    assert_same_bits(weights(at_modal.volume / "runs" / "run"), weights(undisturbed))
 
 
 @containers
@@ -362,7 +368,7 @@ def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
 
 
 def first_checkpoint(volume: Path) -> bool:
-    return bool(iterations(volume / "runs" / "run"))
+    return newest_checkpoint(volume / "runs" / "run") > 0
 
 
 @containers
@@ -371,7 +377,7 @@ def test_ctrl_c_stops_the_run_at_modal_with_its_checkpoint_kept(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])
     assert status == 130 and len(server.containers) == 1
     assert "Traceback" not in printed
-    assert 0 < iterations(at_modal.volume / "runs" / "run")[-1] < LONG["max_iters"]
+    assert 0 < saved_iterations(at_modal.volume / "runs" / "run")[-1] < LONG["max_iters"]
 
 
 @containers
@@ -380,7 +386,7 @@ def test_a_detached_run_goes_on_after_ctrl_c(at_modal, tiny, undisturbed):
     status, printed, server = at_modal(*remote(tiny, **LONG), "--detach", disturbances=[disturbance])
     assert status == 130 and len(server.containers) == 1
     assert "Traceback" not in printed
-    assert weights(at_modal.volume / "runs" / "run") == weights(undisturbed)
+    assert_same_bits(weights(at_modal.volume / "runs" / "run"), weights(undisturbed))
 
 
 @containers
@@ -408,13 +414,9 @@ def test_no_connection_is_one_line(project, tiny, tmp_path, command):
         "import asyncio\nsleep = asyncio.sleep\nasyncio.sleep = lambda seconds: sleep(seconds / 1000)\n"
     )
     login = {"MODAL_CONFIG_PATH": os.devnull, "MODAL_TOKEN_ID": "ak-x", "MODAL_TOKEN_SECRET": "as-x"}
-    run = subprocess.run(
-        [sys.executable, *command, "--run-on-remote", *tiny("run", dataset="tiny")],
-        cwd=project,
-        env=os.environ | login | {"MODAL_SERVER_URL": "http://127.0.0.1:1", "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-    )
+    words = [*command, "--run-on-remote", *tiny("run", dataset="tiny")]
+    login |= {"MODAL_SERVER_URL": "http://127.0.0.1:1", "PYTHONPATH": str(tmp_path)}
+    run = run_python(*words, cwd=project, **login)
     assert run.returncode != 0
     (line,) = errors(run.stderr)
     assert line.endswith("Could not connect to the Modal server.")
@@ -444,7 +446,7 @@ def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
     status, printed, server = at_modal(*command, disturbances=[disturbance])
     assert status == 0, printed
     assert len(server.containers) == 4 and "resuming at iter" in printed, printed
-    assert iterations(at_modal.volume / "runs" / "run")[-1] == 200
+    assert saved_iterations(at_modal.volume / "runs" / "run")[-1] == 200
     assert weights(at_modal.volume / "runs" / "run")  # one process reads them
 
 

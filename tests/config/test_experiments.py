@@ -1,15 +1,23 @@
-"""The experiments in config/: each one runs as a config file, and nanoGPT's have nanoGPT's values."""
+"""The experiments in config/: each can be trained and has the size it says; nanoGPT's have its values."""
 
-import ast
+from dataclasses import replace
 from pathlib import Path
 
+import equinox as eqx
+import jax
 import pytest
 
 from config.command_line import given
-from config.options import Options
+from config.options import Options, parse_options
+from model import GPT
+from runs.speed import flops_per_token
+from training.state import model_config
 
 CONFIG = Path(__file__).parents[2] / "config"
-EXPERIMENTS = sorted(path for path in CONFIG.glob("*.py") if path.name not in ("__init__.py", "options.py"))
+MODULES = ("__init__.py", "options.py", "command_line.py")
+EXPERIMENTS = sorted(path.stem for path in CONFIG.glob("*.py") if path.name not in MODULES)
+GPT2_SIZES = {"eval_gpt2": "gpt2", "eval_gpt2_medium": "gpt2-medium"}
+GPT2_SIZES |= {"eval_gpt2_large": "gpt2-large", "eval_gpt2_xl": "gpt2-xl"}
 
 TRAIN_GPT2 = {
     "wandb_project": "owt",
@@ -41,34 +49,108 @@ FINETUNE = {
 EVAL = {"batch_size": 8, "eval_iters": 500, "eval_only": True}
 
 
-def values(path):
+def path(name):
+    return str(CONFIG / f"{name}.py")
+
+
+def values(name):
     """What a config file sets; where its weights are from is for `init_from` to know."""
-    return given([str(path), "--init_from=scratch"], Options)
+    return given([path(name), "--init_from=scratch"], Options)
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
-def test_every_experiment_sets_options_for_a_data_set_that_exists_and_says_what_to_expect(path):
-    assert (CONFIG.parent / "data" / values(path)["dataset"] / "prepare.py").is_file()
-    said = ast.get_docstring(ast.parse(path.read_text()))
-    assert "reports" in said or "not yet run" in said.lower() or "val loss" in said
+def options(name, *argv):
+    """The options of an experiment whose weights are, for this, not given."""
+    return parse_options([path(name), "--init_from=scratch", *argv])
+
+
+def tokens_of_a_step(options):
+    return options.gradient_accumulation_steps * options.batch_size * options.block_size
+
+
+def test_there_are_experiments():
+    assert {"quickstart", "train_gpt2", "train_shakespeare_char", *GPT2_SIZES} <= set(EXPERIMENTS)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_experiment_sets_options_that_make_a_model_and_names_a_data_set_that_can_be_made(name):
+    found = options(name)
+    assert "dataset" in values(name)
+    assert (CONFIG.parent / "data" / found.dataset / "prepare.py").is_file()
+    assert model_config(found, vocab_size=50304).n_layer == found.n_layer  # no UserError
+
+
+@pytest.mark.parametrize("name", sorted(set(EXPERIMENTS) - set(GPT2_SIZES)))
+def test_every_run_evaluates_and_reaches_the_end_of_its_schedule(name):
+    found = options(name)
+    assert found.eval_interval <= found.max_iters and found.max_iters % found.eval_interval == 0
+    if found.decay_lr:
+        assert found.warmup_iters < found.lr_decay_iters == found.max_iters
+        assert found.min_lr == pytest.approx(found.learning_rate / 10)
 
 
 def test_no_two_experiments_share_a_folder():
-    folders = [values(path)["out_dir"] for path in EXPERIMENTS if not values(path).get("eval_only")]
-    assert len(set(folders)) == len(folders)
+    folders = [values(name)["out_dir"] for name in EXPERIMENTS if not values(name).get("eval_only")]
+    assert len(set(folders)) == len(folders) == len(EXPERIMENTS) - len(GPT2_SIZES)
+
+
+@pytest.mark.parametrize(
+    "name, vocab_size, parameters, tokens",  # as the config files say, and nanoGPT's README of the baby GPT
+    [
+        ("train_gpt2", 50257, 124e6, 300e9),
+        ("train_gpt2_fineweb", 50257, 124e6, 9.8e9),
+        ("train_llama_125m", 50257, 124e6, 9.8e9),
+        ("train_shakespeare_char", 65, 10.7e6, 82e6),
+        ("train_tinystories", 50257, 51e6, 655e6),
+    ],
+)
+def test_the_sizes_are_as_documented(name, vocab_size, parameters, tokens):
+    found = options(name)
+    config = model_config(found, vocab_size)
+    model = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
+    assert sum(x.size for x in jax.tree.leaves(model)) == pytest.approx(parameters, rel=0.01)
+    assert found.max_iters * tokens_of_a_step(found) == pytest.approx(tokens, rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["train_gpt2", "train_gpt2_fineweb", "train_llama_125m"])
+def test_on_8_devices_the_step_is_the_same(name):
+    on_8 = options(name, "--batch_size=96", "--gradient_accumulation_steps=5")
+    assert tokens_of_a_step(on_8) == tokens_of_a_step(options(name)) == 491_520
+    assert on_8.batch_size % 8 == 0
+
+
+def test_shakespeares_text_lasts_for_9_steps_of_finetuning():
+    assert 301_966 / tokens_of_a_step(options("finetune_shakespeare")) == pytest.approx(9.2, abs=0.05)
+
+
+def test_the_quickstart_is_done_in_4_minutes_by_2_slow_cores():
+    """They did its 16.3 TFLOP in the 3 min 30 s of the README, start to finish: 78 GFLOP/s."""
+    found = options("quickstart")
+    assert (found.dataset, found.out_dir) == ("python_char", "out-quickstart")
+    flops = flops_per_token(model_config(found, vocab_size=96), found.block_size)
+    evaluations = 1 + found.max_iters // found.eval_interval
+    evaluated = evaluations * 2 * found.eval_iters * found.batch_size * found.block_size
+    trained = found.max_iters * tokens_of_a_step(found)
+    assert flops * (trained + evaluated / 3) < 4 * 60 * 78e9  # a forward pass is a third of a step
 
 
 @pytest.mark.parametrize(
     "name, expected",
-    [("train_gpt2", TRAIN_GPT2), ("finetune_shakespeare", FINETUNE)]
-    + [(f"eval_gpt2{size}", EVAL) for size in ("", "_medium", "_large", "_xl")],
+    [("train_gpt2", TRAIN_GPT2), ("finetune_shakespeare", FINETUNE), *((name, EVAL) for name in GPT2_SIZES)],
 )
 def test_nanogpts_experiments_have_nanogpts_values(name, expected):
-    found = values(CONFIG / f"{name}.py")
+    found = values(name)
     assert {option: found[option] for option in expected} == expected
 
 
-@pytest.mark.parametrize("size", ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])
-def test_each_gpt2_is_evaluated_by_its_own_file(size):
-    text = (CONFIG / f"eval_{size.replace('-', '_')}.py").read_text()
-    assert f'init_from = "{size}"' in text
+@pytest.mark.parametrize("name, weights", [*GPT2_SIZES.items(), ("finetune_shakespeare", "gpt2-xl")])
+def test_each_run_from_given_weights_asks_for_the_right_ones(name, weights):
+    shape = {"n_layer": 48, "vocab_size": 50257}
+    asked = []
+
+    def shape_of(init_from):
+        asked.append(init_from)
+        return shape
+
+    found = parse_options([path(name)], shape_of)
+    assert asked == [weights] and found.init_from == weights
+    assert found == replace(options(name), init_from=weights, **shape)

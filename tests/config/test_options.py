@@ -1,17 +1,14 @@
 """What `config/options.py` promises: nanoGPT's names and defaults, sources in order, one-line errors."""
 
 import json
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 import pytest
 
-from config.command_line import UserError, command
+from config.command_line import command
 from config.options import Options, parse_options, read_options
-
-ROOT = Path(__file__).parents[2]
+from tests.helpers import ROOT, refusal, run_python
 
 NANOGPT_DEFAULTS = {
     "out_dir": "out",
@@ -72,11 +69,7 @@ def run(tmp_path):
 
 def error(*argv):
     """The text of the error that a command line ends in, which is one line."""
-    with pytest.raises(UserError) as caught:
-        parse_options(list(argv))
-    text = str(caught.value)
-    assert text and "\n" not in text
-    return text
+    return refusal(parse_options, list(argv))
 
 
 # --- defaults and sources ---------------------------------------------------------------------------------
@@ -410,12 +403,14 @@ def test_a_config_file_that_is_not_text(tmp_path):
 # --- commands ---------------------------------------------------------------------------------------------
 
 
-def python(code, *argv):
-    return subprocess.run([sys.executable, "-c", code, *argv], cwd=ROOT, capture_output=True, text=True)
+COMMAND = (  # a command that reads options and does nothing with them
+    "from config.command_line import command; from config.options import parse_options; "
+    "command(parse_options)"
+)
 
 
 def test_help_lists_every_option_with_its_default_and_meaning():
-    done = python("from config.options import command, load; command(load)", "--help")
+    done = run_python("-c", COMMAND, "--help")
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.replace("│", " ").split())
     for field in fields(Options):
@@ -427,7 +422,7 @@ def test_help_lists_every_option_with_its_default_and_meaning():
 
 
 def test_a_user_error_is_one_line_and_status_2():
-    done = python("from config.options import command, load; command(load)", "--batchsize=1")
+    done = run_python("-c", COMMAND, "--batchsize=1")
     assert done.returncode == 2
     assert done.stderr == "error: --batchsize is not an option; did you mean batch_size?\n"
     assert done.stdout == ""
@@ -444,9 +439,10 @@ def test_ctrl_c_ends_a_command_quietly_with_status_130(monkeypatch, capsys):
 
 
 def test_options_are_read_without_importing_jax_or_numpy():
-    done = python(
-        "import sys; from config.options import load; parse_options(['--batch_size=3']);"
-        "print(sorted({'jax', 'numpy', 'tyro'} & set(sys.modules)))"
+    done = run_python(
+        "-c",
+        "import sys; from config.options import parse_options; parse_options(['--batch_size=3']);"
+        "print(sorted({'jax', 'numpy', 'tyro'} & set(sys.modules)))",
     )
     assert done.stdout == "[]\n", done.stderr
 
@@ -491,9 +487,3 @@ def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
     expected = parse_options([baby, *readme.split()])
     names = {"wandb_project": cpu.wandb_project, "wandb_run_name": cpu.wandb_run_name}
     assert cpu == replace(expected, **names)
-
-
-def test_the_quickstart_trains_on_python_and_fits_a_cpu():
-    options = parse_options([str(ROOT / "config/quickstart.py")])
-    assert (options.dataset, options.out_dir) == ("python_char", "out-quickstart")
-    assert options.max_iters * options.batch_size * options.block_size < 10_000_000
