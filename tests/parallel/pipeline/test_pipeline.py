@@ -42,6 +42,7 @@ LLAMA = replace(
 VARIANTS = {
     "gpt2, dropout": replace(GPT2, dropout=0.2),
     "llama": LLAMA,
+    "llama, many tokens": replace(LLAMA, batch_size=16),  # of a microbatch, more than the vocabulary has
     "llama, documents": replace(LLAMA, document_mask=True),
     "one microbatch, dropout": replace(GPT2, gradient_accumulation_steps=1, dropout=0.2),
     "bf16": replace(GPT2, dtype="bfloat16"),
@@ -57,6 +58,7 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("gpt2, dropout", "stage:2,data:2,fsdp:2", {}),
     ("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED),
     ("llama", "stage:2,fsdp:2,tensor:2", {}),
+    ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
     ("llama", "stage:2,tensor:2,data:2", dict(pipeline_schedule="gpipe", virtual_stages=4)),
     ("llama", "stage:2,fsdp:2,tensor:2", INTERLEAVED | dict(pipeline_branches="where")),
     ("llama, documents", "stage:4,fsdp:2", {}),
