@@ -47,7 +47,7 @@ def write_description(folder: Path, splits: dict[str, np.ndarray], tokenizer: To
 
     Raises UserError when it cannot be written.
     """
-    meta = description(tokenizer, source)
+    meta = common_meta(tokenizer, source)
     meta["counts"] = {split: len(tokens) for split, tokens in splits.items()}
     meta["sha256"] = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
     temporary = folder / f".meta.json.{os.getpid()}.tmp"
