@@ -113,9 +113,10 @@ def load_meta(dataset: str) -> Meta:
     path = folder / "meta.json"
     if not path.exists():
         if (folder / "meta.pkl").exists():
+            text = "" if (folder / "input.txt").exists() else " --source=<the text it was made of>"
             raise UserError(
-                f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: "
-                "run this repository's prepare.py for the data set, which writes meta.json"
+                f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: write meta.json with "
+                f"`python {DATA / 'describe_chars.py'} --dataset={folder}{text}`"
             )
         _print_once(
             f"note: {folder} has no meta.json: assuming GPT-2 tokens, uint16, vocab_size {NANOGPT.vocab_size}"

@@ -42,6 +42,26 @@ def write_dataset(
         ) from None
 
 
+def write_description(folder: Path, splits: dict[str, np.ndarray], tokenizer: Tokenizer, source: str) -> None:
+    """Write `meta.json` alone, about the tokens that the .bin files of `folder` hold already.
+
+    Raises UserError when it cannot be written.
+    """
+    meta = common_meta(tokenizer, source)
+    meta["counts"] = {split: len(tokens) for split, tokens in splits.items()}
+    meta["sha256"] = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
+    temporary = folder / f".meta.json.{os.getpid()}.tmp"
+    try:
+        temporary.write_text(json.dumps(meta, indent=1) + "\n")
+        os.replace(temporary, folder / "meta.json")
+    except OSError as error:
+        raise UserError(
+            f"{folder / 'meta.json'}: cannot be written ({error}): make room or check its permissions"
+        ) from None
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def token_dtype(vocab_size: int) -> np.dtype:
     """Return the type that tokens are stored in: little-endian uint16, or uint32 above 65,535 tokens."""
     return np.dtype("<u2" if vocab_size <= 65535 else "<u4")

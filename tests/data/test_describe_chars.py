@@ -1,0 +1,162 @@
+"""describe_chars.py: character data that nanoGPT prepared can be trained on, and nothing is unpickled."""
+
+import json
+import pickle
+import re
+import shlex
+
+import numpy as np
+import pytest
+
+from data import describe_chars, loader
+from data.loader import Batches, load_meta
+from data.tokenizer import from_json
+from tests.helpers import contents, error_line, refusal, run_python
+
+TEXT = "To be, or not to be: thät is the question.\n" * 30
+
+
+def prepare_as_nanogpt(folder, text=TEXT, share=0.9):
+    """What nanoGPT's data/shakespeare_char/prepare.py does with input.txt."""
+    folder.mkdir(parents=True)
+    (folder / "input.txt").write_text(text, encoding="utf-8")
+    with open(folder / "input.txt", encoding="utf-8") as file:
+        data = file.read()
+    chars = sorted(set(data))
+    stoi = {ch: i for i, ch in enumerate(chars)}
+    itos = dict(enumerate(chars))
+    n = len(data)
+    for split, some in (("train", data[: int(n * share)]), ("val", data[int(n * share) :])):
+        np.array([stoi[c] for c in some], dtype=np.uint16).tofile(folder / f"{split}.bin")
+    with open(folder / "meta.pkl", "wb") as file:
+        pickle.dump({"vocab_size": len(chars), "itos": itos, "stoi": stoi}, file)
+    return folder
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return prepare_as_nanogpt(tmp_path / "mine")
+
+
+def describe(folder, *argv):
+    describe_chars.main([f"--dataset={folder}", *map(str, argv)])
+
+
+def refused(folder, *argv):
+    """The one line with which it is refused; nothing is written then."""
+    before = contents(folder)
+    text = refusal(describe, folder, *argv)
+    assert contents(folder) == before
+    return text
+
+
+def test_the_command_that_the_loader_names_makes_the_data_readable(folder, tmp_path):
+    before = contents(folder)
+    text = refusal(load_meta, str(folder))
+    assert text.startswith(f"{folder}/meta.pkl: a pickle can run code")
+    python, *words = shlex.split(re.search("`(.*)`", text)[1])
+    done = run_python(*words, cwd=tmp_path)
+    assert python == "python" and done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder}/meta.json: 18 symbols, 1,161 train and 129 validation tokens\n"
+
+    after = contents(folder)
+    described = json.loads(after.pop("meta.json"))
+    assert after == before
+    meta = load_meta(str(folder))
+    assert (meta.vocab_size, meta.dtype, meta.counts) == (18, "uint16", {"train": 1161, "val": 129})
+    tokenizer = from_json(meta.tokenizer)
+    ids = [np.fromfile(folder / f"{split}.bin", "<u2") for split in ("train", "val")]
+    assert tokenizer.decode(np.concatenate(ids)) == TEXT
+    x, _ = Batches(str(folder), "train", 1, 8, seed=0)(0)
+    assert tokenizer.decode(x[0]) in TEXT
+    assert described["source"] == str(folder / "input.txt")
+
+
+def test_it_is_what_our_own_preparation_writes(folder, tmp_path):
+    """But for the words about the source."""
+    from data.shakespeare_char.prepare import prepare
+
+    describe(folder)
+    prepare(tmp_path / "ours", str(folder / "input.txt"))
+    for split in ("train", "val"):
+        assert (folder / f"{split}.bin").read_bytes() == (tmp_path / "ours" / f"{split}.bin").read_bytes()
+    ours, described = (json.loads((path / "meta.json").read_text()) for path in (tmp_path / "ours", folder))
+    assert described == ours
+
+
+def test_a_name_below_data_and_a_text_elsewhere(tmp_path, monkeypatch):
+    monkeypatch.setattr(loader, "DATA", tmp_path / "data")
+    folder = prepare_as_nanogpt(tmp_path / "data" / "mine")
+    text = (folder / "input.txt").rename(tmp_path / "elsewhere.txt")
+    assert "--source=<the text it was made of>" in refusal(load_meta, "mine")
+    describe("mine", f"--source={text}")
+    assert load_meta("mine").vocab_size == 18
+
+
+def test_another_split_of_the_text_is_described_as_well(tmp_path):
+    folder = prepare_as_nanogpt(tmp_path / "mine", share=0.5)
+    describe(folder)
+    assert load_meta(str(folder)).counts == {"train": 645, "val": 645}
+
+
+def test_ends_of_lines_are_read_as_nanogpt_reads_them(tmp_path):
+    folder = prepare_as_nanogpt(tmp_path / "mine")
+    (folder / "input.txt").write_bytes(TEXT.replace("\n", "\r\n").encode())
+    describe(folder)
+    assert "\r" not in load_meta(str(folder)).tokenizer["symbols"]
+
+
+def test_the_pickle_is_not_read(folder, tmp_path):
+    class Bomb:
+        def __reduce__(self):
+            return ((tmp_path / "opened").touch, ())
+
+    (folder / "meta.pkl").write_bytes(pickle.dumps(Bomb()))
+    describe(folder)
+    assert not (tmp_path / "opened").exists()
+
+
+@pytest.mark.parametrize(
+    "change, says",
+    [
+        (lambda text: text + "!", "1,290 tokens, and {source} has 1,291 characters"),
+        (lambda text: text[:-1], "1,290 tokens, and {source} has 1,289 characters"),
+        # "x" comes after "u" and before "ä", whose number is 1 more with it.
+        (lambda text: text[:-1] + "x", "token 23 of train.bin and val.bin is 17, and the character there"),
+        (lambda text: "b" + text[1:], "token 0 of train.bin and val.bin is 5, and the character there"),
+        (lambda text: text[:1289] + " ", "token 1,289 of train.bin and val.bin is 0, and the character"),
+    ],
+)
+def test_another_text_is_refused(folder, change, says):
+    source = folder / "input.txt"
+    source.write_text(change(TEXT), encoding="utf-8")
+    text = refused(folder)
+    assert says.format(source=source) in text and "--source=<path>" in text
+
+
+@pytest.mark.parametrize(
+    "damage, says",
+    [
+        (lambda folder: (folder / "input.txt").unlink(), "input.txt: cannot be read as UTF-8 text"),
+        (lambda folder: (folder / "input.txt").write_bytes(b"\xff"), "input.txt: cannot be read as UTF-8"),
+        (lambda folder: (folder / "input.txt").write_bytes(b""), "input.txt: the file is empty"),
+        (lambda folder: (folder / "train.bin").unlink(), "train.bin: cannot be read (No such file"),
+        (lambda folder: (folder / "val.bin").write_bytes(b"\0"), "val.bin: 1 bytes are not a whole number"),
+    ],
+)
+def test_files_that_cannot_be_are_named(folder, damage, says):
+    damage(folder)
+    text = refused(folder)
+    assert text.startswith(str(folder)) and says in text
+
+
+def test_more_characters_than_uint16_holds_are_refused(folder):
+    points = [*range(1, 0xD800), *range(0xE000, 0x13000)]
+    (folder / "input.txt").write_text("".join(map(chr, points)), encoding="utf-8", newline="")
+    assert "different characters are more than nanoGPT's uint16 holds" in refused(folder)
+
+
+def test_the_command_ends_in_one_line(tmp_path):
+    done = run_python("data/describe_chars.py", f"--dataset={tmp_path}")
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert error_line(done.stderr).startswith(f"{tmp_path}/train.bin: cannot be read")
