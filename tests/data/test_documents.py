@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from pathlib import Path
@@ -18,8 +17,8 @@ from data.loader import Batches, load_meta
 from data.prepare import main
 from data.sources import DocumentBatch, Files
 from data.tokenizer import from_json, load_tokenizer
+from tests.helpers import ROOT, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"the story of {i}: €\n" + "and then the other thing\n" * (i % 9) for i in range(400)]
 VAL = 0.25
 
@@ -154,9 +153,8 @@ def run_program(tmp_path, folder, source, tokenizer_json, kill_at):
     """The program's end. It returns when all who could write to its output are gone, its workers as well."""
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PROGRAM))
-    command = [sys.executable, str(program), str(folder), source.paths[0], str(tokenizer_json), str(kill_at)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    words = [program, folder, source.paths[0], tokenizer_json, str(kill_at)]
+    return run_python(*words, PYTHONPATH=ROOT)
 
 
 def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, source, tokenizer_json):
@@ -233,10 +231,8 @@ def test_memory_does_not_grow_with_the_source(tmp_path, tokenizer_json):
             file.write(json.dumps({"text": f"{i}" + " the" * 5000 if i % 8 == 0 else " " * 20000}) + "\n")
     program = tmp_path / "program.py"
     program.write_text(textwrap.dedent(PEAKS))
-    arguments = (program, tmp_path / "set", tmp_path / "long.jsonl", tokenizer_json)
-    command = [sys.executable, *map(str, arguments)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    words = [program, tmp_path / "set", tmp_path / "long.jsonl", tokenizer_json]
+    done = run_python(*words, PYTHONPATH=ROOT)
     assert done.returncode == 0, done.stderr
     few, all_ = (int(line) for line in done.stdout.splitlines() if line.isdecimal())
     assert all_ - few < 16 * 1024  # of the 40 MB, 3 batches of one are on their way at a time
@@ -282,15 +278,15 @@ def test_a_value_that_cannot_be_is_named(tmp_path, source, argument):
 @pytest.mark.parametrize("folder", ["", "openwebtext", "tinystories", "fineweb_edu"])
 def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, folder):
     script = ROOT / "data" / folder / "prepare.py"
-    arguments = [f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}", "--num_proc=1"]
-    command = [sys.executable, str(script), *arguments, "--val_fraction=0.25", "--limit=50"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    words = [script, f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}"]
+    words += ["--num_proc=1", "--val_fraction=0.25", "--limit=50"]
+    done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "million a second" in done.stdout and "50 documents" in done.stdout
     assert sorted(stories(tmp_path / "mine", "train") + stories(tmp_path / "mine", "val")) == sorted(
         TEXTS[:50]
     )
-    missing = subprocess.run([*command, "--source=none.jsonl"], cwd=tmp_path, capture_output=True, text=True)
+    missing = run_python(*words, "--source=none.jsonl", cwd=tmp_path)
     assert (missing.returncode, missing.stderr) == (2, "error: --source=none.jsonl: no such file\n")
 
 

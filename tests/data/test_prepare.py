@@ -4,8 +4,6 @@ import importlib
 import json
 import os
 import string
-import subprocess
-import sys
 import sysconfig
 import urllib.error
 from pathlib import Path
@@ -15,8 +13,8 @@ import pytest
 
 from config.command_line import UserError
 from data.tokenizer import from_json, load_tokenizer
+from tests.helpers import ROOT, error_line, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 python_char = importlib.import_module("data.python_char.prepare")
 shakespeare = importlib.import_module("data.shakespeare.prepare")
 shakespeare_char = importlib.import_module("data.shakespeare_char.prepare")
@@ -139,10 +137,9 @@ def test_a_text_that_cannot_be_prepared_is_named(tmp_path, content):
 @pytest.mark.parametrize("name", ["python_char", "shakespeare_char", "shakespeare"])
 def test_the_command_ends_in_one_line(tmp_path, name):
     missing = str(tmp_path / "missing")
-    command = [sys.executable, str(ROOT / "data" / name / "prepare.py"), f"--source={missing}"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    done = run_python(ROOT / "data" / name / "prepare.py", f"--source={missing}", cwd=tmp_path)
     assert done.returncode == 2
-    assert missing in done.stderr and done.stderr.count("\n") == 1
+    assert missing in error_line(done.stderr) and done.stderr.count("\n") == 1
 
 
 def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, tokenizer_json, capsys):

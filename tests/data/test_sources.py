@@ -1,8 +1,6 @@
 """Sources: which documents they hold, where they go on, and what they refuse."""
 
 import json
-import os
-import subprocess
 import sys
 from itertools import islice
 from pathlib import Path
@@ -12,8 +10,8 @@ import pytest
 from config.command_line import UserError
 from data import sources
 from data.sources import Files, Hub, extract_text
+from tests.helpers import ROOT, error_line, run_python
 
-ROOT = Path(__file__).resolve().parents[2]
 TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
 
 
@@ -149,16 +147,13 @@ def test_without_datasets_says_what_to_install(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name", ["openwebtext", "tinystories", "fineweb_edu"])
 def test_offline_the_hub_is_named_in_one_line(tmp_path, tokenizer_json, name):
     pytest.importorskip("datasets")
-    done = subprocess.run(
-        [
-            *(sys.executable, str(ROOT / "data" / name / "prepare.py"), "--to=mine", "--num_proc=1"),
-            f"--tokenizer={tokenizer_json}",
-        ],
-        cwd=tmp_path,
-        env=os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "cache")},
-        capture_output=True,
-        text=True,
-    )
+    words = [
+        ROOT / "data" / name / "prepare.py",
+        "--to=mine",
+        "--num_proc=1",
+        f"--tokenizer={tokenizer_json}",
+    ]
+    done = run_python(*words, cwd=tmp_path, HF_HUB_OFFLINE=1, HF_HOME=tmp_path / "cache")
     assert done.returncode == 2
-    assert "from the hub" in done.stderr and done.stderr.count("\n") == 1
+    assert "from the hub" in error_line(done.stderr) and done.stderr.count("\n") == 1
     assert not list((tmp_path / "mine").glob("*.bin"))

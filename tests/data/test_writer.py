@@ -4,8 +4,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +12,7 @@ import pytest
 from config.command_line import UserError
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.helpers import run_python
 
 
 class Interrupted:
@@ -103,7 +100,7 @@ class Killer:
         os.kill(os.getpid(), signal.SIGKILL)
 write_dataset(Path({str(tmp_path)!r}), [0, 1], Killer(), CharTokenizer("ab"), "a test")
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT)
+    done = run_python("-c", program)
     assert done.returncode == -signal.SIGKILL
     assert not {"train.bin", "val.bin", "meta.json"} & set(files(tmp_path))
 
