@@ -1,7 +1,8 @@
 """Train nanoGPT's baby GPT on Shakespeare, character by character, with nanoGPT's hyperparameters.
 
 nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100; that figure is nanoGPT's.
-The MLP here is SwiGLU with as many parameters; --mlp=gelu is nanoGPT's own.
+The MLP here is SwiGLU with as many parameters. --mlp=gelu is nanoGPT's, with GPT-2's tanh form of GELU where
+nanoGPT's `nn.GELU()` is the exact one: over 100 steps from equal weights, losses differed by 1.2e-5.
 """
 
 out_dir = "out-shakespeare-char"

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from config.command_line import UserError, command
 from data.loader import dataset_dir
 from data.tokenizer import CharTokenizer
-from data.writer import token_dtype, write_description
+from data.writer import token_dtype, write_meta
 
 
 def describe(folder: Path, source: Path) -> None:
@@ -37,7 +37,7 @@ def describe(folder: Path, source: Path) -> None:
             "prepare it with `python data/shakespeare_char/prepare.py --source=<text>`"
         )
     check_same(folder, source, np.concatenate(list(splits.values())), tokenizer.encode(text))
-    write_description(folder, splits, tokenizer, str(source))
+    write_meta(folder, splits, tokenizer, str(source))
     print(
         f"{folder / 'meta.json'}: {tokenizer.vocab_size} symbols, "
         f"{len(splits['train']):,} train and {len(splits['val']):,} validation tokens"

@@ -42,7 +42,7 @@ def write_dataset(
         ) from None
 
 
-def write_description(folder: Path, splits: dict[str, np.ndarray], tokenizer: Tokenizer, source: str) -> None:
+def write_meta(folder: Path, splits: dict[str, np.ndarray], tokenizer: Tokenizer, source: str) -> None:
     """Write `meta.json` alone, about the tokens that the .bin files of `folder` hold already.
 
     Raises UserError when it cannot be written.
