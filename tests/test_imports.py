@@ -21,7 +21,7 @@ ALLOWED = {
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "model", "training"},
-    "cloud": {"config", "data"},
+    "cloud": {"config", "data", "runs"},
 }
 COMMANDS = {"train", "sample", "evaluate", "export", "bench", "app"}  # what a user types; nobody imports them
 
