@@ -20,11 +20,7 @@ ALLOWED = {
     "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
-<<<<<<< HEAD
     "benchmarks": {"config", "generation", "model", "parallel", "runs", "training"},
-=======
-    "benchmarks": {"config", "generation", "model", "training"},
->>>>>>> in-a
     "cloud": {"config", "data", "runs"},
 }
 COMMANDS = {"train", "sample", "evaluate", "export", "bench", "app"}  # what a user types; nobody imports them

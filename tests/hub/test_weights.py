@@ -266,7 +266,7 @@ def test_a_missing_shard_is_named(tmp_path):
         ("gpt2", dict(n_layer="3"), "n_layer is '3', expected an integer"),
         ("gpt2", dict(n_layer=None), "n_layer is None, expected an integer"),
         ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
-        ("gpt2", dict(vocab_size=0), "vocab_size=0 must be 1 or more"),
+        ("gpt2", dict(vocab_size=0), "vocab_size=0 must be above 0"),
         ("llama", dict(attention_bias=True), "attention_bias is True"),
         ("llama", dict(mlp_bias=True), "mlp_bias is True"),
         ("llama", dict(head_dim=16), "head_dim is 16"),
