@@ -333,7 +333,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     "what, retries",
     [
         ("preempt", 0),
-        ("timeout", 1),
+        pytest.param("timeout", 1, marks=pytest.mark.slow),
         pytest.param("crash", 0, marks=pytest.mark.slow),
         pytest.param("kill", 1, marks=pytest.mark.slow),
     ],
@@ -382,6 +382,7 @@ def test_ctrl_c_stops_the_run_at_modal_with_its_checkpoint_kept(at_modal, tiny):
     assert 0 < saved_iterations(at_modal.volume / "runs" / "run")[-1] < LONG["max_iters"]
 
 
+@pytest.mark.slow
 @containers
 def test_a_detached_run_goes_on_after_ctrl_c(at_modal, tiny, undisturbed):
     disturbance = Disturbance("ctrl-c", first_checkpoint)
@@ -440,6 +441,7 @@ def test_two_machines_find_each_other(at_modal, tiny):
     assert loss in two
 
 
+@pytest.mark.slow
 @containers
 def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
     """They share no folder: what one writes to the Volume, the other one does not see while it runs."""

@@ -225,7 +225,11 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    "sampling, dtype, optimizer", [("random", "float32", "adamw"), ("epoch", "bfloat16", "muon")]
+    "sampling, dtype, optimizer",
+    [
+        pytest.param("random", "float32", "adamw", marks=pytest.mark.slow),
+        ("epoch", "bfloat16", "muon"),
+    ],
 )
 def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer, request):
     """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""

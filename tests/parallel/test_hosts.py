@@ -119,6 +119,7 @@ def test_and_they_end_at_the_same_weights(one, two):
     assert np.linalg.norm(way(one) - way(two)) < 30 * 16 * 2**-24 * np.linalg.norm(way(one))
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(tiny, tmp_path):
     changes = RUN | {"mesh": "fsdp:2"}
     processes = launch_run(tiny(tmp_path / "two", **changes), devices=1)
@@ -144,6 +145,7 @@ def test_two_processes_evaluate_a_run_as_one_does(two, tmp_path):
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=16 * 2**-24)
 
 
+@pytest.mark.slow
 def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):
     out = folder / "killed"
     processes = launch_run(tiny(out, **RUN | {"max_iters": 100_000}))

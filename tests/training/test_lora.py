@@ -164,6 +164,7 @@ def test_training_changes_the_adapters_alone_and_learns(optimizer):
         assert (np.asarray(x) != arrays_by_name(first_adapters)[name]).any(), name
 
 
+@pytest.mark.slow
 def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimized):
     options = replace(GPT2, n_layer=4, n_embd=256)
     config, steps = model_config(options, V), {}
@@ -224,7 +225,7 @@ def test_the_base_may_be_bfloat16_and_then_takes_half_the_memory():
     "variant, mesh",
     [
         ("gpt2", "data:2,fsdp:2,tensor:2"),
-        ("llama", "fsdp:8"),
+        pytest.param("llama", "fsdp:8", marks=pytest.mark.slow),
         pytest.param("llama", "tensor:8", marks=pytest.mark.slow),
     ],
 )
@@ -302,6 +303,7 @@ def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run,
     assert [r.get("loss") for r in records(tmp_path)] == [r.get("loss") for r in records(lora_run)]
 
 
+@pytest.mark.slow
 def test_a_run_resumes_on_a_mesh_with_a_bfloat16_base(tiny, base_run, tmp_path):
     changes = dict(mesh="data:2,fsdp:2,tensor:2", lora_base_dtype="bfloat16")
     train.main(adapt(tiny, base_run, tmp_path, max_iters=5, **changes))

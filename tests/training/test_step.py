@@ -247,6 +247,7 @@ def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu, monkeypatch
     assert model_config(options, V).unroll == unroll
 
 
+@pytest.mark.slow
 def test_remat_needs_less_memory_for_the_same_step():
     options = replace(TINY, n_layer=4, block_size=64, batch_size=8, gradient_accumulation_steps=1, unroll=0)
     options = replace(options, dropout=0.1)

@@ -56,13 +56,13 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     pytest.param("gpt2, dropout", "stage:8", {}, marks=pytest.mark.slow),
     ("gpt2, dropout", "stage:4", INTERLEAVED),
     ("gpt2, dropout", "stage:2,data:2,fsdp:2", {}),
-    ("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED),
-    ("llama", "stage:2,fsdp:2,tensor:2", {}),
+    pytest.param("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED, marks=pytest.mark.slow),
+    pytest.param("llama", "stage:2,fsdp:2,tensor:2", {}, marks=pytest.mark.slow),
     ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
     ("llama", "stage:2,tensor:2,data:2", dict(pipeline_schedule="gpipe", virtual_stages=4)),
     ("llama", "stage:2,fsdp:2,tensor:2", INTERLEAVED | dict(pipeline_branches="where")),
     ("llama, documents", "stage:4,fsdp:2", {}),
-    ("one microbatch, dropout", "stage:4", {}),
+    pytest.param("one microbatch, dropout", "stage:4", {}, marks=pytest.mark.slow),
     ("bf16", "stage:4", {}),
     pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
     ("lora", "stage:2,fsdp:2", INTERLEAVED),
@@ -89,7 +89,14 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
     assert_close(found, expected, ROUNDING)
 
 
-@pytest.mark.parametrize("changes", [{}, INTERLEAVED, dict(pipeline_branches="where")])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param(INTERLEAVED, marks=pytest.mark.slow),
+        pytest.param(dict(pipeline_branches="where"), marks=pytest.mark.slow),
+    ],
+)
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes, optimized):
     options = replace(LLAMA, **changes, batch_size=B)
     x, y = random_batch(options, V)[:, 0]
@@ -106,6 +113,7 @@ def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(ch
     assert "all-gather" in program and not re.search(rf"\w\[{L},[\d,]+\]\S* all-gather", program)
 
 
+@pytest.mark.slow
 def test_memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does(optimized):
     def planned(schedule, microbatches):
         options = replace(GPT2, n_layer=4, block_size=64, n_embd=64, pipeline_schedule=schedule)
@@ -175,7 +183,8 @@ def test_a_rank_has_its_layers_alone():
         assert {s.data.shape[0] for s in x.addressable_shards if layers} <= {layers}, name
 
 
-@pytest.mark.parametrize("processes", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [2, 4])
 def test_processes_with_stages_of_their_own_train_as_one(processes, one, tiny, tmp_path):
     port = free_port()
     mesh = {2: "stage:2,fsdp:2", 4: "stage:4"}[processes]
