@@ -139,7 +139,7 @@ class Linear(eqx.Module):
 
 
 class Context(NamedTuple):
-    """What each layer's attention needs to know of the tokens, computed once per forward pass."""
+    """Positions and mask of the tokens, computed once per forward pass, for the attention of every layer."""
 
     positions: Int[Array, "_ T"]  # from the beginning of each token's document; one row may serve all
     rotary: tuple[Float[Array, "_ 1 T half"], Float[Array, "_ 1 T half"]] | None  # cos and sin, with rope

@@ -39,7 +39,7 @@ CHUNK = 32
 
 
 class Decoder(eqx.Module):
-    """What stays the same while tokens are drawn. The settings are Python numbers, and so compiled in."""
+    """The model and the settings, which stay the same while tokens are drawn; the settings are compiled in."""
 
     model: GPT
     blocks: list[Block]

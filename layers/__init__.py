@@ -1,1 +1,1 @@
-"""What model.py is made of and a first reading skips: each file is one idea, and imports nothing of ours."""
+"""The parts of model.py that a first reading skips: each file is one idea, and imports nothing of ours."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax
 
-# What each mode keeps of a block, besides its input, by the names that `checkpoint_name` gives in model.py.
+# Besides a block's input, each mode keeps the arrays that `checkpoint_name` in model.py gives these names.
 KEPT = {"block": (), "dots": ("linear",)}
 
 

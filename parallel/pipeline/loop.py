@@ -142,7 +142,7 @@ class Pipeline:
                 return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
 
             context = rest.context(x)
-            # What the last rank puts out arrives on rank 0.
+            # The last rank's output arrives on rank 0.
             h, _ = lax.scan(stage, embed(rest, x, context), jnp.arange(n))
             mean = choose(rank[0] == 0, lambda: loss(rest, rest.ln_f(h), y), lambda: jnp.zeros(()))
             return lax.psum(mean, "stage")
