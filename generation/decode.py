@@ -39,7 +39,7 @@ CHUNK = 32
 
 
 class Decoder(eqx.Module):
-    """The model and the settings, which stay the same while tokens are drawn; the settings are compiled in."""
+    """The model and the settings that stay the same while tokens are drawn. Settings are compiled in."""
 
     model: GPT
     blocks: list[Block]

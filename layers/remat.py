@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax
 
-# Besides a block's input, each mode keeps the arrays that `checkpoint_name` in model.py gives these names.
+# Each mode keeps a block's input, and the arrays that `checkpoint_name` in model.py gives these names.
 KEPT = {"block": (), "dots": ("linear",)}
 
 

@@ -1,4 +1,4 @@
-"""Everything that tests share: devices, signals, how they compile, a tiny data set, the command line of a short run.
+"""Shared by tests: devices, signals, how they compile, a tiny data set, the command line of a short run.
 
 Functions that tests call by name are in helpers.py.
 """
