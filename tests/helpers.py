@@ -1,4 +1,4 @@
-"""What several test files need: refusals, programs of their own, the files of a run, arrays compared."""
+"""Helpers of several test files: refusals, programs of their own, the files of a run, arrays compared."""
 
 import contextlib
 import io

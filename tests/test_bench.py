@@ -25,7 +25,7 @@ def run(*flags: str, **environment: str) -> str:
 
 
 def row(output: str, label: str) -> str:
-    """What follows `label` on the line that begins with it."""
+    """Return the text after `label` on the line that begins with it."""
     line = next(line for line in output.splitlines() if line.startswith(label + "  "))
     return line.removeprefix(label).strip()
 
@@ -94,7 +94,7 @@ def test_the_figures_are_those_of_the_clock(clock, dataset, capsys):
     assert figures(output, "JAX float32") == [250.0, 250.0, 0.0, TOKENS / 0.25]
     assert figures(output, "in train.py's loop") == [312.5, 312.5, 0.0, round(TOKENS / 0.3125)]
     assert figures(output, "the loop adds") == [25.0]
-    # Of each: one to warm up, one to see how long it takes, and in 9 turns one untimed and one timed.
+    # Each variant runs once to warm up, once as a pilot, and in each of 9 turns once untimed and once timed.
     assert clock.steps == 2 * (1 + 1 + 9 * 2)
 
     assert row(output, "compile time") == "3.0 s"

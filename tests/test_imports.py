@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-# What each room imports of the project; it may always import itself.
+# Each room may import these rooms of the project, and itself.
 ALLOWED = {
     "config": set(),
     "layers": set(),

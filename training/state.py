@@ -1,4 +1,4 @@
-"""What training changes, and how it is born: the model, the optimizer's state and the step's number.
+"""The state that training changes, and how it is made: model, optimizer's state and the step's number.
 
 config = model_config(options, vocab_size)
 state = create_state(config, options)          # drawn from options.seed, each array on its devices

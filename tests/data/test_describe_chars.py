@@ -17,7 +17,7 @@ TEXT = "To be, or not to be: thät is the question.\n" * 30
 
 
 def prepare_as_nanogpt(folder, text=TEXT, share=0.9):
-    """What nanoGPT's data/shakespeare_char/prepare.py does with input.txt."""
+    """Prepare input.txt as nanoGPT's data/shakespeare_char/prepare.py does."""
     folder.mkdir(parents=True)
     (folder / "input.txt").write_text(text, encoding="utf-8")
     with open(folder / "input.txt", encoding="utf-8") as file:

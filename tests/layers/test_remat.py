@@ -42,7 +42,7 @@ def test_what_each_layer_keeps_for_the_backward_pass():
         (three, _), (six, _) = gradient_plan(remat, 3), gradient_plan(remat, 6)
         kept[remat] = (six - three) / 3 / (8 * 64 * 64 * 4)  # float32 arrays of (B, T, D)
     # The residual stream; with dots also q, k, v (3 D), attention's c_proj (D), c_gate and c_fc (F = 3 D).
-    # What the MLP's c_proj gives is the next residual stream less this one: no gradient needs it. XLA may
+    # The output of the MLP's c_proj is the next residual stream less this one: no gradient needs it. XLA may
     # keep a few numbers per token besides, of the norms, which round off.
     assert round(kept["block"], 1) == 1
     assert round(kept["dots"], 1) == 1 + 3 + 1 + 3 + 3
