@@ -11,6 +11,7 @@ those of a run that never stopped: batches and dropout follow from the seed and 
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import jax
@@ -21,6 +22,7 @@ from evaluation.split import make_evaluate
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory, share_one_heap
 from runs.load import save_merged, shape_of_weights
+from runs.lock import locked
 from runs.metrics import Metrics
 from runs.profile import Profile
 from runs.signals import stop_signals
@@ -44,22 +46,23 @@ def main(argv: list[str]) -> None:
 
 def start(options: Options) -> None:
     """Start a run or resume it, train, and leave checkpoints behind."""
-    run = open_run(options)
-    batches = StepBatches(options)
-    print(parameter_count(run))
-    with stop_signals() as stop_asked:
-        state, manifest = starting_state(run)
-        run = replace(run, manifest=manifest)
-        evaluate = make_evaluate(options, state.model)
-        if options.eval_only:
-            print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
-            return
-        claim_folder(options, run.checkpoints)
-        metrics = Metrics(options, run.resume_at or 0, run.config, jax.sharding.get_mesh().size)
-        try:
-            train(run, state, batches, evaluate, metrics, stop_asked)
-        finally:
-            metrics.close()
+    with nullcontext() if options.eval_only else locked(options.out_dir):
+        run = open_run(options)
+        batches = StepBatches(options)
+        print(parameter_count(run))
+        with stop_signals() as stop_asked:
+            state, manifest = starting_state(run)
+            run = replace(run, manifest=manifest)
+            evaluate = make_evaluate(options, state.model)
+            if options.eval_only:
+                print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
+                return
+            claim_folder(options, run.checkpoints)
+            metrics = Metrics(options, int(state.step), run.config, jax.sharding.get_mesh().size)
+            try:
+                train(run, state, batches, evaluate, metrics, stop_asked)
+            finally:
+                metrics.close()
 
     if run.checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss never improved")

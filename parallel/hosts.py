@@ -27,8 +27,9 @@ from jax.experimental import multihost_utils
 
 from config.command_line import UserError
 from config.options import Options
+from parallel.watch import BEAT, LOST, Watch
 
-HEARTBEAT = 60  # seconds without a sign of life after which a process counts as gone
+HEARTBEAT = 60  # seconds after which JAX itself ends all processes, should the watch fail
 
 
 @contextmanager
@@ -40,12 +41,15 @@ def hosts(options: Options) -> Generator[None]:
     devices, and an exit in good order would wait for them. They notice that it is gone, and end too.
     """
     connect(options)
+    if not jax.distributed.is_initialized():
+        yield
+        return
+    watch = Watch()
     try:
         yield
     except BaseException as error:
-        if not jax.distributed.is_initialized():
-            raise
-        end(error)
+        end(error, watch)
+    watch.stop()
 
 
 def connect(options: Options) -> None:
@@ -97,14 +101,11 @@ def check_complete(coordinator: str | None, num_processes: int | None, process_i
         )
 
 
-def end(error: BaseException) -> NoReturn:
+def end(error: BaseException, watch: Watch) -> NoReturn:
     """Say what went wrong in this process and end it, without the exit handlers that wait for the others."""
-    try:
-        process = jax.process_index()
-    except RuntimeError:  # no device was found, and that is the error
-        process = 0
     status = 1
-    if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
+    if is_of_lost_process(error):
+        watch.join(LOST + 3 * BEAT)  # it ends this process, as soon as it is known which one is lost
         why = str(error).split("\n")[0][:200]
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError):
@@ -113,11 +114,14 @@ def end(error: BaseException) -> NoReturn:
         text, status = "interrupted", 130
     else:
         text = "".join(traceback.format_exception(error))
-    print(f"error: process {process}: {text}", file=sys.stderr, flush=True)
-    sys.stdout.flush()
-    if process == 0:
-        time.sleep(2)  # JAX aborts the others as soon as process 0 is gone: first let them say their own line
-    os._exit(status)
+    print(f"error: process {watch.process}: {text}", file=sys.stderr, flush=True)
+    time.sleep(2 * BEAT)  # in which the others, where they have found the same error, say it themselves
+    watch.give_up(status, watch.process)
+
+
+def is_of_lost_process(error: BaseException) -> bool:
+    """Tell whether an error says that another process cannot be reached."""
+    return re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)) is not None
 
 
 def agree_on(options: Options) -> None:

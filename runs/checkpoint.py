@@ -8,27 +8,38 @@ Of a model with adapters these alone are stored; the manifest names the model be
 
 A checkpoint takes its name only once all of it is on disk, so that one interrupted at any moment leaves the
 one before it. The last `keep_checkpoints` are kept, and the one of the lowest validation loss. Arrays are
-stored by name (`blocks.attn.c_q.weight`), not as objects: restoring runs no code from the checkpoint.
+stored by name (`blocks.attn.c_q.weight`), not as objects: restoring runs no code from the checkpoint. The
+manifest has a checksum of each, which is compared whenever the array is restored.
 """
 
+import functools
+import inspect
+import json
 import logging
 import math
+import re
 import shutil
+import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jax import lax
+from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
 from model import GPT
+from parallel.hosts import is_of_lost_process
 from parallel.sharding import leaf_name
 from runs.files import first_line
-from runs.manifest import Manifest, damaged, read_manifest
+from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
 
@@ -52,14 +63,9 @@ class Checkpoints:
             create=False,
             multiprocessing_options=processes_of(together=shared),
         )
-        try:
-            items = ("model", "optimizer", "manifest")
-            self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        except ValueError as error:  # it reads the validation losses of all checkpoints
-            raise UserError(
-                f"{self.folder}: a checkpoint's metrics/metrics is damaged ({first_line(error)}): "
-                "delete that checkpoint's folder"
-            ) from None
+        check_losses(self.folder)
+        items = ("model", "optimizer", "manifest")
+        self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
 
     def check(self, state: TrainState) -> None:
         """Raise UserError for a state (its shapes and shardings) that could not be saved."""
@@ -86,18 +92,36 @@ class Checkpoints:
                 f"{self.folder}: cannot be deleted ({error.strerror}): delete it by hand"
             ) from None
 
+    def look_again(self) -> None:
+        """See what others have done to the folder."""
+        self.manager.reload()
+
+    def set_aside(self, iteration: int) -> Path:
+        """Move a damaged checkpoint out of the way of the others. Return its new place. Raises UserError."""
+        path = self.folder / str(iteration)
+        place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
+        try:
+            place.parent.mkdir(exist_ok=True)
+            with suppress(FileNotFoundError):  # another process of this run was faster
+                path.rename(place)
+        except OSError as error:
+            raise UserError(f"{path}: is damaged, and cannot be moved away ({error.strerror})") from None
+        self.look_again()
+        return place
+
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> float:
         """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
 
         Return the seconds that the copy of the state took. The rest is written while training goes on.
         """
         start = time.perf_counter()
+        model = arrays_by_name(partition_trainable(state.model)[0])
+        optimizer = arrays_by_name((state.opt_state, state.step))
+        manifest = replace(manifest, checksums=checksums({"model": model, "optimizer": optimizer}))
         if not self.shared:
             if jax.process_index() > 0:
                 return 0.0
-            state = jax.tree.map(on_host, state)
-        model = arrays_by_name(partition_trainable(state.model)[0])
-        optimizer = arrays_by_name((state.opt_state, state.step))
+            model, optimizer = jax.tree.map(on_host, (model, optimizer))
         items = ocp.args.Composite(
             model=ocp.args.StandardSave(model),
             optimizer=ocp.args.StandardSave(optimizer),
@@ -105,7 +129,7 @@ class Checkpoints:
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
         with saving(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             free = shutil.disk_usage(self.folder).free
             needed = sum(x.nbytes for x in (*model.values(), *optimizer.values()))
             if free < needed:  # asked here, because halfway through a save the answer would be less clear
@@ -145,11 +169,18 @@ class Checkpoints:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here), trees
         )
         targets = {name: ocp.args.StandardRestore(arrays_by_name(tree)) for name, tree in trees.items()}
+        path, expected = self.folder / str(iteration), self.manifest(iteration).checksums or {}
         try:
             arrays = self.manager.restore(iteration, args=ocp.args.Composite(**targets))
-            return {name: tree_of_arrays(arrays[name], tree) for name, tree in trees.items()}
+            restored = {name: tree_of_arrays(arrays[name], tree) for name, tree in trees.items()}
         except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
-            raise damaged(self.folder / str(iteration), error) from None
+            why = first_line(error)
+        else:
+            why = first_difference(checksums({name: arrays[name] for name in trees}), expected)
+        if why is not None:
+            hide_leftovers_of_orbax()
+            raise Damaged(path, why)
+        return restored
 
 
 def processes_of(together: bool) -> ocp.options.MultiprocessingOptions:
@@ -162,12 +193,61 @@ def processes_of(together: bool) -> ocp.options.MultiprocessingOptions:
     )
 
 
+def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int]]:
+    """Return the checksum of every array, by item and name; it is computed where the arrays are."""
+    return jax.tree.map(int, jax.device_get(compiled_checksums(items)))
+
+
+def first_difference(found: dict[str, dict[str, int]], saved: dict[str, dict[str, int]]) -> str | None:
+    """Name the first array whose checksum is not the one saved; None if all are."""
+    for item, of_arrays in found.items():
+        for name, checksum in of_arrays.items():
+            if checksum != saved.get(item, {}).get(name):
+                return f"{name} of its {item} is not what was saved"
+    return None
+
+
+@jax.jit
+def compiled_checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, UInt32[Array, ""]]]:
+    return jax.tree.map(checksum, items)
+
+
+def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
+    """Return a checksum of an array's bits that any change of one element changes.
+
+    Each element and its place are hashed by MurmurHash3's last step, which maps no two numbers to one, and
+    the hashes are added. A sum of integers does not depend on how the array is sharded.
+    """
+    h = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
+    stride = 1
+    for axis in reversed(range(x.ndim)):
+        h += lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride * 0x9E3779B1 % 2**32)
+        stride *= x.shape[axis]
+    h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+    h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+    h ^= h >> 16
+    return h.sum(dtype=jnp.uint32)
+
+
 def on_host(x: jax.Array) -> np.ndarray:
     """Copy all of an array to the host of this process, which holds every part of it."""
     whole = np.empty(x.shape, x.dtype)
     for shard in x.addressable_shards:
         whole[shard.index] = shard.data
     return whole
+
+
+@functools.cache  # once is enough
+def hide_leftovers_of_orbax() -> None:
+    """Have Python not print the coroutines and callbacks that Orbax leaves behind when reading fails."""
+    before = sys.unraisablehook
+
+    def hook(unraisable) -> None:
+        closed = str(unraisable.exc_value) == "Event loop is closed"
+        if not (closed or inspect.iscoroutine(unraisable.object)):
+            before(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def addressable_size(x: jax.Array | jax.ShapeDtypeStruct) -> int:
@@ -186,17 +266,37 @@ def tree_of_arrays(arrays: dict[str, jax.Array], tree):
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in arrays_by_name(tree)])
 
 
+def check_losses(folder: Path) -> None:
+    """Raise UserError for a checkpoint whose validation loss, which Orbax reads of all, is not a number."""
+    for path in folder.glob("*/metrics/metrics"):
+        try:
+            float(json.loads(path.read_text())["val_loss"])
+        except FileNotFoundError:  # a run that goes on has deleted this checkpoint just now
+            continue
+        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            raise UserError(
+                f"{path}: is damaged ({first_line(error)}): delete this file; the checkpoint is good without"
+            ) from None
+
+
 def val_loss(metrics: dict[str, float]) -> float:
     return metrics["val_loss"]
 
 
 @contextmanager
 def saving(folder: Path):
-    """Turn what goes wrong while saving into a UserError."""
+    """Turn what goes wrong while saving into a UserError; the loss of another process stays what it is."""
     try:
         yield
     except Exception as error:  # a full disk reaches us as an error of TensorStore's, through Orbax
+        if is_of_lost_process(error):
+            raise
+        why = first_line(error)
+        if not folder.parent.is_dir():
+            raise UserError(f"{folder.parent}: has been deleted, or moved, under the run") from None
+        full = re.search("[Nn]o space|quota|MB are free|File too large", str(error))
+        remedy = "make room there" if full else "see that the folder can be written"
         raise UserError(
-            f"{folder}: cannot save a checkpoint ({first_line(error)}): make room there; "
+            f"{folder}: cannot save a checkpoint ({why}): {remedy}; "
             "the checkpoints before it are whole, and --init_from=resume goes on from them"
         ) from None

@@ -20,7 +20,8 @@ from model import GPT
 from parallel.hosts import on_process_0
 from runs.checkpoint import Checkpoints, arrays_by_name, tree_of_arrays
 from runs.files import write_whole
-from runs.manifest import Manifest, latest_manifest
+from runs.lock import locked
+from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import fingerprint, merge, partition_trainable, without_adapters
 from training.state import (
     TrainState,
@@ -63,18 +64,27 @@ def load_run_with_adapters(
 ) -> tuple[GPT, Manifest, int]:
     """Do as `load_run`, but keep adapters as they are, and return the whole manifest."""
     checkpoints = Checkpoints(out_dir)
-    saved = checkpoints.iterations()
-    if not saved:
-        raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
-    iteration = saved[-1] if iteration is None else iteration
-    if iteration not in saved:
-        raise UserError(f"{checkpoints.folder}: no checkpoint {iteration}; there are {saved}")
+    while saved := checkpoints.iterations():
+        chosen = saved[-1] if iteration is None else iteration
+        if chosen not in saved:
+            raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
+        try:
+            return *restore_to_read(checkpoints, chosen, dtype), chosen
+        except Damaged:
+            if iteration is not None or (checkpoints.folder / str(chosen)).exists():
+                raise
+            checkpoints.look_again()  # a run has replaced it by a newer one just now
+    raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
+
+
+def restore_to_read(checkpoints: Checkpoints, iteration: int, dtype: str) -> tuple[GPT, Manifest]:
+    """Restore the model of a checkpoint, wherever it was trained, and its manifest. Raises UserError."""
     manifest = checkpoints.manifest(iteration)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
     shapes = state_shapes(config, options).model
     base = load_base(checkpoints, iteration, shapes)
-    return checkpoints.restore_model(iteration, shapes, base), manifest, iteration
+    return checkpoints.restore_model(iteration, shapes, base), manifest
 
 
 def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | None:
@@ -145,9 +155,10 @@ def save_merged(out_dir: str, to: str) -> int:
     options = replace(manifest.options, out_dir=to, lora_rank=0)
     state = create_state_around(merge(model), options)
     state = TrainState(state.model, state.opt_state, jnp.asarray(iteration, jnp.int32))
-    checkpoints.save(state, replace(manifest, options=options, base=None))
-    checkpoints.wait()
-    write_options(options)
+    with locked(to):
+        write_options(options)
+        checkpoints.save(state, replace(manifest, options=options, base=None))
+        checkpoints.wait()
     return iteration
 
 

@@ -1,7 +1,8 @@
 """What a checkpoint says of itself, besides its arrays. It is read before there are devices."""
 
 import json
-from dataclasses import dataclass, replace
+import zlib
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from config.options import LORA, SHAPE, Options
 from runs.files import first_line
 
 # 2: queries, keys, values and the MLP's gate are arrays of their own. Before 2, manifests had no number.
-FORMAT = 2
+# 3: checksums of the arrays and of the manifest itself.
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -22,9 +24,12 @@ class Manifest:
     tokenizer: dict | None  # for data.tokenizer.from_json
     best_val_loss: float | None  # the lowest so far; None before the first evaluation
     base: dict[str, str] | None = None  # below adapters: the model's `init_from` and its `fingerprint`
+    checksums: dict[str, dict[str, int]] | None = field(default=None, compare=False)  # of the saved arrays
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT} | vars(self) | {"options": self.options.to_json()}
+        """Return it as JSON values, with a checksum of them all."""
+        values = {"format": FORMAT} | vars(self) | {"options": self.options.to_json()}
+        return values | {"checksum": checksum_of_json(values)}
 
     def after_evaluation(self, val_loss: float) -> tuple["Manifest", bool]:
         """Return the manifest after an evaluation, and whether that was the best so far."""
@@ -61,10 +66,14 @@ def latest_manifest(out_dir: str) -> Manifest:
     Raises UserError.
     """
     folder = Path(out_dir).resolve() / "checkpoints"
-    saved = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
-    if not saved:
-        raise UserError(f"{folder}: no checkpoint there to start from")
-    return read_manifest(folder / str(max(saved)))
+    while saved := [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]:
+        newest = folder / str(max(saved))
+        try:
+            return read_manifest(newest)
+        except Damaged:
+            if newest.exists():  # or else a run has replaced it by a newer one just now
+                raise
+    raise UserError(f"{folder}: no checkpoint there to start from")
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -81,14 +90,21 @@ def read_manifest(checkpoint: Path) -> Manifest:
                 f"{checkpoint}: its manifest has format {written}, and this version reads {FORMAT} only: "
                 "train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
             )
+        if values.pop("checksum", None) != checksum_of_json({"format": written} | values):
+            raise ValueError("its manifest is not what was saved")
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options=options, **values)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(checkpoint, error) from None
+        raise Damaged(checkpoint, first_line(error)) from None
 
 
-def damaged(checkpoint: Path, error: Exception) -> UserError:
-    return UserError(
-        f"{checkpoint}: the checkpoint is damaged ({first_line(error)}): "
-        "delete this folder to use the one before"
-    )
+def checksum_of_json(values: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+
+
+class Damaged(UserError):
+    """A checkpoint is not what was saved; `what` says which and why."""
+
+    def __init__(self, checkpoint: Path, why: str):
+        self.what = f"{checkpoint}: the checkpoint is damaged ({why})"
+        super().__init__(f"{self.what}: move this folder away to use the one before")

@@ -18,7 +18,7 @@ from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import draw_sharding, sharding_table
 from runs.checkpoint import Checkpoints
 from runs.load import is_run, load_base, load_weights, write_options
-from runs.manifest import Manifest, latest_manifest
+from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import fingerprint, partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
@@ -32,25 +32,22 @@ class Run:
     shapes: TrainState  # shapes, dtypes and shardings of its state
     manifest: Manifest
     checkpoints: Checkpoints
-    resume_at: int | None  # the iteration of the checkpoint to resume from
+    resuming: bool  # from the newest checkpoint that is whole
 
 
 def open_run(options: Options) -> Run:
     """Prepare missing data, describe the model, and look for the run's checkpoints.
 
-    Raises UserError when the mesh cannot split the model or the batch, when the run contradicts the
-    checkpoint that it resumes from, when its state could not be saved, and when a run would be lost unasked.
+    Raises UserError when the mesh cannot split the model or the batch, when its state could not be saved, and
+    when a run would be lost unasked.
     """
     config, manifest = describe_run(options)
     shapes = state_shapes(config, options)
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     checkpoints.check(shapes)
-    resume_at = where_to_resume(options, checkpoints)
-    check_same(checkpoint=resume_at)
-    if resume_at is not None:
-        path = checkpoints.folder / str(resume_at)
-        manifest = manifest.resuming_from(checkpoints.manifest(resume_at), path)
-    return Run(options, config, shapes, manifest, checkpoints, resume_at)
+    resuming = is_resuming(options, checkpoints)
+    check_same(checkpoints=checkpoints.iterations() if resuming else None)
+    return Run(options, config, shapes, manifest, checkpoints, resuming)
 
 
 def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
@@ -75,32 +72,30 @@ def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
     return config, Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)
 
 
-def where_to_resume(options: Options, checkpoints: Checkpoints) -> int | None:
-    """Return the iteration to go on from; None to start from scratch. No run is lost unasked."""
+def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
+    """Tell whether the run goes on from a checkpoint. Raises UserError; no run is lost unasked."""
     latest = checkpoints.latest()
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
     if options.init_from in RESUMING:
-        return latest
+        return latest is not None
     if latest is not None and not (options.eval_only or options.overwrite):
         raise UserError(
             f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
             "choose another --out_dir, or lose it with --overwrite=True"
         )
-    return None
+    return False
 
 
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
 
-    The manifest returned names the weights below the adapters, if there are any. Raises UserError.
+    The manifest returned knows the best loss so far, and names the weights below the adapters, if there are
+    any. Raises UserError.
     """
-    options, checkpoints, resume_at = run.options, run.checkpoints, run.resume_at
-    if resume_at is not None:
-        base = load_base(checkpoints, resume_at, run.shapes.model)
-        state = checkpoints.restore(resume_at, run.shapes, base)
-        print(f"resuming at iter {resume_at}, from {checkpoints.folder / str(resume_at)}")
-        return state, run.manifest
+    options = run.options
+    if run.resuming:
+        return newest_whole_state(run)
     if options.init_from in ("scratch", *RESUMING):
         if options.lora_rank:
             raise UserError(
@@ -109,6 +104,34 @@ def starting_state(run: Run) -> tuple[TrainState, Manifest]:
             )
         return create_state(run.config, options), run.manifest
     return state_from_weights(run)
+
+
+def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
+    """Restore the newest checkpoint that is whole. Those that are not are named and moved to `damaged`.
+
+    Raises UserError when none is whole, and when the run contradicts the checkpoint. Many processes end when
+    one is not whole, since perhaps only one of them has noticed; started again, they use the one before.
+    """
+    options, checkpoints = run.options, run.checkpoints
+    while saved := checkpoints.iterations():
+        path = checkpoints.folder / str(iteration := saved[-1])
+        try:
+            manifest = run.manifest.resuming_from(checkpoints.manifest(iteration), path)
+            base = load_base(checkpoints, iteration, run.shapes.model)
+            state = checkpoints.restore(iteration, run.shapes, base)
+            print(f"resuming at iter {iteration}, from {path}")
+            return state, manifest
+        except Damaged as damage:
+            if options.eval_only:  # which only reads
+                if path.exists():
+                    raise
+                checkpoints.look_again()  # a run has replaced it by a newer one just now
+                continue
+            place = checkpoints.set_aside(iteration)
+            if jax.process_count() > 1:
+                raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
+            print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
+    raise UserError(f"{checkpoints.folder}: no checkpoint there is whole: start with --init_from=scratch")
 
 
 def state_from_weights(run: Run) -> tuple[TrainState, Manifest]:

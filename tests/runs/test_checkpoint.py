@@ -9,12 +9,15 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from config.options import Options
-from runs.checkpoint import Checkpoints
+from parallel.mesh import make_mesh
+from runs.checkpoint import Checkpoints, checksum, checksums
 from runs.load import load_run
-from runs.manifest import FORMAT, Manifest, latest_manifest
+from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
 from training.state import TrainState, create_state, model_config
@@ -218,12 +221,57 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, t
     for load in (resume, lambda: load_run(str(tmp_path))):
         said = refusal(load)
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged")
-        assert "delete this folder" in said
-    shutil.rmtree(tmp_path / "checkpoints" / "2")  # as it says
+        assert "move this folder away" in said
+    shutil.rmtree(tmp_path / "checkpoints" / "2")  # out of the way, as it says
     manifest, state = resume()
     assert manifest == MANIFEST
     assert_same(state, at(tiny[0], 1))
     assert load_run(str(tmp_path))[2] == 1
+
+
+def test_a_flipped_bit_is_found_or_lies_where_nothing_is_read(tmp_path, tiny, two_checkpoints):
+    """Orbax leaves files behind that only writing needs."""
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    draw, found = np.random.default_rng(0), 0
+    files = sorted((tmp_path / "checkpoints" / "2").glob("*/**/d/*"))
+    for path in files:
+        whole = path.read_bytes()
+        for place in draw.integers(8 * len(whole), size=3):
+            flipped = bytearray(whole)
+            flipped[place // 8] ^= 1 << place % 8
+            path.write_bytes(flipped)
+            try:
+                assert_same(Checkpoints(str(tmp_path)).restore(2, tiny[0]), at(tiny[0], 2))
+            except Damaged as damage:
+                assert f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged" in str(damage)
+                found += 1
+        path.write_bytes(whole)
+    assert found >= 6  # all those in the model's and the optimizer's arrays
+
+
+def test_a_changed_number_in_a_manifest_is_found(tmp_path, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
+    path.write_text(path.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.03'))
+    assert "its manifest is not what was saved" in refusal(load_run, str(tmp_path))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
+def test_a_checksum_sees_every_bit_and_every_exchange_of_elements(dtype):
+    x = np.asarray(jnp.arange(30).reshape(5, 6).astype(dtype))
+    first = int(checksum(jnp.asarray(x)))
+    for bit in range(8 * x.nbytes):
+        y = x.copy()
+        y.view(np.uint8).reshape(-1)[bit // 8] ^= 1 << bit % 8
+        assert int(checksum(jnp.asarray(y))) != first
+    assert int(checksum(jnp.asarray(x[::-1]))) != first and int(checksum(jnp.asarray(x.T))) != first
+
+
+def test_a_checksum_is_the_same_on_any_mesh():
+    x = jax.random.normal(jax.random.key(0), (8, 16, 4))
+    with jax.set_mesh(mesh := make_mesh("fsdp:4,tensor:2")):
+        sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "fsdp", "tensor")))
+        assert checksums({"model": {"x": sharded}}) == checksums({"model": {"x": x}})
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
