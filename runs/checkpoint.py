@@ -11,6 +11,7 @@ one before it. The last `keep_checkpoints` are kept, and the one of the lowest v
 stored by name (`blocks.attn.c_q.weight`), not as objects: restoring runs no code from the checkpoint.
 """
 
+import json
 import logging
 import math
 import shutil
@@ -26,8 +27,9 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 
 from config.command_line import UserError
 from model import GPT
+from parallel.hosts import on_process_0
 from parallel.sharding import leaf_name
-from runs.files import first_line
+from runs.files import first_line, write_whole
 from runs.manifest import Manifest, damaged, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
@@ -55,6 +57,8 @@ class Checkpoints:
         try:
             items = ("model", "optimizer", "manifest")
             self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
+            # It would ask JAX for signals, by iterations; runs/signals.py does, and counts its calls.
+            self.manager.reached_preemption = lambda step: False
         except ValueError as error:  # it reads the validation losses of all checkpoints
             raise UserError(
                 f"{self.folder}: a checkpoint's metrics/metrics is damaged ({first_line(error)}): "
@@ -89,9 +93,15 @@ class Checkpoints:
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> float:
         """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
 
-        Return the seconds that the copy of the state took. The rest is written while training goes on.
+        Return the seconds that the copy of the state took. The rest is written while training goes on. A
+        checkpoint that a run left when it was stopped during its evaluation only gets its `val_loss`.
         """
         start = time.perf_counter()
+        if self.latest() == int(state.step):
+            metrics = self.folder / str(self.latest()) / "metrics" / "metrics"  # where Orbax keeps them
+            on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
+            self.manager.reload()
+            return time.perf_counter() - start
         if not self.shared:
             if jax.process_index() > 0:
                 return 0.0
@@ -119,7 +129,9 @@ class Checkpoints:
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        return read_manifest(self.folder / str(iteration))
+        """Return what a checkpoint says of itself, and its own validation loss if that became known later."""
+        manifest, metrics = read_manifest(self.folder / str(iteration)), self.manager.metrics(iteration)
+        return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
         """Restore the state saved at `iteration`, whatever the mesh it was saved from.
