@@ -19,6 +19,8 @@ Variants take turns, a block of about half a second each, so that whatever else 
 all alike. A block is timed as a whole, because train.py does not wait for the device after every step either.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import importlib.util
 import os
 import statistics

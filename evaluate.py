@@ -15,6 +15,8 @@ each token twice. `--stride=<block_size>` gives the loss of `train.py --eval_ite
 huggingface.co/docs/transformers/perplexity.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import json
 import math
 from collections.abc import Iterable, Iterator

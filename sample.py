@@ -10,6 +10,8 @@ together, as one batch. The first appears as it is drawn, the others when all ar
 stdout.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -11,6 +11,8 @@ SIGTERM and Ctrl-C save a checkpoint and end a run with status 143 and 130, for 
 stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 from collections.abc import Callable
 from dataclasses import replace
 
