@@ -39,6 +39,7 @@ from runs.files import write_whole
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
+from runs.memory import check_evaluation
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,7 @@ def main(argv: list[str]) -> None:
     options = EvaluateOptions(**given(argv, EvaluateOptions))
     with on_devices(options):
         model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
+        check_evaluation(model.config, options.batch_size, window_size(model, options))
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
         if options.hellaswag:
             result = evaluate_hellaswag(model, tokenizer, options, options.hellaswag)
