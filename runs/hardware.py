@@ -89,7 +89,8 @@ def wait_for_simulated_devices() -> None:
     XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    if jax.config.read("jax_num_cpu_devices") > 1 or "xla_force_host_platform_device_count" in flags:
+    devices = jax.config.jax_num_cpu_devices  # ty: ignore[missing-attribute]
+    if devices > 1 or "xla_force_host_platform_device_count" in flags:
         for event in ("warn_stuck", "terminate"):
             name = f"--xla_cpu_collective_call_{event}_timeout_seconds"
             if name not in flags:
