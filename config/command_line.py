@@ -13,8 +13,6 @@ classes are left out.
 This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
 """
 
-from config.interrupt import exit_at_once
-
 import ast
 import difflib
 import os
@@ -53,7 +51,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     A `UserError` prints as one line on stderr and exits with status 2.
     """
     try:
-        if signal.getsignal(signal.SIGINT) is exit_at_once:  # the imports are done
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
         if status := main(sys.argv[1:]):
             sys.exit(status)
