@@ -12,6 +12,9 @@ its machine is taken away, its time is up or it is killed, Modal starts it again
 checkpoint. docs/cloud.md describes the rest, other clouds and TPUs.
 """
 
+if __name__ == "__main__":
+    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import math
 import re
 import signal

@@ -19,6 +19,8 @@ Variants take turns, a block of about half a second each, so that whatever else 
 all alike. A block is timed as a whole, because train.py does not wait for the device after every step either.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import importlib.util
 import os
 import statistics
@@ -40,6 +42,7 @@ from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
 from runs.hardware import choose_device, peak_flops, share_one_heap
+from runs.memory import check_training
 from runs.speed import counted_flops, flops_per_token
 from training.state import model_config
 
@@ -67,6 +70,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     meta = dataset_meta(options.dataset, bench.vocab_size or options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
+    check_training(config, options, planned=bench.memory)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_pipeline(options)  # raises UserError for one that cannot be
     print(describe(config, options))

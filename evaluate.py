@@ -15,6 +15,8 @@ each token twice. `--stride=<block_size>` gives the loss of `train.py --eval_ite
 huggingface.co/docs/transformers/perplexity.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import json
 import math
 from collections.abc import Iterable, Iterator
@@ -37,6 +39,7 @@ from runs.files import write_whole
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
+from runs.memory import check_evaluation
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,7 @@ def main(argv: list[str]) -> None:
     options = EvaluateOptions(**given(argv, EvaluateOptions))
     with on_devices(options):
         model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
+        check_evaluation(model.config, options.batch_size, window_size(model, options))
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
         if options.hellaswag:
             result = evaluate_hellaswag(model, tokenizer, options, options.hellaswag)

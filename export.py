@@ -8,6 +8,8 @@ Without --format=peft, the model of a LoRA run is written with its adapters merg
 run of ours, PEFT puts its adapters beside that one, exported. The folder appears once all of it is written.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import os
 import shutil
 from collections.abc import Generator

@@ -10,6 +10,8 @@ together, as one batch. The first appears as it is drawn, the others when all ar
 stdout.
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +26,7 @@ from generation.decode import generate
 from model import GPT
 from runs.hardware import choose_device
 from runs.load import load_model
+from runs.memory import check_sampling
 
 SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
 
@@ -58,6 +61,7 @@ def main(argv: list[str]) -> None:
     text = read_prompt(options.start)
     prompt_bytes = len(text.encode(errors="replace"))  # it has at most as many tokens
     model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)
+    check_sampling(model.config, options.num_samples, options.max_new_tokens)
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
     if len(prompt) > block_size:

@@ -6,9 +6,12 @@
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
     python train.py --init_from=out-bard --lora_rank=8 --out_dir=out-lora     adapters beside a run's weights
 
-Ctrl-C and SIGTERM save a checkpoint and end the run with status 0. A resumed run's weights are, to the bit,
-those of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
+SIGTERM and Ctrl-C save a checkpoint and end a run with status 143 and 130, for a launcher to start it again;
+0 says that it has reached max_iters. A resumed run's weights are, to the bit, those of a run that never
+stopped: batches and dropout follow from the seed and the iteration alone.
 """
+
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,12 +21,12 @@ import jax
 
 from config.command_line import command
 from config.options import Options, parse_options
-from evaluation.split import make_evaluate
+from evaluation.split import Evaluate, make_evaluate
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory, share_one_heap
 from runs.load import save_merged, shape_of_weights
 from runs.lock import locked
-from runs.metrics import Metrics
+from runs.metrics import Metrics, check_wandb
 from runs.profile import Profile
 from runs.signals import stop_signals
 from runs.start import Run, claim_folder, open_run, parameter_count, show_sharding, starting_state
@@ -31,7 +34,7 @@ from training.state import TrainState
 from training.step import compile_step
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
     options = parse_options(argv, shape_of_weights)
     share_one_heap()
     with on_devices(options):
@@ -41,11 +44,13 @@ def main(argv: list[str]) -> None:
         elif options.show_sharding:
             show_sharding(options)
         else:
-            start(options)
+            return start(options)
+    return 0
 
 
-def start(options: Options) -> None:
-    """Start a run or resume it, train, and leave checkpoints behind."""
+def start(options: Options) -> int:
+    """Start a run or resume it, train, and leave checkpoints behind. Return the status to exit with."""
+    check_wandb(options)
     with nullcontext() if options.eval_only else locked(options.out_dir):
         run = open_run(options)
         batches = StepBatches(options)
@@ -55,46 +60,56 @@ def start(options: Options) -> None:
             run = replace(run, manifest=manifest)
             evaluate = make_evaluate(options, state.model)
             if options.eval_only:
-                print(", ".join(f"{split} loss {loss:.4f}" for split, loss in evaluate(state.model).items()))
-                return
+                losses = evaluate(state.model, stop_asked)
+                if losses is None:
+                    return stop_asked()
+                print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
+                return 0
             claim_folder(options, run.checkpoints)
             metrics = Metrics(options, int(state.step), run.config, jax.sharding.get_mesh().size)
             try:
-                train(run, state, batches, evaluate, metrics, stop_asked)
+                status = train(run, state, batches, evaluate, metrics, stop_asked)
             finally:
                 metrics.close()
 
     if run.checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss never improved")
-        return
+        return status
     print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
     print(f"sample from it: python sample.py --out_dir={options.out_dir}")
+    return status
 
 
 def train(
     run: Run,
     state: TrainState,
     batches: StepBatches,
-    evaluate: Callable[..., dict[str, float]],
+    evaluate: Evaluate,
     metrics: Metrics,
-    stop_asked: Callable[[int], bool],
-) -> None:
-    """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk."""
+    stop_asked: Callable[[], int],
+) -> int:
+    """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk.
+
+    Return 0 at `max_iters`, or what `stop_asked` said.
+    """
     options, checkpoints, manifest = run.options, run.checkpoints, run.manifest
     step = compile_step(state, options)
     reuse_freed_memory(step.compiled)
     profile = Profile(options.profile, step.compiled, metrics)
     i = start_iter = int(state.step)
+    status = 0
     while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
             metrics.catch_up()
-            losses = evaluate(state.model)
+            losses = evaluate(state.model, stop_asked)
+            if losses is None:  # asked to stop: the resumed run begins with it
+                status = stop_asked()
+                break
             metrics.evaluation(i, losses)
             manifest, improved = manifest.after_evaluation(losses["val"])
             if i > 0 and (improved or options.always_save_checkpoint):
                 metrics.saved(checkpoints.save(state, manifest, losses["val"]))
-        stopping = stop_asked(i)
-        if i >= options.max_iters or stopping:
+        if i >= options.max_iters or (status := stop_asked()):
             break
         with profile.step(i - start_iter):
             with metrics.making_batch():
@@ -105,11 +120,12 @@ def train(
 
     metrics.catch_up()
     profile.close(i - start_iter)
-    if stopping:
+    if status:
         if checkpoints.latest() != i:
             checkpoints.save(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
+    return status
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ class TrainLoop:
 
     def __init__(self, step: JaxStep, stack: ExitStack):
         self.step, self.i = step, 0
-        options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()))
+        options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()), wandb_log=False)
         self.batches = StepBatches(options)
         self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
         stack.callback(self.metrics.close)

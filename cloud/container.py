@@ -23,6 +23,7 @@ from data.loader import is_prepared
 from runs.load import shape_of_weights
 
 GRACE = 120  # seconds before the end of an attempt, when a run is told to save a checkpoint and stop
+STOPPED = 143  # status of train.py when SIGTERM has stopped it before max_iters, its checkpoint saved
 PORT = 1234  # port at which the processes of a cluster meet
 AGAIN = "the next attempt, or the same command, goes on from the last checkpoint"
 
@@ -30,8 +31,9 @@ AGAIN = "the next attempt, or the same command, goes on from the last checkpoint
 def run_in_container(script: str, words: list[str], run_name: str, seconds: float, nodes: int) -> int:
     """Run a script with the options `words`, for `seconds` at most. Return its exit status.
 
-    Modal starts another attempt after an exception. So a run that was killed, or whose time is up, raises
-    ChildProcessError, but a failure of the script itself, which would only repeat, is returned as its status.
+    Modal starts another attempt after an exception. So a run that was killed or stopped, or whose time is up,
+    raises ChildProcessError, but a failure of the script itself, which would only repeat, is returned as its
+    status.
     """
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
     volume = modal.Volume.from_name(VOLUME)
@@ -50,14 +52,15 @@ def run_in_container(script: str, words: list[str], run_name: str, seconds: floa
     cwd = folder if folder.is_dir() else ROOT
     status, stop = run_script(script, words, cwd, end - time.monotonic(), meanwhile=lambda: commit(volume))
     volume.commit()
+    if status == 0:
+        return 0
     if stop == "interrupt":
         raise KeyboardInterrupt  # the machine is taken away, or the user stops the run
     if stop == "time":
         raise ChildProcessError(f"its time is up: {AGAIN}")
-    if status < 0 or (
-        status == 1 and nodes > 1
-    ):  # processes end with 1 when another of the cluster is killed
-        raise ChildProcessError(f"{script} was killed (status {status}): {AGAIN}")
+    # Of a cluster's processes, all end with STOPPED when one is told to stop, and with 1 when one is killed.
+    if status < 0 or status == STOPPED or (status == 1 and nodes > 1):
+        raise ChildProcessError(f"{script} was killed or stopped (status {status}): {AGAIN}")
     return status
 
 

@@ -18,6 +18,7 @@ import difflib
 import os
 import re
 import runpy
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -44,10 +45,16 @@ class UserError(Exception):
         super().__init__(" ".join(text.split()))  # one line, even around another library's message
 
 
-def command(main: Callable[[list[str]], None]) -> None:
-    """Run a command's `main(argv)`. A `UserError` prints as one line on stderr and exits with status 2."""
+def command(main: Callable[[list[str]], int | None]) -> None:
+    """Run a command's `main(argv)`, and exit with the status that it returns, if any, when that is not 0.
+
+    A `UserError` prints as one line on stderr and exits with status 2.
+    """
     try:
-        main(sys.argv[1:])
+        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        if status := main(sys.argv[1:]):
+            sys.exit(status)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -17,6 +17,9 @@ import numpy as np
 # Run as a script, Python looks for imports in this folder only; `config` and `data` are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+if __name__ == "__main__":
+    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 from config.command_line import UserError, command
 from data.loader import dataset_dir
 from data.tokenizer import CharTokenizer

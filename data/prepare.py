@@ -15,6 +15,9 @@ from pathlib import Path
 # `config` and `data` are one level up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+if __name__ == "__main__":
+    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 from config.command_line import UserError, command
 from data.documents import write_documents
 from data.sources import Files, Hub

@@ -23,13 +23,15 @@ from training.loss import nll_of_rows
 from training.step import mean_loss, mean_nll
 
 Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
+Evaluate = Callable[[GPT, Callable[[], int]], dict[str, float] | None]
 
 
-def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, float]]:
+def make_evaluate(options: Options, model: GPT) -> Evaluate:
     """Return a function from a model to its mean loss on each split, in nats per token.
 
     The function averages over `eval_iters` random batches, or over the whole split if `eval_iters` is -1. The
-    random batches are the same at every evaluation, so that the losses differ only by the model.
+    random batches are the same at every evaluation, so that the losses differ only by the model. Before each
+    batch the function calls its second argument, and returns None if that asks it to stop (runs/signals.py).
     """
     B, T, n = options.batch_size, options.block_size, options.eval_iters
     splits = {
@@ -37,16 +39,18 @@ def make_evaluate(options: Options, model: GPT) -> Callable[[GPT], dict[str, flo
     }
     compiled = compile_loss(model, options)
 
-    def evaluate(model: GPT) -> dict[str, float]:
-        return {split: mean_over(model, batches) for split, batches in splits.items()}
-
-    def mean_over(model: GPT, batches: Batches) -> float:
-        drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
-        here = rows_here(B)
-        losses = [
-            (compiled(model, assemble(x[here], B), assemble(y[here], B)), (y >= 0).sum()) for x, y in drawn
-        ]
-        return float(sum(float(loss) * tokens for loss, tokens in losses) / sum(t for _, t in losses))
+    def evaluate(model: GPT, stop_asked: Callable[[], int]) -> dict[str, float] | None:
+        means = {}
+        for split, batches in splits.items():
+            drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
+            here, losses = rows_here(B), []
+            for x, y in drawn:
+                if stop_asked():
+                    return None
+                losses.append((compiled(model, assemble(x[here], B), assemble(y[here], B)), (y >= 0).sum()))
+                losses[-2:][0][0].block_until_ready()  # the batch before, while the device works on this one
+            means[split] = float(sum(float(loss) * t for loss, t in losses) / sum(t for _, t in losses))
+        return means
 
     return evaluate
 

@@ -26,6 +26,7 @@ class Watch(threading.Thread):
     def __init__(self):
         super().__init__(daemon=True)
         state = distributed.global_state
+        assert state.client is not None, "jax.distributed.initialize has been called"
         self.store, self.process, self.processes = state.client, state.process_id, state.num_processes
         self.over = threading.Event()
         self.start()

@@ -36,9 +36,9 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 
 from config.command_line import UserError
 from model import GPT
-from parallel.hosts import is_of_lost_process
+from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
-from runs.files import first_line
+from runs.files import first_line, write_whole
 from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
@@ -66,6 +66,8 @@ class Checkpoints:
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
         self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
+        # It would ask JAX for signals, by iterations; runs/signals.py does, and counts its calls.
+        self.manager.reached_preemption = lambda step: False
 
     def check(self, state: TrainState) -> None:
         """Raise UserError for a state (its shapes and shardings) that could not be saved."""
@@ -112,9 +114,15 @@ class Checkpoints:
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> float:
         """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
 
-        Return the seconds that the copy of the state took. The rest is written while training goes on.
+        Return the seconds that the copy of the state took. The rest is written while training goes on. A
+        checkpoint that a run left when it was stopped during its evaluation only gets its `val_loss`.
         """
         start = time.perf_counter()
+        if self.latest() == int(state.step):
+            metrics = self.folder / str(self.latest()) / "metrics" / "metrics"  # where Orbax keeps them
+            on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
+            self.manager.reload()
+            return time.perf_counter() - start
         model = arrays_by_name(partition_trainable(state.model)[0])
         optimizer = arrays_by_name((state.opt_state, state.step))
         manifest = replace(manifest, checksums=checksums({"model": model, "optimizer": optimizer}))
@@ -143,7 +151,9 @@ class Checkpoints:
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        return read_manifest(self.folder / str(iteration))
+        """Return what a checkpoint says of itself, and its own validation loss if that became known later."""
+        manifest, metrics = read_manifest(self.folder / str(iteration)), self.manager.metrics(iteration)
+        return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
         """Restore the state saved at `iteration`, whatever the mesh it was saved from.

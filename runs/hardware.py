@@ -70,6 +70,7 @@ def on_devices(options) -> Generator[None]:
 
 def choose_device(device: str) -> None:
     """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError."""
+    wait_for_simulated_devices()
     if device == "auto":
         return
     # A CPU beside the accelerator, as without this option: `counted_flops` wants one.
@@ -80,6 +81,21 @@ def choose_device(device: str) -> None:
         raise UserError(
             f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
         ) from None
+
+
+def wait_for_simulated_devices() -> None:
+    """Have devices that a CPU simulates wait for each other as long as it takes, from before JAX starts any.
+
+    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    devices = jax.config.jax_num_cpu_devices  # ty: ignore[missing-attribute]
+    if devices > 1 or "xla_force_host_platform_device_count" in flags:
+        for event in ("warn_stuck", "terminate"):
+            name = f"--xla_cpu_collective_call_{event}_timeout_seconds"
+            if name not in flags:
+                flags += f" {name}=1000000"
+        os.environ["XLA_FLAGS"] = flags.strip()
 
 
 def share_one_heap() -> None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from config.command_line import UserError
 from parallel.hosts import on_process_0
@@ -42,7 +43,8 @@ class Lock:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "lock"
-        self.file, self.created = None, False
+        self.file: TextIO | None = None
+        self.created = False
         self.over = threading.Event()
         self.holder = {
             "process": os.getpid(),
@@ -56,16 +58,17 @@ class Lock:
         try:
             self.created = not self.folder.exists()
             self.folder.mkdir(parents=True, exist_ok=True)
-            while self.file is None:
-                self.file = self.open()
+            while (file := self.open()) is None:
+                pass
         except OSError as error:
             raise UserError(
                 f"{self.folder}: cannot be written ({error.strerror}): choose another --out_dir"
             ) from None
-        self.count(0)
-        threading.Thread(target=self.count_on, daemon=True).start()
+        self.file = file
+        self.count(file, 0)
+        threading.Thread(target=self.count_on, args=(file,), daemon=True).start()
 
-    def open(self):
+    def open(self) -> TextIO | None:
         """Return the lock's file, locked; None when its holder has deleted it meanwhile."""
         file = open(self.path, "a+", encoding="utf-8")
         kernel_knows = True
@@ -108,19 +111,19 @@ class Lock:
             "choose another --out_dir, or stop that run first"
         )
 
-    def count(self, n: int) -> None:
+    def count(self, file: TextIO, n: int) -> None:
         with suppress(OSError):  # of a full disk: the kernel's lock holds
-            self.file.seek(0)
-            self.file.truncate()
-            self.file.write(json.dumps(self.holder | {"count": n}) + "\n")
-            self.file.flush()
-            os.fsync(self.file.fileno())  # for those that look from another machine
+            file.seek(0)
+            file.truncate()
+            file.write(json.dumps(self.holder | {"count": n}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())  # for those that look from another machine
 
-    def count_on(self) -> None:
+    def count_on(self, file: TextIO) -> None:
         n = 0
         while not self.over.wait(BEAT):
             n += 1
-            self.count(n)
+            self.count(file, n)
 
     def release(self) -> None:
         """Let the lock go, and leave no trace of it."""

@@ -3,8 +3,10 @@
 import json
 import math
 import os
+import secrets
 import time
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +35,8 @@ class Metrics:
 
     A record of a step has `iter`, `loss`, `lr`, `grad_norm`, and the figures that `Speed` describes, of the
     steps since the record before. One of an evaluation has `iter`, `train/loss` and `val/loss`. A run resumed
-    at iteration `start` drops the records of steps that it will do again.
+    at iteration `start` moves the records of steps that it will do again, and lines that cannot be read, to
+    `metrics.dropped.jsonl`; one that starts from scratch moves all there, or with `overwrite` forgets them.
 
     Every process of a run has one, but that of process 0 alone writes and shows anything.
     """
@@ -45,8 +48,15 @@ class Metrics:
         self.records = []
         self.file = None
         if self.primary:
-            if start > 0:
-                self.records = [r for r in read_records(self.path) if r["iter"] < start + ("val/loss" in r)]
+            dropped = []
+            for line in read_lines(self.path):
+                record = parse_record(line)
+                if start > 0 and record and record["iter"] < start + ("val/loss" in record):
+                    self.records.append(record)
+                else:
+                    dropped.append(line)
+            if dropped and not options.overwrite:
+                append_lines(self.path.with_name("metrics.dropped.jsonl"), dropped)
             write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
             self.file = open(self.path, "a", encoding="utf-8")
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
@@ -60,7 +70,7 @@ class Metrics:
             mininterval=0.5,
             disable=not self.primary,
         )
-        self.wandb = start_wandb(options) if options.wandb_log and self.primary else None
+        self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
         self.speed = Speed(options, config, devices)
         self.pending: Started | None = None
         self.told_of_saving = False
@@ -170,30 +180,76 @@ def diverged(iteration: int, found: str) -> UserError:
     )
 
 
-def read_records(path: Path) -> list[dict]:
-    """Read a metrics.jsonl; no file, no records. A killed run may have left half a last line."""
-    if not path.is_file():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            records.append(json.loads(line))
-        except ValueError:
-            break
-    return records
+def read_lines(path: Path) -> list[bytes]:
+    """Read the lines of a file that may not be there."""
+    try:
+        return path.read_bytes().splitlines() if path.exists() else []
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}): move it away") from None
 
 
-def start_wandb(options: Options):
+def append_lines(path: Path, lines: list[bytes]) -> None:
+    try:
+        with open(path, "ab") as file:
+            file.write(b"".join(line + b"\n" for line in lines))
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None
+
+
+def parse_record(line: bytes) -> dict[str, Any] | None:
+    """Parse a line of metrics.jsonl; None unless it is an object of finite numbers with an integer `iter`.
+
+    A killed run may have left half a last line, and a file system blocks of zeros.
+    """
+    try:
+        record = json.loads(line)
+        return record if type(record["iter"]) is int and all(map(math.isfinite, record.values())) else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return None
+
+
+def check_wandb(options: Options) -> None:
+    """Raise UserError where a run is to log to Weights & Biases and cannot."""
+    if not options.wandb_log or options.eval_only or jax.process_index() > 0:
+        return
     try:
         import wandb  # here, because few runs ask for it and it takes a second to import
     except ImportError:
         raise UserError("wandb_log=True needs wandb: pip install wandb, or drop the option") from None
-    return wandb.init(
-        project=options.wandb_project,
-        name=options.wandb_run_name,
-        config=options.to_json(),
-        dir=options.out_dir,
-    )
+    with wandb_errors():
+        wandb.login()  # asks for a key at a terminal, and looks for none where WANDB_MODE needs none
+
+
+def start_wandb(options: Options, resumed: bool):
+    """Start a run at Weights & Biases, or go on with that of a resumed run."""
+    import wandb
+
+    path = Path(options.out_dir) / "wandb_id.txt"
+    if not (resumed and path.is_file()):
+        write_whole(path, secrets.token_hex(4))
+    with wandb_errors():
+        return wandb.init(
+            project=options.wandb_project,
+            name=options.wandb_run_name,
+            config=options.to_json(),
+            dir=options.out_dir,
+            id=path.read_text(encoding="utf-8", errors="replace").strip(),
+            resume="allow",
+        )
+
+
+@contextmanager
+def wandb_errors() -> Generator[None]:
+    """Turn what Weights & Biases refuses into a UserError."""
+    import wandb
+
+    try:
+        yield
+    except (wandb.errors.Error, ValueError) as error:  # ValueError: of a WANDB_ variable
+        raise UserError(
+            f"wandb_log=True: {error}; run `wandb login`, set WANDB_MODE=offline to keep the log here, "
+            "or give --wandb_log=False"
+        ) from None
 
 
 def draw(records: list[dict], path: Path) -> None:

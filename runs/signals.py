@@ -4,19 +4,22 @@ import os
 import signal
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from itertools import count
 
 import jax
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 
 @contextmanager
-def stop_signals() -> Generator[Callable[[int], bool]]:
-    """Within, SIGINT and SIGTERM only make the function yielded true; a second one ends the run at once.
+def stop_signals() -> Generator[Callable[[], int]]:
+    """Within, SIGINT and SIGTERM only make the function yielded return a status; a second ends the run.
 
-    It takes the iteration. Of many processes, one signalled makes it true in all of them at the same
-    iteration: JAX catches SIGTERM and tells the others, and SIGINT is passed on to it as SIGTERM.
+    The status is 128 + the signal's number, and 0 before one comes. Of many processes, one signalled makes it
+    SIGTERM's in all of them at the same call, so all have to call it equally often: JAX catches SIGTERM and
+    tells the others, and SIGINT is passed on to it as SIGTERM.
     """
-    received, together = [], jax.process_count() > 1
+    received, calls, together = [], count(1), jax.process_count() > 1
+    agreed = [] if together else received
 
     def receive(number, frame):
         if received:
@@ -26,10 +29,15 @@ def stop_signals() -> Generator[Callable[[int], bool]]:
         if together:
             signal.raise_signal(signal.SIGTERM)
 
+    def stop_asked() -> int:
+        if together and reached_preemption_sync_point(next(calls)):
+            agreed.append(signal.SIGTERM)
+        return 128 + agreed[0] if agreed else 0
+
     ours = (signal.SIGINT,) if together else (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, receive) for number in ours}
     try:
-        yield reached_preemption_sync_point if together else lambda i: bool(received)
+        yield stop_asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -19,6 +19,7 @@ from parallel.sharding import draw_sharding, sharding_table
 from runs.checkpoint import Checkpoints
 from runs.load import is_run, load_base, load_weights, write_options
 from runs.manifest import Damaged, Manifest, latest_manifest
+from runs.memory import check_training
 from training.lora import fingerprint, partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
@@ -53,7 +54,7 @@ def open_run(options: Options) -> Run:
 def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
     """Return the model that the run trains, and the manifest of its first checkpoint. Prepare missing data.
 
-    Raises UserError for a model and a batch that the device mesh cannot split.
+    Raises UserError for a model and a batch that cannot fit, or that the device mesh cannot split.
     """
     on_process_0(prepare_if_missing, options.dataset)
     meta = load_meta(options.dataset)
@@ -67,6 +68,7 @@ def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
             f"{vocab_size}: choose a data set of the model's own tokens"
         )
     config = model_config(options, vocab_size, eot)
+    check_training(config, options, planned=options.show_sharding)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_pipeline(options)  # raises UserError for one that cannot be
     return config, Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)

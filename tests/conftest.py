@@ -13,6 +13,7 @@ import tokenizers
 
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+from runs.hardware import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 
@@ -20,6 +21,7 @@ from tests.helpers import kill_started  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
+wait_for_simulated_devices()  # and those of the programs
 
 # XLA compiles a tiny model in a third of the time without its costly optimisations; the arithmetic is the
 # same. Here, and in the programs that tests start.

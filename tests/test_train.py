@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -24,6 +25,7 @@ from config.options import read_options
 from data import loader
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+from runs.checkpoint import Checkpoints
 from runs.load import load_run
 from tests.helpers import (
     ROOT,
@@ -260,7 +262,7 @@ def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(ti
         wait_until(lambda first=at + 10: f'"iter": {first},' in log(stopped), process)
         process.send_signal(number)
         printed, errors = process.communicate()
-        assert process.returncode == 0 and "Traceback" not in errors
+        assert process.returncode == 128 + number and "Traceback" not in errors
         before, at = at, saved_iterations(stopped)[-1]
         assert at > before + 10
         assert iterations(stopped, STEP) == list(range(at))
@@ -298,32 +300,69 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(first_run, tiny, tmp_p
     compile_step = train.compile_step
     with monkeypatch.context() as patch:
         patch.setattr(train, "compile_step", interrupted)
-        train.main(tiny(tmp_path, eval_iters=-1))
+        assert train.main(tiny(tmp_path, eval_iters=-1)) == 130
     assert "stopped at iter 0; go on with" in capsys.readouterr().out
     assert saved_iterations(tmp_path) == [0]
-    train.main(tiny(tmp_path, eval_iters=-1, init_from="resume"))
+    assert train.main(tiny(tmp_path, eval_iters=-1, init_from="resume")) == 0
     assert_same_bits(saved_state(tmp_path), saved_state(first_run[0], 10))
     assert iterations(tmp_path, STEP) == list(range(10))
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
 
 
-def test_sigterm_during_an_evaluation_ends_it_and_saves_once(first_run, tiny, tmp_path, monkeypatch, capsys):
-    def make_interrupted(*args):
-        def interrupted(model):
-            calls.append(model)
-            if len(calls) == 2:
-                signal.raise_signal(signal.SIGTERM)
-            return evaluate(model)
+@pytest.mark.parametrize("at", [0, 5, 10])
+def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny, tmp_path, monkeypatch, at):
+    """The run saves what it would have evaluated, and, resumed, evaluates that first: as if never stopped."""
 
-        calls, evaluate = [], make_evaluate(*args)
+    def make_interrupted(options, model):
+        def interrupted(model, stop_asked):
+            calls.append(0)
+            return evaluate(model, partial(count_and_interrupt, stop_asked))
+
+        def count_and_interrupt(stop_asked):
+            calls[-1] += 1
+            if len(calls) == 1 + at // 5 and calls[-1] == 3:
+                signal.raise_signal(signal.SIGTERM)
+            return stop_asked()
+
+        evaluate = make_evaluate(options, model)
         return interrupted
 
+    calls, make_evaluate = [], train.make_evaluate
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "make_evaluate", make_interrupted)
+        assert train.main(tiny(tmp_path, eval_iters=-1)) == 143
+    assert calls[at // 5 :] == [3]
+    assert saved_iterations(tmp_path)[-1] == at and iterations(tmp_path, EVALUATION) == list(range(0, at, 5))
+    whole, again = first_run[0], ["--init_from=resume", f"--out_dir={tmp_path}"]
+    for max_iters in (at, 10):  # the first resumed run only evaluates; the second must not do so again
+        assert train.main([*again, f"--max_iters={max_iters}"]) == 0
+    assert_same_bits(saved_state(tmp_path), saved_state(whole, 10))
+    assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
+    kept, theirs = Checkpoints(str(tmp_path)), Checkpoints(str(whole))
+    for iteration in (5, 10):
+        assert kept.manager.metrics(iteration) == theirs.manager.metrics(iteration)
+        assert kept.manifest(iteration).best_val_loss == theirs.manifest(iteration).best_val_loss
+
+
+def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypatch, capsys):
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGTERM)
+        return make_evaluate(*arguments)
+
     make_evaluate = train.make_evaluate
-    monkeypatch.setattr(train, "make_evaluate", make_interrupted)
-    train.main(tiny(tmp_path, eval_iters=-1))
-    assert "stopped at iter 5; go on with" in capsys.readouterr().out
-    assert_same_bits(saved_state(tmp_path), saved_state(first_run[0], 5))
-    assert iterations(tmp_path, EVALUATION) == [0, 5]
+    monkeypatch.setattr(train, "make_evaluate", interrupted)
+    assert train.main([f"--out_dir={copied_run}", "--init_from=resume", "--eval_only=True"]) == 143
+    assert "train loss" not in capsys.readouterr().out
+
+
+def test_without_a_login_to_weights_and_biases_nothing_is_touched(tiny, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    wandb.teardown()
+    for name, value in (("WANDB_MODE", "online"), ("WANDB_API_KEY", "bad"), ("NETRC", str(tmp_path))):
+        monkeypatch.setenv(name, value)
+    assert "--wandb_log=False" in refusal(train.main, tiny(tmp_path / "out", wandb_log=True))
+    assert not (tmp_path / "out").exists()
+    wandb.teardown()
 
 
 def test_second_ctrl_c_ends_the_run_at_once(tiny, tmp_path, monkeypatch):

@@ -13,6 +13,9 @@ from pathlib import Path
 # `config` and `data` are two levels up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+if __name__ == "__main__":
+    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 from config.command_line import command
 from data.prepare import prepare
 from data.sources import Hub

@@ -3,6 +3,8 @@
 python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 """
 
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -25,9 +27,18 @@ class ScheduleOptions:
     png: Name | None = None  # file to draw the timeline into
 
 
+MOST = 50_000  # cells of the timeline
+
+
 def main(argv: list[str]) -> None:
     options = ScheduleOptions(**given(argv, ScheduleOptions))
-    schedule = make_schedule(options.schedule, options.stages, options.virtual_stages, options.microbatches)
+    R, C, M = options.stages, options.virtual_stages, options.microbatches
+    if (cells := 2 * R * C * (R + M)) > MOST:
+        raise UserError(
+            f"stages={R}, virtual_stages={C} and microbatches={M} make a timeline of about {cells} cells: "
+            f"give fewer, for {MOST} at most"
+        )
+    schedule = make_schedule(options.schedule, R, C, M)
     print(describe(schedule))
     if options.png:
         try:

@@ -1,6 +1,10 @@
 """What `config/options.py` promises: nanoGPT's names and defaults, sources in order, one-line errors."""
 
+from config.interrupt import exit_at_once
+
 import json
+import runpy
+import signal
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
@@ -407,6 +411,65 @@ COMMAND = (  # a command that reads options and does nothing with them
     "from config.command_line import command; from config.options import parse_options; "
     "command(parse_options)"
 )
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+script, *moments = sys.argv[1:]
+
+
+class Interrupt:
+    def find_spec(self, name, *rest):
+        if name == moment:
+            signal.raise_signal(signal.SIGINT)
+
+
+for moment in moments:
+    child = os.fork()
+    if child == 0:
+        sys.argv = [script, "--help"]
+        sys.meta_path.insert(0, Interrupt())
+        runpy.run_path(script, run_name="__main__")
+    print(moment, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    "script, modules",
+    [
+        ("train.py", ["jax", "numpy", "jax.numpy", "runs.checkpoint"]),
+        ("data/shakespeare_char/prepare.py", ["numpy"]),
+    ],
+)
+def test_ctrl_c_during_the_imports_ends_a_command_quietly(script, modules):
+    done = run_python("-c", INTERRUPTED, script, *modules)
+    assert done.stdout.splitlines() == [f"{name} 130" for name in modules] and done.stderr == ""
+
+
+def test_a_program_that_only_imports_the_reader_of_options_is_interrupted_as_ever():
+    """Such as one of Modal's containers, which is told by SIGINT that its machine is taken away."""
+    done = run_python(
+        "-c",
+        "import cloud.supervise, data.prepare, data.loader, signal\n"
+        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "inherited, within",
+    [(exit_at_once, signal.default_int_handler), (signal.SIG_IGN, signal.SIG_IGN)],
+)
+def test_a_command_can_be_interrupted_unless_ctrl_c_is_ignored(inherited, within):
+    before = signal.signal(signal.SIGINT, inherited)
+    try:
+        runpy.run_path(str(ROOT / "config" / "interrupt.py"))
+        found = []
+        command(lambda argv: found.append(signal.getsignal(signal.SIGINT)))
+        assert found == [within]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_help_lists_every_option_with_its_default_and_meaning():

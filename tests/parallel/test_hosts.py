@@ -165,7 +165,8 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
     processes = launch_run(tiny(out, **forever), devices=1)
     wait_until(lambda: started(out) > 5, *processes)
     processes[1].send_signal(signal.SIGTERM)
-    (_, printed, _), _ = finished(processes)
+    (status, printed, _), (other, _, _) = ended(processes)
+    assert (status, other) == (143, 143)
     at = newest_checkpoint(out)
     assert f"stopped at iter {at}; go on with --out_dir={out} --init_from=resume" in printed
     assert started(out) == at - 1

@@ -1,8 +1,10 @@
-"""Which peak a device has, by what JAX calls it."""
+"""Which peak a device has, by what JAX calls it, and how long simulated ones wait for each other."""
+
+import os
 
 import pytest
 
-from runs.hardware import peak_flops
+from runs.hardware import peak_flops, wait_for_simulated_devices
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,16 @@ def test_known_peaks(kind, teraflops):
 )
 def test_unknown_devices_have_no_peak(kind):
     assert peak_flops(kind) is None
+
+
+@pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=5"])
+def test_simulated_devices_wait_for_each_other_unless_the_user_says_how_long(monkeypatch, given):
+    monkeypatch.setenv("XLA_FLAGS", given)  # these tests have 8 devices, so this XLA knows the flags
+    wait_for_simulated_devices()
+    once = os.environ["XLA_FLAGS"]
+    wait_for_simulated_devices()
+    flags = dict(flag.split("=") for flag in once.split())
+    prefix = "--xla_cpu_collective_call_"
+    assert flags.keys() == {f"{prefix}{event}_timeout_seconds" for event in ("warn_stuck", "terminate")}
+    assert (flags[f"{prefix}terminate_timeout_seconds"] == "5") == bool(given)
+    assert os.environ["XLA_FLAGS"] == once

@@ -1,6 +1,8 @@
 """Metrics: what is written of a run, that nothing is lost or written twice, and how it fails."""
 
+import io
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 
 from config.options import Options
 from model import GPTConfig
-from runs.metrics import Metrics, read_records
+from runs.metrics import Metrics, check_wandb
 from tests.helpers import SPEED_FIELDS, records, refusal
 
 LOSSES = np.float32([4.1, 1 / 3, np.pi, 1e-7, 2 / 7, 3.3, 0.1, 0.7])
@@ -104,26 +106,43 @@ def test_a_resumed_run_repeats_no_record_and_keeps_the_others(options):
         metrics.close()
 
 
-def test_a_run_from_scratch_keeps_nothing(options):
+def test_a_run_from_scratch_starts_without_records_and_moves_the_old_ones_away(options):
     run(options, 0, 3, evaluate_at=(0,)).close()
+    path = Path(options.out_dir) / "metrics.jsonl"
+    path.write_bytes(old := path.read_bytes() + b'half {"\n')
     metrics = start(options)
     assert records(options.out_dir) == [] and not metrics.evaluated(0)
     metrics.close()
+    assert path.with_name("metrics.dropped.jsonl").read_bytes() == old
 
 
-@pytest.mark.parametrize("half", [b'{"iter": 3, "lo', b'{"iter"', b"\0\0\0", b"\xff\xfe"])
-def test_half_a_last_line_is_dropped(options, half):
-    metrics = run(options, 0, 3)
+def test_a_run_that_overwrites_another_forgets_its_records(options):
+    run(options, 0, 3).close()
+    metrics = start(replace(options, overwrite=True))
     metrics.close()
-    with open(metrics.path, "ab") as file:
-        file.write(half)
-    metrics = run(options, 3, 5)
-    assert [record["iter"] for record in records(options.out_dir)] == [0, 1, 2, 3, 4]
+    assert records(options.out_dir) == [] and not metrics.path.with_name("metrics.dropped.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        *(b'{"iter": 3, "lo', b'{"iter"', b"\0\0\0", b"\xff\xfe", b"[1]", b"7", b'{"loss": 1.0}'),
+        *(b'{"iter": "1"}', b'{"iter": 1.0}', b'{"iter": true}', b'{"iter": 1, "loss": "low"}'),
+        *(b'{"iter": 1, "loss": NaN}', b'{"iter": 1, "loss": 1' + 400 * b"0" + b"}", 10_000 * b"["),
+        b'{"iter": 1, "loss": \xff}',
+    ],
+    ids=lambda bad: repr(bad[:24]),
+)
+def test_a_line_that_cannot_be_read_costs_no_other_and_is_kept_aside(options, bad):
+    metrics = run(options, 0, 5)
     metrics.close()
-
-
-def test_there_are_no_records_without_a_file(tmp_path):
-    assert read_records(tmp_path / "metrics.jsonl") == []
+    lines = metrics.path.read_bytes().splitlines(keepends=True)
+    metrics.path.write_bytes(b"".join([*lines[:2], bad + b"\n", *lines[2:], bad]))
+    metrics = run(options, 4, 6)
+    assert [record["iter"] for record in records(options.out_dir)] == [0, 1, 2, 3, 4, 5]
+    metrics.close()
+    dropped = metrics.path.with_name("metrics.dropped.jsonl")
+    assert dropped.read_bytes() == bad + b"\n" + lines[4] + bad + b"\n"
 
 
 @pytest.mark.parametrize("name", ["loss", "grad_norm"])
@@ -195,6 +214,39 @@ def test_weights_and_biases_gets_the_same(options, monkeypatch):
     content = log.read_bytes()
     for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
         assert name in content
+
+
+def test_a_resumed_run_goes_on_with_its_run_at_weights_and_biases_and_a_new_one_does_not(
+    options, monkeypatch
+):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    options, ids = replace(options, wandb_log=True), []
+    for at in (0, 2, 0):
+        metrics = start(options, at)
+        ids.append(wandb.run.id)
+        metrics.close()
+    assert ids[0] == ids[1] != ids[2]
+
+
+def test_weights_and_biases_without_a_login_is_one_line(options, tmp_path, monkeypatch):
+    wandb = pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.setattr("sys.stdin", io.StringIO())  # no terminal to ask at
+    logging = replace(options, wandb_log=True)
+    for mode, remedies in (("online", ("wandb login", "WANDB_MODE=offline", "--wandb_log=False")), ("x", ())):
+        wandb.teardown()
+        monkeypatch.setenv("WANDB_MODE", mode)
+        said = refusal(check_wandb, logging)
+        assert said.startswith("wandb_log=True: ") and all(remedy in said for remedy in remedies)
+    for mode in ("offline", "disabled"):
+        wandb.teardown()
+        monkeypatch.setenv("WANDB_MODE", mode)
+        check_wandb(logging)
+    check_wandb(options)
+    wandb.teardown()
 
 
 def test_the_bar_shows_the_figures_of_the_record(options):
