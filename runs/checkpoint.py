@@ -25,9 +25,9 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
+from config.files import first_line
 from model import GPT
 from parallel.sharding import leaf_name
-from runs.files import first_line
 from runs.manifest import Manifest, damaged, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState

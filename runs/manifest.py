@@ -1,13 +1,13 @@
 """What a checkpoint says of itself, besides its arrays. It is read before there are devices."""
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
+from config.files import first_line, is_number, is_whole, read_json
 from config.options import LORA, SHAPE, Options
-from runs.files import first_line
+from data.tokenizer import check_description
 
 # 2: queries, keys, values and the MLP's gate are arrays of their own. Before 2, manifests had no number.
 FORMAT = 2
@@ -74,17 +74,33 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     path = checkpoint / "manifest" / "metadata"
     try:
-        values = json.loads(path.read_text())
-        written = values.pop("format", 1)
-        if written != FORMAT:
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise ValueError("its manifest is no JSON object")
+        written = values.get("format", 1)
+        if not is_whole(written) or written != FORMAT:
             raise UserError(
-                f"{checkpoint}: its manifest has format {written}, and this version reads {FORMAT} only: "
-                "train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
+                "only: train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
             )
-        options = Options.from_json(values.pop("options"), origin=str(path))
-        return Manifest(options=options, **values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return parse_manifest(values, path)
+    except ValueError as error:
         raise damaged(checkpoint, error) from None
+
+
+def parse_manifest(values: dict[str, Any], path: Path) -> Manifest:
+    """Return the manifest that `to_json` made these values of. Raises ValueError, or UserError."""
+    match values:
+        case {
+            "options": options,
+            "vocab_size": vocab_size,
+            "tokenizer": tokenizer,
+            "best_val_loss": best,
+            "base": {"init_from": str(), "fingerprint": str()} | None as base,
+        } if is_whole(vocab_size) and vocab_size > 0 and (best is None or is_number(best)):
+            options = Options.from_json(options, origin=str(path))
+            return Manifest(options, vocab_size, check_description(tokenizer), best, base)
+    raise ValueError("an entry of its manifest is missing, or is not what this version writes")
 
 
 def damaged(checkpoint: Path, error: Exception) -> UserError:

@@ -13,9 +13,9 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from tqdm import tqdm
 
 from config.command_line import UserError
+from config.files import is_number, is_whole, parse_json, write_whole
 from config.options import Options
 from model import GPTConfig
-from runs.files import write_whole
 from runs.speed import Speed
 
 
@@ -171,15 +171,18 @@ def diverged(iteration: int, found: str) -> UserError:
 
 
 def read_records(path: Path) -> list[dict]:
-    """Read a metrics.jsonl; no file, no records. A killed run may have left half a last line."""
+    """Read a metrics.jsonl, up to a damaged line; no file, no records. A killed run may leave half a line."""
     if not path.is_file():
         return []
     records = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
-            records.append(json.loads(line))
+            record = parse_json(line)
         except ValueError:
             break
+        if not (isinstance(record, dict) and is_whole(record.get("iter"))):
+            break
+        records.append({name: value for name, value in record.items() if is_number(value)})
     return records
 
 
