@@ -360,6 +360,8 @@ GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
     [
         ('{"ctx": "He", ', "not a JSON object"),
         ("[1, 2]", "no context"),
+        ("[" * 10_000, "nested too deeply"),
+        (json.dumps(GOOD | {"label": True}), "label is True, expected 0 to 1"),
         (json.dumps(GOOD | {"ctx": None}), "no context"),
         (json.dumps(GOOD | {"ctx": " [header] "}), "the context is empty"),
         (json.dumps(GOOD | {"endings": ["is."]}), "endings must be two texts or more"),
