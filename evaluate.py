@@ -28,6 +28,7 @@ import jax
 import numpy as np
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
+from config.files import check_writable, write_whole
 from data.loader import Batches, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
 from evaluation.hellaswag import accuracies, read_examples, tokenize_examples
@@ -35,7 +36,6 @@ from evaluation.split import Batch, score
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import check_fit
-from runs.files import write_whole
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
@@ -72,7 +72,10 @@ class EvaluateOptions:
 
 def main(argv: list[str]) -> None:
     options = EvaluateOptions(**given(argv, EvaluateOptions))
+    advice = "choose another --json"
     with on_devices(options):
+        if options.json:
+            on_process_0(check_writable, Path(options.json), advice)
         model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
         check_evaluation(model.config, options.batch_size, window_size(model, options))
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
@@ -81,7 +84,7 @@ def main(argv: list[str]) -> None:
         else:
             result = evaluate_split(model, tokenizer, options)
         if options.json:
-            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", "json")
+            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", advice)
 
 
 def window_size(model: GPT, options: EvaluateOptions) -> int:

@@ -64,6 +64,9 @@ def main(argv: list[str]) -> None:
     check_sampling(model.config, options.num_samples, options.max_new_tokens)
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
+    known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
+    if (largest := prompt.max(initial=0)) >= known:
+        raise UserError(f"--start: token {largest} of the prompt is not of the model's vocabulary of {known}")
     if len(prompt) > block_size:
         print(
             f"note: the prompt has {len(prompt)} tokens, of which the model reads the last {block_size}",
@@ -75,9 +78,9 @@ def main(argv: list[str]) -> None:
         key=jax.random.key(options.seed),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
-        top_k=choose_top_k(options.top_k, tokenizer.vocab_size),
+        top_k=choose_top_k(options.top_k, known),
         top_p=options.top_p,
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=known,
     )
     write_samples(text, chunks, tokenizer)
 

@@ -86,22 +86,23 @@ def cluster_options(nodes: int) -> list[str]:
 
 
 def prepare_on_volume(dataset: str) -> Path:
-    """Prepare a data set on the Volume if it is not there yet and has a prepare.py. Return its folder.
+    """Prepare a data set of this project on the Volume if it is not there yet. Return its folder.
 
     train.py leaves a large data set to its user, who cannot run prepare.py on the Volume. Raises UserError
     when prepare.py fails.
     """
     name = Path(dataset).name  # a resumed run's options.json has the whole path
+    if name in ("", ".."):
+        raise UserError(f"dataset={dataset}: expected the name of a folder in the Volume's data/")
     folder = MOUNTED / "data" / name
-    if (ROOT / "data" / name).is_dir():
+    if (ROOT / "data" / name / "prepare.py").is_file():  # no other script is run: anybody may have written it
         shutil.copytree(ROOT / "data" / name, folder, dirs_exist_ok=True)
-    script = folder / "prepare.py"
-    if script.exists() and not is_prepared(folder):
-        status, stop = run_script(str(script), [])
-        if stop:
-            raise KeyboardInterrupt
-        if status:
-            raise UserError(f"dataset={name}: its prepare.py ended with status {status}, see above")
+        if not is_prepared(folder):
+            status, stop = run_script(str(folder / "prepare.py"), [])
+            if stop:
+                raise KeyboardInterrupt
+            if status:
+                raise UserError(f"dataset={name}: its prepare.py ended with status {status}, see above")
     return folder
 
 

@@ -13,6 +13,7 @@ classes are left out.
 This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
 """
 
+import argparse
 import ast
 import difflib
 import os
@@ -31,18 +32,25 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
+    NoReturn,
     Protocol,
     get_args,
     get_origin,
     get_type_hints,
 )
 
+LONGEST_LINE = 1000  # characters of an error
+
 
 class UserError(Exception):
     """A mistake of the user. Its one line says which file or option is wrong, why, and what to do."""
 
     def __init__(self, text: str):
-        super().__init__(" ".join(text.split()))  # one line, even around another library's message
+        line = " ".join(text.split())  # one line, even around another library's message
+        if len(line) > LONGEST_LINE:  # of what a file holds, or a user pasted
+            line = f"{line[: LONGEST_LINE - 300]} ... {line[-300:]}"
+        # What a terminal would obey, as it obeys escape sequences in a foreign file's names, becomes "?".
+        super().__init__("".join(c if c.isprintable() else "?" for c in line))
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:
@@ -72,7 +80,10 @@ class Limit(NamedTuple):
     holds: Callable[[Any], object]  # whose truth counts
 
 
-Name = Annotated[str, Limit("a name that is not empty", bool)]
+Name = Annotated[
+    str,
+    Limit("a name of 1 to 4095 characters, none of them null", lambda x: 0 < len(x) < 4096 and "\0" not in x),
+]
 Count = Annotated[int, Limit("an integer, 1 or more", lambda x: x >= 1)]
 NonNegativeInt = Annotated[int, Limit("an integer, 0 or more", lambda x: x >= 0)]
 BatchCount = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 or x == -1)]
@@ -137,16 +148,35 @@ def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], 
         elif word.endswith(".py") and not word.startswith("-"):
             paths.append(word)
         else:
-            raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
+            raise UserError(f"{shorten(word)}: expected a config file (NAME.py) or --key=value; see --help")
     return paths, arguments
+
+
+# The text of a number, a truth value or None is shorter. Python's parser runs out of stack in a longer one,
+# which may be nested deeply.
+LONGEST_LITERAL = 200  # characters
 
 
 def parse_literal(text: str) -> Any:
     """Return the Python value that `text` spells, or `text` itself, if it spells none."""
+    if len(text) > LONGEST_LITERAL:
+        return text
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return text
+
+
+def spell(value: Any) -> str:
+    """Return a value as an error shows it: as Python writes it, cut if it is long."""
+    try:
+        return shorten(repr(value))
+    except Exception:  # of an integer of thousands of digits, of lists in lists in lists
+        return f"{type(value).__name__} too large to show"
+
+
+def shorten(text: str) -> str:
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
@@ -159,18 +189,25 @@ def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
         raise UserError(f"{path}: there is no such config file")
     try:
         names = runpy.run_path(path)
-    except SyntaxError as error:
-        raise UserError(f"{error.filename or path}:{error.lineno or 1}: {error.msg}") from error
-    except (Exception, SystemExit) as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((frame.lineno for frame in reversed(frames) if frame.filename == path), 1)
-        raise UserError(f"{path}:{line}: {type(error).__name__}: {error}") from error
+    except BaseException as error:  # of any class: the file may exit, or raise KeyboardInterrupt
+        ran = traceback.walk_tb(error.__traceback__)
+        lines = [line for frame, line in ran if frame.f_code.co_filename == path]
+        line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own
+        raise UserError(f"{path}:{line}: {describe_error(error)}") from error
     return {
         name: value
         for name, value in names.items()
         if name in option_types(cls)
         or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
     }
+
+
+def describe_error(error: BaseException) -> str:
+    """Return an exception's class and message."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except BaseException:  # a class of the config file, whose __str__ fails
+        return type(error).__name__
 
 
 FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the two are not quite the same
@@ -199,7 +236,7 @@ def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
     if name not in option_types(cls):
         nearest = difflib.get_close_matches(name, option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
-        raise UserError(f"{origin}{name} is not an option; {advice}")
+        raise UserError(f"{origin}{shorten(name)} is not an option; {advice}")
     return name
 
 
@@ -212,13 +249,15 @@ def check_value(name: str, value: Any, origin: str, cls: type[CommandOptions]) -
     try:
         return conform(value, kind)
     except ValueError as error:
-        raise UserError(f"{origin}{name} is {value!r}, expected {describe_type(kind)}") from error
+        expected = str(error) or describe_type(kind)
+        raise UserError(f"{origin}{name} is {spell(value)}, expected {expected}") from error
 
 
 def conform(value: Any, kind: Any) -> Any:
     """Return `value` as type `kind`. 1e5 passes as an int and 1 as a float, True as neither.
 
-    Raises ValueError if the value is of another type, or outside the type's limit.
+    Raises ValueError if the value is of another type, or outside the type's limit; with words for what is
+    expected, if it is no number that an array's axis or a counter may have.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     finite = number and abs(value) <= sys.float_info.max  # false for nan as well
@@ -233,6 +272,8 @@ def conform(value: Any, kind: Any) -> Any:
     elif type(None) in get_args(kind):
         return None if value is None else conform(value, get_args(kind)[0])
     elif kind is int and finite and value == int(value):
+        if abs(value) >= 2**32:
+            raise ValueError("a smaller integer")
         return int(value)
     elif kind is float and finite:
         return float(value)
@@ -250,6 +291,24 @@ def describe_type(kind: Any) -> str:
     if type(None) in get_args(kind):
         return f"{describe_type(get_args(kind)[0])}, or None"
     return {bool: "True or False", str: "a string"}[kind]
+
+
+class ScriptParser(argparse.ArgumentParser):
+    """The command line of a script that prepares data. A mistake in it is one line, as in any command's."""
+
+    def __init__(self, about: str | None):
+        help_as_it_is = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=about, formatter_class=help_as_it_is, allow_abbrev=False)
+
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """Return the options' values. Raises UserError."""
+        for word in argv:
+            if not word or re.fullmatch("--[a-z_]+=", word):
+                raise UserError(f"{word or repr(word)}: a value is missing there; see --help")
+        return self.parse_args(argv)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see --help")
 
 
 def show_help(cls: type[CommandOptions]) -> None:

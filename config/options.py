@@ -12,10 +12,10 @@
 that you trust. Neither this file nor `command_line.py` imports JAX or NumPy.
 """
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from config.command_line import (
@@ -32,6 +32,7 @@ from config.command_line import (
     check_value,
     given,
 )
+from config.files import read_json
 
 
 @dataclass(frozen=True)
@@ -187,8 +188,7 @@ def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str,
 def read_options(path: str) -> Options:
     """Read a run's `options.json`. Raises UserError."""
     try:
-        with open(path, encoding="utf-8") as file:
-            values = json.load(file)
-    except (OSError, ValueError) as error:
+        values = read_json(Path(path))
+    except ValueError as error:
         raise UserError(f"{path}: cannot be read as options: {error}") from error
     return Options.from_json(values, origin=path)

@@ -8,7 +8,6 @@ the ids are those of the text's characters, sorted, and the text says them. Ever
 val.bin is compared with it. Neither file is changed.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -20,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
-from config.command_line import UserError, command
+from config.command_line import ScriptParser, UserError, command
 from data.loader import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import token_dtype, write_meta
@@ -93,12 +92,10 @@ def check_same(folder: Path, source: Path, tokens: np.ndarray, expected: np.ndar
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ScriptParser(__doc__)
     parser.add_argument("--dataset", required=True, metavar="FOLDER", help="where train.bin and val.bin are")
     parser.add_argument("--source", type=Path, metavar="PATH", help="the text (default: <folder>/input.txt)")
-    given = parser.parse_args(argv)
+    given = parser.parse(argv)
     folder = dataset_dir(given.dataset)
     describe(folder, given.source or folder / "input.txt")
 

@@ -26,6 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
+from config.files import is_plain_name, read_json, write_whole
 from data.shards import ShardWriter, publish
 from data.sources import DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, end_of_text, from_json
@@ -49,9 +50,9 @@ class Progress:
     meta: dict | None = None  # contents of meta.json, once all is written and only renaming is left
 
     def save(self, path: Path) -> None:
-        temporary = path.with_suffix(".tmp")
-        temporary.write_text(json.dumps(asdict(self)))
-        os.replace(temporary, path)
+        values = asdict(self)
+        text = json.dumps({"progress": values, "sha256": digest(values)})
+        write_whole(path, text, "make room, and give the same command to go on")
 
 
 def write_documents(
@@ -73,7 +74,7 @@ def write_documents(
         raise UserError("the tokenizer has no end-of-text token, such as <|endoftext|>: choose another")
     command = {
         "source": source.fingerprint(),
-        "tokenizer": hashlib.sha256(json.dumps(tokenizer.to_json()).encode()).hexdigest(),
+        "tokenizer": digest(tokenizer.to_json()),
         "val_fraction": val_fraction,
         "limit": limit,
     }
@@ -104,9 +105,16 @@ def load_progress(path: Path, command: dict[str, Any]) -> Progress | None:
     if not path.exists():
         return None
     try:
-        progress = Progress(**json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        raise UserError(f"{path}: damaged: delete it to begin anew") from None
+        match read_json(path):
+            case {"progress": dict(values), "sha256": sha256} if sha256 == digest(values):
+                progress = Progress(**values)
+            case _:
+                raise ValueError("not what this version writes")
+        shards = (progress.meta or {}).get("shards", {})
+        if not all(is_plain_name(shard["file"]) for split in shards.values() for shard in split):
+            raise ValueError("a file of the data set is outside of its folder")
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise UserError(f"{path}: damaged ({error}): delete it to begin anew") from None
     if progress.command != command:
         raise UserError(
             f"{path.parent} holds the beginning of another command's data set, or its source has changed: "
@@ -114,6 +122,11 @@ def load_progress(path: Path, command: dict[str, Any]) -> Progress | None:
         )
     print(f"going on after {progress.documents:,} documents")
     return progress
+
+
+def digest(values: Any) -> str:
+    """Return the hash of JSON values: with it `.prepare.json` shows that it is as a command wrote it."""
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def write_tokens(
@@ -230,8 +243,8 @@ def tokenize_documents(records: list[bytes | None], json_lines: bool) -> Tokeniz
         if not text.strip():
             skipped["empty"] += 1
             continue
-        digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-        pieces["val" if digest < val_below else "train"] += [tokenizer.encode_ordinary(text), eot]
+        place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+        pieces["val" if place < val_below else "train"] += [tokenizer.encode_ordinary(text), eot]
     tokens = {split: np.concatenate(ids).astype(dtype).tobytes() for split, ids in pieces.items() if ids}
     return TokenizedBatch(tokens, skipped)
 

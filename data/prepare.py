@@ -7,7 +7,6 @@ A .jsonl file has a JSON object with "text" on each line, a .parquet file a colu
 document, or several with a line of "<|endoftext|>" between them.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -18,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
-from config.command_line import UserError, command
+from config.command_line import ScriptParser, UserError, command
 from data.documents import write_documents
 from data.sources import Files, Hub
 from data.tokenizer import load_tokenizer
@@ -42,7 +41,7 @@ def prepare(
     It writes the documents of `hub` to `folder`, unless `argv` names others. `about` is its text in `--help`.
     Raises UserError as `write_documents` does, and for a value that is out of range.
     """
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = ScriptParser(about)
     add = parser.add_argument
     add("--source", nargs="+", metavar="FILE", required=not hub, help="files or globs (default: the hub's)")
     add("--to", type=Path, metavar="FOLDER", required=not folder, default=folder, help="where to write")
@@ -50,14 +49,14 @@ def prepare(
     add("--limit", type=int, metavar="N", help="only the first N documents")
     add("--num_proc", type=int, metavar="N", help="processes that tokenize (default: one for each core)")
     add("--val_fraction", type=float, default=val_fraction, help="share of documents for validation")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
     for name in ("limit", "num_proc"):
         if (value := getattr(arguments, name)) is not None and value < 1:
             raise UserError(f"--{name}={value}: expected 1 or more")
     if not 0 < arguments.val_fraction < 1:
         raise UserError(f"--val_fraction={arguments.val_fraction}: expected a number between 0 and 1")
     source = Files(arguments.source) if arguments.source else hub
-    assert source is not None, "argparse asks for --source where there is no hub"
+    assert source is not None, "the parser asks for --source where there is no hub"
     tokenizer = load_tokenizer(arguments.tokenizer)
     write_documents(
         arguments.to, source, tokenizer, arguments.val_fraction, arguments.limit, arguments.num_proc

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
+from config.files import put_in_place, write_whole
 
 SHARD = 10**9  # tokens
 
@@ -96,9 +97,8 @@ def publish(folder: Path, meta: dict) -> None:
     If it is stopped at any point, it can be called again. The first file of the training split is renamed
     last, because the loader takes it as the sign that the data set is there.
     """
-    temporary = folder / ".meta.json.tmp"
-    temporary.write_text(json.dumps(meta, indent=1) + "\n")
-    os.replace(temporary, folder / "meta.json")
+    advice = "make room, and give the same command to go on"
+    write_whole(folder / "meta.json", json.dumps(meta, indent=1) + "\n", advice)
     for split in ("val", "train"):
         names = [shard["file"] for shard in meta["shards"][split]]
         for path in folder.glob(f"{split}*.bin"):
@@ -106,7 +106,7 @@ def publish(folder: Path, meta: dict) -> None:
                 path.unlink()
         for i, name in reversed(list(enumerate(names))):
             if temporary_path(folder, split, i).exists():
-                os.replace(temporary_path(folder, split, i), folder / name)
+                put_in_place(temporary_path(folder, split, i), folder / name)
     for path in folder.glob(".*_?????.bin.tmp"):  # left by a larger data set that was begun and given up
         path.unlink()
 

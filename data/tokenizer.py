@@ -9,13 +9,14 @@ for checkpoints, and `from_json` makes it again from that description.
 """
 
 import codecs
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
+from config.files import is_whole, parse_json
 
 # The id of "<|endoftext|>" in tiktoken's encodings: tiktoken itself could say it only with their files.
 END_OF_TEXT = {
@@ -32,11 +33,13 @@ Stream = Callable[..., str]
 
 
 class CharTokenizer:
-    """Token i is the i-th character of `symbols`. Raises UserError when there is none or one is repeated."""
+    """Token i is the i-th character of `symbols`. Raises UserError when these are not a vocabulary's."""
 
     def __init__(self, symbols: str):
         if not symbols or len(set(symbols)) != len(symbols):
             raise UserError("a character vocabulary needs at least one symbol, and each symbol only once")
+        if symbols != _replace_surrogates(symbols):
+            raise UserError("a character vocabulary has half a character, which no text can have")
         self.symbols = symbols
         self.vocab_size = len(symbols)
         points = _code_points(symbols)
@@ -58,8 +61,8 @@ class CharTokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of these token ids."""
-        return "".join(self.symbols[i] for i in ids)
+        """Return the text of these token ids. An id that no symbol has becomes U+FFFD."""
+        return "".join(self.symbols[i] if i < self.vocab_size else "\ufffd" for i in ids)
 
     def stream(self) -> Stream:
         """Return a function from the next token ids to the text that they complete, here at once."""
@@ -141,13 +144,15 @@ class JsonTokenizer:
             raise UserError(f"{origin}: needs the tokenizers library: pip install tokenizers") from None
         try:
             self._tokenizer = tokenizers.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises no narrower class
+        except BaseException as error:  # the library raises no narrower class, and this one when Rust panics
+            if isinstance(error, KeyboardInterrupt):
+                raise
             raise UserError(f"{origin}: not a Hugging Face tokenizer.json ({error})") from None
         self._stream = DecodeStream
         self._text = text
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
-        if self.vocab_size == 0:
-            raise UserError(f"{origin}: this tokenizer has no tokens")
+        if not 0 < self.vocab_size < 2**31:  # ids are int32
+            raise UserError(f"{origin}: this tokenizer has {self.vocab_size} tokens")
 
     def encode(self, text: str) -> np.ndarray:
         """Return token ids, int32. The name of a special token means that token; none is added."""
@@ -212,9 +217,26 @@ def from_json(description: dict) -> Tokenizer:
         case {"type": "tokenizers", "json": str(text)}:
             return JsonTokenizer(text)
     raise UserError(
-        f"unknown tokenizer {str(description)[:80]}: expected what this version writes to meta.json; "
+        f"unknown tokenizer {spell(description)}: expected what this version writes to meta.json; "
         "run prepare.py again to write it anew"
     )
+
+
+def check_description(description: Any) -> dict | None:
+    """Return the description as `to_json` gives it, or None. Raises ValueError for what is neither."""
+    match description:
+        case None:
+            return None
+        case {"type": "char", "symbols": str()}:
+            names = ("type", "symbols")
+        case {"type": "tiktoken", "name": str()}:
+            names = ("type", "name")
+        case {"type": "tokenizers", "json": str(text)}:
+            names = ("type", "json")
+            _added_tokens(text)
+        case _:
+            raise ValueError(f"unknown tokenizer {spell(description)}")
+    return {name: description[name] for name in names}
 
 
 def end_of_text(description: dict | None) -> int | None:
@@ -223,9 +245,28 @@ def end_of_text(description: dict | None) -> int | None:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
         case {"type": "tokenizers", "json": str(text)}:
-            ids = {token["content"]: token["id"] for token in json.loads(text).get("added_tokens", ())}
+            ids = _added_tokens(text)
             return next((ids[name] for name in END_NAMES if name in ids), None)
     return None
+
+
+def _added_tokens(text: str) -> dict[str, int]:
+    """Return the ids of the tokens that the text of a tokenizer.json names, by name. Raises ValueError."""
+    match parse_json(text):
+        case {"added_tokens": [*tokens]}:
+            pass
+        case dict():
+            return {}
+        case _:
+            raise ValueError("a tokenizer.json is a JSON object")
+    ids = {}
+    for token in tokens:
+        match token:
+            case {"content": str(content), "id": int(i)} if is_whole(i) and i >= 0:
+                ids[content] = i
+            case _:
+                raise ValueError(f"its added_tokens have {spell(token)}")
+    return ids
 
 
 def _replace_surrogates(text: str) -> str:

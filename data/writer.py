@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from config.command_line import UserError
+from config.files import put_in_place, write_whole
 from data.tokenizer import Tokenizer
 
 FORMAT = 1  # the version of meta.json; a reader refuses one that it does not know
@@ -50,16 +51,8 @@ def write_meta(folder: Path, splits: dict[str, np.ndarray], tokenizer: Tokenizer
     meta = common_meta(tokenizer, source)
     meta["counts"] = {split: len(tokens) for split, tokens in splits.items()}
     meta["sha256"] = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
-    temporary = folder / f".meta.json.{os.getpid()}.tmp"
-    try:
-        temporary.write_text(json.dumps(meta, indent=1) + "\n")
-        os.replace(temporary, folder / "meta.json")
-    except OSError as error:
-        raise UserError(
-            f"{folder / 'meta.json'}: cannot be written ({error}): make room or check its permissions"
-        ) from None
-    finally:
-        temporary.unlink(missing_ok=True)
+    text = json.dumps(meta, indent=1) + "\n"
+    write_whole(folder / "meta.json", text, "make room or check its permissions")
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
@@ -95,7 +88,7 @@ def _write_files(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenize
             meta["sha256"][split] = hashlib.sha256(tokens.data).hexdigest()
         temporary["meta.json"].write_text(json.dumps(meta, indent=1) + "\n")
         for name, path in temporary.items():
-            os.replace(path, folder / name)
+            put_in_place(path, folder / name)
     finally:  # an interrupted write (Ctrl-C included) leaves nothing behind
         for path in temporary.values():
             path.unlink(missing_ok=True)

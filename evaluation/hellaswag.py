@@ -9,15 +9,15 @@ lm-evaluation-harness (version 0.4.13: lm_eval/tasks/hellaswag/utils.py, and `_e
 lm_eval/api/model.py), so that the figures can be compared with published ones.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
+from config.files import parse_json
 
 # A row's length is rounded up to a multiple of this, because the kernels of accelerators are faster then.
 LENGTH_STEP = 64
@@ -39,14 +39,12 @@ def read_examples(path: str) -> list[Example]:
     `ctx_b`, as all of the official files have, or `ctx` alone, which is then the whole context. Raises
     UserError, naming the file and line.
     """
-    examples, number = [], 0
+    examples = []
     try:
         with open(path, encoding="utf-8") as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    examples.append(_parse_example(json.loads(line), f"{path}:{number}"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path}:{number}: not a JSON object ({error.msg}): correct or delete it") from None
+                    examples.append(_parse_example(line, f"{path}:{number}"))
     except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
         raise UserError(f"--hellaswag={path}: cannot be read ({error}): give a JSONL file") from None
     if not examples:
@@ -54,7 +52,11 @@ def read_examples(path: str) -> list[Example]:
     return examples
 
 
-def _parse_example(fields: Any, place: str) -> Example:
+def _parse_example(line: str, place: str) -> Example:
+    try:
+        fields = parse_json(line)
+    except ValueError as error:
+        raise UserError(f"{place}: not a JSON object ({error}): correct or delete it") from None
     match fields:
         case {"activity_label": str(activity), "ctx_a": str(a), "ctx_b": str(b)}:
             context = clean(f"{activity}: {a} {b.capitalize()}")
@@ -73,7 +75,8 @@ def _parse_example(fields: Any, place: str) -> Example:
             raise UserError(f"{place}: endings must be two texts or more")
     if not all(ending.strip() for ending in endings):
         raise UserError(f"{place}: an ending is empty: delete the line")
-    label = str(fields.get("label"))  # it is a string in Hugging Face's copy
+    label = fields.get("label")
+    label = str(label) if isinstance(label, int | str) else spell(label)  # a string in Hugging Face's copy
     if label not in map(str, range(len(endings))):
         raise UserError(
             f"{place}: label is {label}, expected 0 to {len(endings) - 1}; the test set has none, "

@@ -1,5 +1,6 @@
 """Where a checkpoint is: a folder of this machine, or a model of the Hugging Face hub to download."""
 
+import os
 import re
 from pathlib import Path
 
@@ -17,8 +18,8 @@ def locate(name: str) -> Path:
 
     A model of the hub is downloaded unless it is in the hub's cache. Raises UserError.
     """
-    if (folder := Path(name).expanduser()).is_dir():
-        return folder
+    if os.path.isdir(folder := os.path.expanduser(name)):
+        return Path(folder)
     if name in OPENAI:
         return download(name, f"openai-community/{name}")
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):

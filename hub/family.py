@@ -18,7 +18,8 @@ import equinox as eqx
 import jax
 from einops import rearrange
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
+from config.files import is_number, is_whole
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
@@ -111,15 +112,23 @@ def numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
 
 def check_number(name: str, value: Any, whole: bool = False) -> None:
     """Raise ValueError for what is no number; JSON has a type for whole ones."""
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ValueError(f"{name} is {value!r}, expected {'an integer' if whole else 'a number'}")
+    if not (is_whole(value) if whole else is_number(value)):
+        raise ValueError(f"{name} is {spell(value)}, expected {'an integer' if whole else 'a number'}")
 
 
 def check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
     """Raise ValueError where config.json asks for what our model does not do; `fixed` is what it does."""
     for name, ours in fixed.items():
         if (value := values.get(name, ours)) != ours:
-            raise ValueError(f"{name} is {value!r}, and only {ours!r} can be computed here")
+            raise ValueError(f"{name} is {spell(value)}, and only {ours!r} can be computed here")
+
+
+def is_tied(values: dict[str, Any], default: bool) -> bool:
+    """Return whether the head is the embedding, as config.json says. Raises ValueError."""
+    tie = values.get("tie_word_embeddings", default)
+    if not isinstance(tie, bool):
+        raise ValueError(f"tie_word_embeddings is {spell(tie)}, expected true or false")
+    return tie
 
 
 def which_family(families: dict[str, Family], config: GPTConfig) -> Family:

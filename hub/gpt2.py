@@ -6,7 +6,8 @@ Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 
 from typing import Any
 
-from hub.family import Family, Tensor, check_fixed, numbers
+from config.command_line import spell
+from hub.family import Family, Tensor, check_fixed, is_tied, numbers
 from model import GPTConfig
 
 SIZES = {
@@ -28,11 +29,10 @@ FIXED = {
 
 def read_config(values: dict[str, Any]) -> GPTConfig:
     check_fixed(values, FIXED)
-    tie = values.get("tie_word_embeddings", True)
     sizes = numbers(values, SIZES)
     if values.get("n_inner") not in (None, 4 * sizes["n_embd"]):
-        raise ValueError(f"n_inner is {values['n_inner']!r}, and only 4 n_embd can be computed here")
-    return GPTConfig(**sizes, mlp="gelu", bias=True, tie_embeddings=bool(tie))
+        raise ValueError(f"n_inner is {spell(values['n_inner'])}, and only 4 n_embd can be computed here")
+    return GPTConfig(**sizes, mlp="gelu", bias=True, tie_embeddings=is_tied(values, default=True))
 
 
 def write_config(config: GPTConfig) -> dict[str, Any]:

@@ -6,7 +6,8 @@ arXiv:2302.13971, and arXiv:2407.21783 for Llama 3.
 
 from typing import Any
 
-from hub.family import Family, Tensor, check_fixed, check_number, numbers
+from config.command_line import spell
+from hub.family import Family, Tensor, check_fixed, check_number, is_tied, numbers
 from model import GPTConfig
 
 SIZES = {
@@ -33,11 +34,11 @@ LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_em
 
 def read_config(values: dict[str, Any]) -> GPTConfig:
     check_fixed(values, FIXED)
-    tie = values.get("tie_word_embeddings", False)
-    config = GPTConfig(**numbers(values, SIZES), **LLAMA_SHAPE, **read_rope(values), tie_embeddings=bool(tie))
+    sizes, tie = numbers(values, SIZES), is_tied(values, default=False)
+    config = GPTConfig(**sizes, **LLAMA_SHAPE, **read_rope(values), tie_embeddings=tie)
     if values.get("head_dim") not in (None, config.head_size):
         raise ValueError(
-            f"head_dim is {values['head_dim']!r}, and only hidden_size / num_attention_heads, here "
+            f"head_dim is {spell(values['head_dim'])}, and only hidden_size / num_attention_heads, here "
             f"{config.head_size}, can be computed here"
         )
     return config
@@ -47,12 +48,12 @@ def read_rope(values: dict[str, Any]) -> dict[str, float]:
     """`rope_theta` and `rope_scaling`. transformers 5 has both in one entry, earlier ones have two."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
-        raise ValueError(f"its rope parameters are {rope!r}, expected an object")
+        raise ValueError(f"its rope parameters are {spell(rope)}, expected an object")
     theta = rope.get("rope_theta", values.get("rope_theta", 10000.0))
     kind = rope.get("rope_type", rope.get("type", "default"))
     scaling: Any = rope.get("factor") if kind == "llama3" else 1.0
     if kind not in ("default", "llama3"):
-        raise ValueError(f"rope_type is {kind!r}, and only 'default' and 'llama3' can be computed here")
+        raise ValueError(f"rope_type is {spell(kind)}, and only 'default' and 'llama3' can be computed here")
     check_fixed(rope, {"partial_rotary_factor": 1} | (LLAMA3 if kind == "llama3" else {}))
     check_number("rope_theta", theta)
     check_number("the factor of rope_type 'llama3'", scaling)

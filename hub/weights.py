@@ -8,7 +8,6 @@ Weights go to their devices a tensor at a time, so that the host holds a tensor,
 safetensors files alone, whole or in shards: nothing is unpickled, and torch is not needed.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,7 +21,9 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
+from config.files import is_plain_name, read_json
+from data.tokenizer import check_description
 from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
@@ -50,7 +51,10 @@ class Pretrained:
         In all else that makes its shape it is of `config`. Raises UserError when the tensors in the files are
         not those that config.json says.
         """
-        layout, tensors = entries(self.family, self.config), Tensors(self.folder, self.family.prefix)
+        tensors = Tensors(self.folder, self.family.prefix)
+        if self.config.n_layer > len(tensors.files):  # asked first: a damaged number may be very large
+            raise tensors.wrong(f"{len(tensors.files)} tensors are too few for {self.config.n_layer} layers")
+        layout = entries(self.family, self.config)
         tensors.check(layout.values(), self.family)
         return jax.tree_util.tree_map_with_path(
             lambda path, target: self.array(tensors, layout[leaf_name(path)], target), shapes
@@ -80,11 +84,17 @@ class Pretrained:
         return to_ours(tensors.read(entry.name(i)).astype(dtype, copy=False), entry.tensor, self.config)
 
     def tokenizer(self) -> dict | None:
-        """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say."""
+        """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say.
+
+        Raises UserError when its tokenizer.json is damaged.
+        """
         path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
-            return {"type": "tokenizers", "json": path.read_text(encoding="utf-8")}
+            try:
+                return check_description({"type": "tokenizers", "json": path.read_text(encoding="utf-8")})
+            except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no tokenizer.json
+                raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
 
 
@@ -99,14 +109,15 @@ def open_pretrained(name: str) -> Pretrained:
     if not path.is_file():
         raise UserError(f"{path}: no such file: give a folder with config.json and model.safetensors")
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError("expected a JSON object")
-        if (kind := str(values.get("model_type"))) not in FAMILIES:
-            raise ValueError(f"model_type is {kind}, and only {', '.join(FAMILIES)} can be read")
+        kind = values.get("model_type")
+        if not isinstance(kind, str) or kind not in FAMILIES:
+            raise ValueError(f"model_type is {spell(kind)}, and only {', '.join(FAMILIES)} can be read")
         family = FAMILIES[kind]
         return Pretrained(folder, family, family.read_config(values))
-    except (OSError, ValueError) as error:  # ValueError: not JSON, not UTF-8, or not a model of ours
+    except ValueError as error:  # not JSON, or not a model of ours
         raise UserError(f"{path}: cannot be used: {error}") from None
 
 
@@ -179,9 +190,13 @@ def weight_files(folder: Path) -> list[Path]:
             f"and is never read: where you trust it, convert it with torch and transformers, {convert}"
         )
     try:
-        paths = [folder / name for name in sorted(set(json.loads(index.read_text())["weight_map"].values()))]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index}: cannot be read as an index of shards ({error!r})") from None
+        match read_json(index):
+            case {"weight_map": dict(shard_of)} if shard_of and all(map(is_plain_name, shard_of.values())):
+                paths = [folder / name for name in sorted(set(shard_of.values()))]
+            case _:
+                raise ValueError("its weight_map is to give a file in the same folder for each tensor")
+    except ValueError as error:
+        raise UserError(f"{index}: cannot be read as an index of shards ({error})") from None
     for path in paths:
         if not path.is_file():
             raise UserError(f"{path}: no such file, but {index.name} names it: download it again")

@@ -35,10 +35,10 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
+from config.files import first_line, is_number, read_json, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
-from runs.files import first_line, write_whole
 from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
@@ -280,13 +280,15 @@ def check_losses(folder: Path) -> None:
     """Raise UserError for a checkpoint whose validation loss, which Orbax reads of all, is not a number."""
     for path in folder.glob("*/metrics/metrics"):
         try:
-            float(json.loads(path.read_text())["val_loss"])
-        except FileNotFoundError:  # a run that goes on has deleted this checkpoint just now
-            continue
-        except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+            values = read_json(path)
+            why = "val_loss is no number"
+            good = isinstance(values, dict) and is_number(values.get("val_loss"))
+        except ValueError as error:
+            good, why = False, first_line(error)
+        if not good and path.exists():  # a run that goes on may have deleted this checkpoint just now
             raise UserError(
-                f"{path}: is damaged ({first_line(error)}): delete this file; the checkpoint is good without"
-            ) from None
+                f"{path}: is damaged ({why}): delete this file; the checkpoint is good without it"
+            )
 
 
 def val_loss(metrics: dict[str, float]) -> float:

@@ -5,6 +5,7 @@ model, tokenizer = load_pretrained("gpt2")
 """
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,13 @@ import jax
 import jax.numpy as jnp
 
 from config.command_line import UserError
+from config.files import write_whole
 from config.options import SHAPE, Options
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPT
 from parallel.hosts import on_process_0
 from runs.checkpoint import Checkpoints, arrays_by_name, tree_of_arrays
-from runs.files import write_whole
 from runs.lock import locked
 from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import fingerprint, merge, partition_trainable, without_adapters
@@ -33,7 +34,7 @@ from training.state import (
 
 
 def is_run(folder: str) -> bool:
-    return (Path(folder) / "checkpoints").is_dir()
+    return os.path.isdir(Path(folder) / "checkpoints")
 
 
 def load_model(
@@ -95,6 +96,7 @@ def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | No
     base, path = checkpoints.manifest(iteration).base, checkpoints.folder / str(iteration)
     if base is None:
         return None
+    refuse_circle(checkpoints.folder.parent, base)
     _, frozen = partition_trainable(shapes)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
@@ -106,6 +108,17 @@ def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | No
             "put those back, or train anew in another --out_dir"
         )
     return tree_of_arrays(arrays_by_name(model), frozen)
+
+
+def refuse_circle(out_dir: Path, base: dict[str, str] | None) -> None:
+    """Raise UserError when a run, whose manifest names `base`, is among the runs below its own adapters."""
+    above = {out_dir}
+    while base is not None and is_run(base["init_from"]):
+        folder = Path(base["init_from"]).resolve()
+        if folder in above:
+            raise UserError(f"{folder}: the run is below its own adapters: its manifest is damaged")
+        above.add(folder)
+        base = latest_manifest(str(folder)).base
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:

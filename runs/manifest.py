@@ -6,9 +6,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from config.command_line import UserError
+from config.command_line import UserError, spell
+from config.files import first_line, is_number, is_whole, read_json
 from config.options import LORA, SHAPE, Options
-from runs.files import first_line
+from data.tokenizer import check_description
 
 # 2: queries, keys, values and the MLP's gate are arrays of their own. Before 2, manifests had no number.
 # 3: checksums of the arrays and of the manifest itself.
@@ -83,23 +84,42 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """
     path = checkpoint / "manifest" / "metadata"
     try:
-        values = json.loads(path.read_text())
-        written = values.pop("format", 1)
-        if written != FORMAT:
+        values = read_json(path)
+        if not isinstance(values, dict):
+            raise ValueError("its manifest is no JSON object")
+        written = values.get("format", 1)
+        if not is_whole(written) or written != FORMAT:
             raise UserError(
-                f"{checkpoint}: its manifest has format {written}, and this version reads {FORMAT} only: "
-                "train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
+                "only: train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
             )
-        if values.pop("checksum", None) != checksum_of_json({"format": written} | values):
+        if values.get("checksum") != checksum_of_json(values):
             raise ValueError("its manifest is not what was saved")
-        options = Options.from_json(values.pop("options"), origin=str(path))
-        return Manifest(options=options, **values)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return parse_manifest(values, path)
+    except ValueError as error:
         raise Damaged(checkpoint, first_line(error)) from None
 
 
+def parse_manifest(values: dict[str, Any], path: Path) -> Manifest:
+    """Return the manifest that `to_json` made these values of. Raises ValueError, or UserError."""
+    match values:
+        case {
+            "options": options,
+            "vocab_size": vocab_size,
+            "tokenizer": tokenizer,
+            "best_val_loss": best,
+            "base": {"init_from": str(), "fingerprint": str()} | None as base,
+            "checksums": {"model": dict(), "optimizer": dict()} as checksums,
+        } if is_whole(vocab_size) and vocab_size > 0 and (best is None or is_number(best)):
+            options = Options.from_json(options, origin=str(path))
+            return Manifest(options, vocab_size, check_description(tokenizer), best, base, checksums)
+    raise ValueError("an entry of its manifest is missing, or is not what this version writes")
+
+
 def checksum_of_json(values: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(values, sort_keys=True).encode())
+    """Return a checksum of all these values but the `checksum` that they may have."""
+    counted = {name: value for name, value in values.items() if name != "checksum"}
+    return zlib.crc32(json.dumps(counted, sort_keys=True).encode())
 
 
 class Damaged(UserError):

@@ -15,9 +15,9 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from tqdm import tqdm
 
 from config.command_line import UserError
+from config.files import is_number, is_whole, parse_json, write_whole
 from config.options import Options
 from model import GPTConfig
-from runs.files import write_whole
 from runs.speed import Speed
 
 
@@ -202,10 +202,11 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
     A killed run may have left half a last line, and a file system blocks of zeros.
     """
     try:
-        record = json.loads(line)
-        return record if type(record["iter"]) is int and all(map(math.isfinite, record.values())) else None
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        record = parse_json(line.decode())
+    except ValueError:
         return None
+    good = isinstance(record, dict) and is_whole(record.get("iter")) and all(map(is_number, record.values()))
+    return record if good else None
 
 
 def check_wandb(options: Options) -> None:

@@ -316,10 +316,21 @@ def test_a_batch_that_the_mesh_cannot_cut_is_one_line(run):
     assert "batch_size=6 must be a multiple of data x fsdp = 8" in refusal(evaluate.main, argv)
 
 
-def test_a_result_that_cannot_be_written_is_one_line(run, tmp_path):
+def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("in the way")
-    text = error(f"--out_dir={run}", f"--json={tmp_path}/file/result.json")
-    assert text.startswith(f"{tmp_path}/file/result.json: cannot be written") and "--json" in text
+    for path in (tmp_path / "file" / "result.json", tmp_path):
+        text = error("--out_dir=nowhere", f"--json={path}")  # nothing has looked for the run
+        assert text.startswith(f"{path}: cannot be written") and "--json" in text
+
+
+def test_a_run_that_somebody_sent_runs_nothing(reference, tmp_path):
+    """Its manifest names a data set, whose prepare.py says that it is small."""
+    (tmp_path / "sent").mkdir()
+    script = "from pathlib import Path\nSMALL = True\nPath(__file__).with_name('executed').touch()\n"
+    (tmp_path / "sent" / "prepare.py").write_text(script)
+    run = save_reference(tmp_path / "run", reference, tmp_path / "sent", TOKENIZER.to_json())
+    assert "if you trust it, run" in error(f"--out_dir={run}")
+    assert not (tmp_path / "sent" / "executed").exists()
 
 
 def test_a_folder_without_a_run_is_one_line(tmp_path):
@@ -349,6 +360,8 @@ GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
     [
         ('{"ctx": "He", ', "not a JSON object"),
         ("[1, 2]", "no context"),
+        ("[" * 10_000, "nested too deeply"),
+        (json.dumps(GOOD | {"label": True}), "label is True, expected 0 to 1"),
         (json.dumps(GOOD | {"ctx": None}), "no context"),
         (json.dumps(GOOD | {"ctx": " [header] "}), "the context is empty"),
         (json.dumps(GOOD | {"endings": ["is."]}), "endings must be two texts or more"),

@@ -213,3 +213,10 @@ def test_a_reader_that_leaves_early_causes_no_traceback(run):
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(DEADLINE) == 141  # as of a program that SIGPIPE ended
+
+
+def test_a_tokenizer_of_another_model_is_one_line(tmp_path):
+    """Its ids are beyond the model's; those that are not are drawn all the same."""
+    run = save_random(tmp_path, vocab_size=5)
+    assert "is not of the model's vocabulary of 5" in error(f"--out_dir={run}", "--start=j", "--device=cpu")
+    sample.main([f"--out_dir={run}", "--start=R", "--device=cpu", "--max_new_tokens=3", "--num_samples=1"])

@@ -11,7 +11,6 @@ The same installation of Python always gives the same text. CPython 3.11.7 on Li
 and 3.13 have a little less.
 """
 
-import argparse
 import platform
 import re
 import sys
@@ -25,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
-from config.command_line import UserError, command
+from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 
@@ -63,11 +62,9 @@ def prepare(folder: Path, source: str | None = None) -> None:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ScriptParser(__doc__)
     parser.add_argument("--source", metavar="FOLDER", help="a folder of *.py (default: the standard library)")
-    prepare(Path(__file__).resolve().parent, parser.parse_args(argv).source)
+    prepare(Path(__file__).resolve().parent, parser.parse(argv).source)
 
 
 if __name__ == "__main__":

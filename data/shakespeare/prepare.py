@@ -6,7 +6,6 @@ The first 90% of the characters are for training, the rest for validation: 301,9
 nanoGPT. Another UTF-8 text, given by --source, is prepared in the same way.
 """
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -17,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
-from config.command_line import command
+from config.command_line import ScriptParser, command
 from data.shakespeare_char.prepare import URL, read_text
 from data.tokenizer import load_tokenizer
 from data.writer import write_dataset
@@ -36,14 +35,12 @@ def prepare(folder: Path, source: str | None = None, tokenizer: str = "gpt2") ->
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ScriptParser(__doc__)
     parser.add_argument(
         "--source", metavar="PATH_OR_URL", help="a text file or its URL (default: download it)"
     )
     parser.add_argument("--tokenizer", default="gpt2", help="tiktoken's name for it, or a tokenizer.json")
-    arguments = parser.parse_args(argv)
+    arguments = parser.parse(argv)
     prepare(Path(__file__).resolve().parent, arguments.source, arguments.tokenizer)
 
 

@@ -7,7 +7,6 @@ The text has 1,115,394 characters. The vocabulary is the characters that occur, 
 text, given by --source, is prepared in the same way.
 """
 
-import argparse
 import hashlib
 import http.client
 import sys
@@ -21,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
-from config.command_line import UserError, command
+from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 
@@ -88,13 +87,11 @@ def _read_bytes(source: str) -> bytes:
 
 
 def main(argv: list[str]) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ScriptParser(__doc__)
     parser.add_argument(
         "--source", metavar="PATH_OR_URL", help="a text file or its URL (default: download it)"
     )
-    prepare(Path(__file__).resolve().parent, parser.parse_args(argv).source)
+    prepare(Path(__file__).resolve().parent, parser.parse(argv).source)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import pytest
 
 from config.command_line import command
 from config.options import Options, parse_options, read_options
+from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
 
 NANOGPT_DEFAULTS = {
@@ -257,6 +258,17 @@ def test_options_survive_json_and_missing_ones_keep_their_defaults(tmp_path):
     assert read_options(str(path)) == replace(Options(), n_layer=3)
 
 
+def test_any_damage_to_an_options_json_is_one_line(tmp_path):
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps({"batch_size": 3, "learning_rate": 1e-3, "dataset": "x", "n_kv_head": 2}))
+    free = ("an empty object instead", *asdict(Options()))
+    said = assert_named(path, lambda: read_options(str(path)), free)
+    wrong = {f"batch_size is {what}" for what in NOT_VALUES} - {"batch_size is 2^31"}
+    wrong |= {"learning_rate is true", "learning_rate is infinity", "learning_rate is a huge integer"}
+    wrong |= {"dataset is a text", "dataset is a long text", "n_kv_head is true"}
+    assert wrong <= {what for what, line in said.items() if line is not None}
+
+
 def test_overwriting_a_run_and_going_on_with_it_contradict_each_other():
     text = error("--overwrite=True", "--init_from=auto")
     assert "overwrite" in text and "init_from" in text
@@ -274,6 +286,24 @@ def test_a_typo_names_the_nearest_option(typo, nearest, config):
     path = config(f"{typo.replace('-', '_')} = 1\n")
     text = error(path)
     assert path in text and f"did you mean {nearest}?" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1" * 20_000,
+        "0x" + "f" * 20_000,
+        "[" * 20_000,
+        "-" * 20_000 + "1",
+        "(" * 190,
+        "{[]: 1}",
+        "1e400",
+        "9" * 30,
+    ],
+)
+@pytest.mark.parametrize("form", ["--batch_size={}", "--no_such_{}=1", "{}"])
+def test_words_of_any_length_and_depth_are_one_short_line(text, form):
+    assert len(error(form.format(text))) < 200
 
 
 def test_a_name_unlike_any_option_points_to_help():
@@ -390,12 +420,20 @@ def test_a_missing_config_file(tmp_path):
         ("def n():\n    raise ValueError('two\\nlines')\nn_layer = n()\n", 2, "ValueError: two lines"),
         ("import nanojaxgpt_no_such_module\n", 1, "ModuleNotFoundError"),
         ("raise SystemExit(1)\n", 1, "SystemExit"),
+        ("raise SystemExit('bye')\n", 1, "SystemExit: bye"),
+        ("batch_size = 1\nraise KeyboardInterrupt\n", 2, "KeyboardInterrupt"),
+        ("class Mine(BaseException):\n    pass\nraise Mine('own')\n", 3, "Mine: own"),
+        ("class Mute(Exception):\n    __str__ = None\nraise Mute\n", 3, "Mute"),
+        ("def deep():\n    deep()\ndeep()\n", 2, "RecursionError"),
+        ("eval('1 +')\n", 1, "SyntaxError: invalid syntax"),
+        ("batch_size = 1\0\n", 1, "null bytes"),
+        ("raise ValueError('\\x1b[2J' + 'x' * 20_000)\n", 1, "ValueError: ?[2Jxxx"),
     ],
 )
 def test_a_config_file_that_does_not_run_is_named_with_its_line(content, line, says, config):
     path = config(content)
     text = error(path)
-    assert text.startswith(f"{path}:{line}: ") and says in text
+    assert text.startswith(f"{path}:{line}: ") and says in text and len(text) < 1100
 
 
 def test_a_config_file_that_is_not_text(tmp_path):

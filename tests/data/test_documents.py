@@ -12,12 +12,13 @@ import tokenizers
 
 from config.command_line import UserError
 from data import sources
-from data.documents import tokenize_in_parallel, write_documents
+from data.documents import Progress, load_progress, tokenize_in_parallel, write_documents
 from data.loader import Batches, load_meta
 from data.prepare import main
 from data.sources import DocumentBatch, Files
 from data.tokenizer import from_json, load_tokenizer
-from tests.helpers import ROOT, run_python
+from tests.damage import assert_named
+from tests.helpers import ROOT, refusal, run_python
 
 TEXTS = [f"the story of {i}: €\n" + "and then the other thing\n" * (i % 9) for i in range(400)]
 VAL = 0.25
@@ -189,6 +190,29 @@ def test_another_command_does_not_go_on_with_what_a_killed_one_left(tmp_path, so
     (tmp_path / "set" / ".prepare.json").write_text("{")
     with pytest.raises(UserError, match=r"\.prepare\.json: damaged"):
         write_documents(tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), VAL, num_proc=1)
+
+
+@pytest.fixture
+def begun(tmp_path):
+    """The .prepare.json of a command that was killed."""
+    path = tmp_path / "set" / ".prepare.json"
+    path.parent.mkdir()
+    splits = {split: {"tokens": 3, "sha256": ["0"]} for split in ("train", "val")}
+    Progress({"limit": 9}, [0, 100], documents=7, splits=splits, meta={"shards": {"val": []}}).save(path)
+    return path
+
+
+def test_any_damage_to_the_progress_is_one_line(begun):
+    assert load_progress(begun, {"limit": 9}).documents == 7
+    free = ("progress.meta.shards.val",)  # an empty list is what it is
+    assert_named(begun, lambda: load_progress(begun, {"limit": 9}), free)
+
+
+def test_progress_that_names_files_elsewhere_is_refused(begun):
+    """Its files would be renamed there."""
+    shards = {"train": [{"file": "../train.bin"}], "val": []}
+    Progress({"limit": 9}, meta={"shards": shards}).save(begun)
+    assert "a file of the data set is outside" in refusal(load_progress, begun, {"limit": 9})
 
 
 # Memory

@@ -12,8 +12,11 @@ from data import loader
 from data.loader import Batches, Meta, dataset_dir, load_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+from tests.damage import assert_named
+from tests.helpers import refusal
 
 SYMBOLS = "".join(chr(0x4E00 + i) for i in range(1000))
+CHAR = {"type": "char", "symbols": SYMBOLS[:3]}
 
 
 @pytest.fixture
@@ -173,10 +176,18 @@ def test_a_damaged_bin_is_refused_at_open(dataset, damage, message):
     batches(dataset, "val")  # the other split is still good
 
 
-def test_a_large_bin_is_checked_as_it_is_drawn(dataset, monkeypatch):
-    monkeypatch.setattr(loader, "CHECK_AT_OPEN", 100)
+@pytest.mark.parametrize("large", [False, True])
+def test_ids_are_checked_as_they_are_drawn(dataset, monkeypatch, large):
+    """Those of a file that is not read at once, and of one that has changed since."""
+    path, ids = dataset / "train.bin", np.fromfile(dataset / "train.bin", "<u2")
+    if large:
+        monkeypatch.setattr(loader, "CHECK_AT_OPEN", 100)
+    else:
+        np.zeros_like(ids).tofile(path)
     edit_meta(dataset, vocab_size=60)
     draw = batches(dataset, batch_size=1, sampling="epoch")
+    with open(path, "r+b") as file:  # the same file: a new one of that name would not be seen
+        file.write(ids.tobytes())
     outcomes = []
     for i in range(12):
         try:
@@ -187,6 +198,19 @@ def test_a_large_bin_is_checked_as_it_is_drawn(dataset, monkeypatch):
     assert sorted(x for x in outcomes if x is not None) == [8, 16, 24, 32, 40, 48, 56]
     with pytest.raises(UserError):
         list(draw.every_window())
+
+
+@pytest.mark.parametrize("sampling", ["random", "epoch"])
+def test_a_file_that_is_cut_short_while_it_is_read_is_named(dataset, sampling):
+    """Without a check the process would be killed as soon as it reads a page that is gone."""
+    path = dataset / "train.bin"
+    draw = batches(dataset, sampling=sampling)
+    passes = draw.every_window()
+    draw(0), next(passes)
+    with open(path, "r+b") as file:
+        file.truncate(0)
+    for read in (lambda: draw(1), lambda: next(passes), lambda: next(draw.every_window())):
+        assert refusal(read).startswith(f"{path}: the file was cut short")
 
 
 def test_a_split_shorter_than_a_window_is_refused(dataset):
@@ -251,6 +275,29 @@ def test_a_broken_meta_is_refused(dataset, content):
         batches(dataset)
 
 
+@pytest.mark.parametrize("shards", [{}, {"shards": {"train": [{"file": "train.bin", "tokens": 103}]}}])
+def test_any_damage_to_meta_is_one_line(dataset, shards):
+    edit_meta(dataset, tokenizer=CHAR, **shards)
+    free = ("source", "sha256", "counts", "tokenizer", "shards", "vocab_size")
+    said = assert_named(dataset / "meta.json", lambda: batches(dataset)(0), free)
+    refused = {what for what, line in said.items() if line is not None}
+    assert {"tokenizer is a text", "tokenizer.type is true", "tokenizer.symbols is null"} <= refused
+    assert {
+        "counts.val is true",
+        "counts.val is a list",
+        "vocab_size is true",
+        "vocab_size is 2^62",
+    } <= refused
+    if shards:
+        assert {"shards is null", "shards.train is an empty list", "shards.train is true"} <= refused
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other/train.bin", "..", "", "a/b.bin", "a\0", 3, None])
+def test_a_shard_outside_of_its_folder_is_refused(dataset, name):
+    edit_meta(dataset, shards={"train": [{"file": name, "tokens": 103}]})
+    assert refusal(batches, dataset).startswith(f"{dataset / 'meta.json'}: cannot be used (a shard is ")
+
+
 # Finding and preparing
 
 
@@ -292,6 +339,24 @@ def test_a_small_data_set_is_prepared_once_and_says_so(data_folder, capsys):
     assert batches("tiny")(0)[0].shape == (4, 8)
     prepare_if_missing("tiny")
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_script_of_anybody_else_is_not_run(data_folder, tmp_path, linked, monkeypatch):
+    """The data set may be named by a checkpoint that somebody sent."""
+    write_prepare(tmp_path / "theirs", small=True)
+    if linked:
+        (data_folder / "mine").symlink_to(tmp_path / "theirs")
+    monkeypatch.chdir(tmp_path)
+    for name in ["mine"] if linked else [str(tmp_path / "theirs"), "theirs", "../theirs"]:
+        said = refusal(prepare_if_missing, name)
+        assert f"dataset={name}" in said and "if you trust it, run `python " in said
+    assert not (tmp_path / "theirs" / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "a\0b", "~nobody-of-that-name/data", "\ud800"])
+def test_a_data_set_that_can_have_no_folder_is_unknown(name):
+    assert "no such data set" in refusal(prepare_if_missing, name)
 
 
 def test_a_large_data_set_is_not_prepared_unasked(data_folder):

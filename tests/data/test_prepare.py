@@ -13,7 +13,7 @@ import pytest
 
 from config.command_line import UserError
 from data.tokenizer import from_json, load_tokenizer
-from tests.helpers import ROOT, error_line, run_python
+from tests.helpers import ROOT, error_line, refusal, run_python
 
 python_char = importlib.import_module("data.python_char.prepare")
 shakespeare = importlib.import_module("data.shakespeare.prepare")
@@ -140,6 +140,40 @@ def test_the_command_ends_in_one_line(tmp_path, name):
     done = run_python(ROOT / "data" / name / "prepare.py", f"--source={missing}", cwd=tmp_path)
     assert done.returncode == 2
     assert missing in error_line(done.stderr) and done.stderr.count("\n") == 1
+
+
+SCRIPTS = {
+    "python_char.prepare": [],
+    "shakespeare_char.prepare": [],
+    "shakespeare.prepare": [],
+    "tinystories.prepare": [],
+    "prepare": ["--source=x.jsonl", "--to=x"],
+    "describe_chars": ["--dataset=x"],
+}
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--no_such=1"], "unrecognized arguments: --no_such=1"),
+        (["--sourc=x"], "unrecognized arguments: --sourc=x"),
+        (["--source"], "--source: expected"),
+        (["--source="], "--source=: a value is missing"),
+        (["--source", ""], "a value is missing"),
+    ],
+)
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_a_mistake_in_the_words_of_a_script_is_one_line(name, words, says, capsys):
+    script = importlib.import_module(f"data.{name}")
+    said = refusal(script.main, [*SCRIPTS[name], *words])
+    assert says in said and said.endswith("see --help") and "usage" not in capsys.readouterr().err
+
+
+def test_a_missing_word_and_one_too_many_are_one_line():
+    assert "required: --to" in refusal(importlib.import_module("data.prepare").main, ["--source=x.jsonl"])
+    assert "required: --dataset" in refusal(importlib.import_module("data.describe_chars").main, [])
+    for script in (python_char, shakespeare_char, shakespeare):
+        assert "unrecognized arguments: mine.txt" in refusal(script.main, ["mine.txt"])
 
 
 def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, tokenizer_json, capsys):

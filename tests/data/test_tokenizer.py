@@ -11,10 +11,12 @@ from data.tokenizer import (
     END_OF_TEXT,
     CharTokenizer,
     TiktokenTokenizer,
+    check_description,
     end_of_text,
     from_json,
     load_tokenizer,
 )
+from tests.damage import answers
 
 tiktoken = pytest.importorskip("tiktoken")
 TEXT = "héllo, wörld <|endoftext|> €😀"
@@ -227,6 +229,60 @@ def test_a_garbled_tokenizer_json_is_named(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"tokenizer\.json: "):
         load_tokenizer(str(path))
+
+
+def test_any_damage_to_a_tokenizer_json_is_one_line(tokenizer_json, tmp_path):
+    path = tmp_path / "tokenizer.json"
+    values = json.loads(tokenizer_json.read_text())
+    values["model"]["vocab"] = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
+    path.write_text(json.dumps(values | {"model": values["model"] | {"merges": [["a", "b"]]}}))
+
+    def read():
+        tokenizer = load_tokenizer(str(path))
+        end_of_text(tokenizer.to_json())
+        tokenizer.decode(tokenizer.encode("ab<|endoftext|>"))
+
+    said = answers(path, read)
+    assert all(line is None or line.startswith(f"{path}: ") for line in said.values())
+    assert {what for what in said if what.endswith((" instead", "empty", "half"))} <= {
+        what for what, line in said.items() if line is not None
+    }
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        *(
+            {},
+            [],
+            "gpt2",
+            {"type": "char"},
+            {"type": "char", "symbols": ["a"]},
+            {"type": ["char"], "symbols": "a"},
+        ),
+        *({"type": "tiktoken", "name": 3}, {"type": "tokenizers", "json": None}),
+        *({"type": "tokenizers", "json": text} for text in ("", "[]", "[" * 10_000, '{"added_tokens": [3]}')),
+        {"type": "tokenizers", "json": '{"added_tokens": [{"content": "</s>", "id": true}]}'},
+        {"type": "tokenizers", "json": '{"added_tokens": [{"content": "</s>", "id": -1}]}'},
+    ],
+)
+def test_a_description_that_no_tokenizer_gave_is_refused(description):
+    with pytest.raises(ValueError):
+        check_description(description)
+
+
+def test_a_description_is_kept_without_what_is_not_its_own():
+    described = CharTokenizer("ab").to_json()
+    assert check_description(described | {"more": [[[]]]}) == described and check_description(None) is None
+
+
+def test_an_id_beyond_the_characters_is_a_replacement_character():
+    assert CharTokenizer("ab").decode([0, 2, 1]) == "a\ufffdb"
+
+
+def test_half_a_character_is_no_symbol():
+    with pytest.raises(UserError, match="half a character"):
+        CharTokenizer("a\ud800")
 
 
 def test_a_missing_tokenizer_json_is_named(tmp_path):

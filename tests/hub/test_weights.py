@@ -18,9 +18,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from config.options import Options
-from hub.weights import open_pretrained
+from hub.weights import open_pretrained, weight_files
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
+from tests.damage import answers, assert_named
 from tests.helpers import assert_same_bits, error_line, refusal, run_python
 from tests.reference import CONFIGS, as_gpt, gpt2, random_reference
 from training.state import model_config, shape_options, state_shapes
@@ -258,7 +259,7 @@ def test_a_missing_shard_is_named(tmp_path):
 @pytest.mark.parametrize(
     "name, values, says",
     [
-        ("gpt2", dict(model_type="mamba"), "model_type is mamba, and only gpt2, llama can be read"),
+        ("gpt2", dict(model_type="mamba"), "model_type is 'mamba', and only gpt2, llama can be read"),
         ("gpt2", dict(model_type=["gpt2"]), "model_type is ['gpt2'], and"),
         ("gpt2", dict(activation_function="gelu"), "activation_function is 'gelu'"),
         ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
@@ -272,7 +273,7 @@ def test_a_missing_shard_is_named(tmp_path):
         ("llama", dict(head_dim=16), "head_dim is 16"),
         ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llama", dict(sliding_window=4096), "sliding_window is 4096"),
-        ("llama", dict(model_type="mistral"), "model_type is mistral"),
+        ("llama", dict(model_type="mistral"), "model_type is 'mistral'"),
         ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_type is 'yarn'"),
         ("llama", dict(rope_parameters=dict(rope_type="llama3")), "the factor of rope_type 'llama3' is None"),
         (
@@ -295,7 +296,45 @@ def test_a_config_that_is_not_json_is_named(folder, content):
     assert "config.json: cannot be used" in refused(folder)
 
 
-@pytest.mark.parametrize("name", ["nowhere", "no/such/folder", "/no/such/folder"])
+@pytest.mark.parametrize("name", ["gpt2", "llama 3"])
+def test_any_damage_to_a_config_is_one_line(name, tmp_path):
+    saved(name, tmp_path)
+    path, read = tmp_path / "config.json", lambda: open_pretrained.__wrapped__(str(tmp_path))
+    said = answers(path, read)
+    assert all(line is None or line.startswith(f"{path}: cannot be used: ") for line in said.values())
+    for key in ("vocab_size", "tie_word_embeddings", "model_type", "max_position_embeddings", "n_positions"):
+        for what in ("is true", "is a text", "is infinity", "is a huge integer", "is nested to the limit"):
+            right = what == "is true" and key.startswith("tie")
+            assert f"{key} {what}" not in said or right or said[f"{key} {what}"], (key, what)
+
+
+def test_a_number_of_layers_beyond_all_reason_is_refused_at_once(folder):
+    change_config(folder, n_layer=2**31)
+    assert "tensors are too few for 2147483648 layers" in refused(folder)
+
+
+def test_any_damage_to_an_index_is_one_line(tmp_path):
+    path = tmp_path / "model.safetensors.index.json"
+    (tmp_path / "a.safetensors").touch()
+    path.write_text(json.dumps({"weight_map": {"wte.weight": "a.safetensors"}}))
+    assert weight_files(tmp_path) == [tmp_path / "a.safetensors"]
+    assert_named(path, lambda: weight_files(tmp_path))
+    for name in ("../a.safetensors", str(tmp_path / "a.safetensors"), "b/../a.safetensors"):
+        path.write_text(json.dumps({"weight_map": {"wte.weight": name}}))
+        assert "a file in the same folder" in refusal(weight_files, tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"[" * 10_000, b'{"added_tokens": [{"id": true}]}'])
+def test_a_damaged_tokenizer_beside_the_weights_is_named(tmp_path, content):
+    saved("llama", tmp_path)
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    said = refusal(open_pretrained(str(tmp_path)).tokenizer)
+    assert said.startswith(f"{tmp_path / 'tokenizer.json'}: cannot be used (")
+
+
+@pytest.mark.parametrize(
+    "name", ["nowhere", "no/such/folder", "/no/such/folder", "x" * 300, "~nobody-of-that-name"]
+)
 def test_a_name_that_is_neither_a_folder_nor_of_the_hub(name):
     text = refusal(open_pretrained, name)
     assert re.match(f"init_from={name}: there is no such folder; expected scratch, .*gpt2", text)

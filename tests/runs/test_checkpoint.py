@@ -17,7 +17,8 @@ from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, checksum, checksums
 from runs.load import load_run
-from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest
+from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
+from tests.damage import assert_named
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
 from training.state import TrainState, create_state, model_config
@@ -433,8 +434,24 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(tmp_path, two_check
     path.write_text(json.dumps(values if written is None else values | {"format": written}))
     for read in (latest_manifest, load_run):
         said = refusal(read, str(tmp_path))
-        assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1}")
+        assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1!r}")
         assert f"this version reads {FORMAT} only" in said and "--out_dir" in said
+
+
+def test_any_damage_to_a_manifest_is_one_line(tmp_path):
+    path = tmp_path / "2" / "manifest" / "metadata"
+    path.parent.mkdir(parents=True)
+    values = replace(MANIFEST, base={"init_from": "there", "fingerprint": "0"}).to_json()
+    path.write_text(json.dumps(values | {"options": {"n_embd": 16}}))
+    free = ("options", "best_val_loss", "tokenizer", "vocab_size", "base")
+    said = assert_named(path, lambda: read_manifest(tmp_path / "2"), free, tmp_path / "2")
+    assert {"options", "format", "vocab_size"} <= {
+        what.removeprefix("without ") for what in said if said[what]
+    }
+    for name in ("options", "vocab_size", "best_val_loss", "base", "base.init_from", "tokenizer"):
+        assert said[f"{name} is true"] and said[f"{name} is a huge integer"], name
+    for what in ("is infinity", "is NaN"):
+        assert said[f"best_val_loss {what}"]
 
 
 @pytest.mark.parametrize(

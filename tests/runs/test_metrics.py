@@ -12,6 +12,7 @@ import pytest
 from config.options import Options
 from model import GPTConfig
 from runs.metrics import Metrics, check_wandb
+from tests.damage import damaged
 from tests.helpers import SPEED_FIELDS, records, refusal
 
 LOSSES = np.float32([4.1, 1 / 3, np.pi, 1e-7, 2 / 7, 3.3, 0.1, 0.7])
@@ -273,3 +274,14 @@ def test_the_other_processes_write_and_show_nothing_and_find_a_divergence_too(op
     metrics.close()
     assert not metrics.path.parent.exists()
     assert capsys.readouterr() == ("", "")
+
+
+def test_a_damaged_record_is_dropped_alone_and_ends_no_run(options):
+    """Whatever is in it, a run that is resumed goes on."""
+    path = run(options, 0, 3).path
+    good = path.read_text().splitlines()
+    for what, content in damaged(good[1]):
+        path.write_bytes(b"\n".join([good[0].encode(), content, good[2].encode(), b""]))
+        start(options, 2)
+        kept = records(options.out_dir)
+        assert kept[0]["iter"] == 0 and all(type(record["iter"]) is int for record in kept), what

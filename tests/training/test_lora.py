@@ -349,6 +349,14 @@ def copies(base_run, lora_run, tmp_path):
     return base, lora
 
 
+def test_a_run_below_its_own_adapters_is_refused(copies):
+    """Else it would be loaded for ever."""
+    base, lora = copies
+    for path in lora.glob("checkpoints/*/manifest/metadata"):
+        path.write_text(path.read_text().replace(str(base), str(lora)))
+    assert f"{lora}: the run is below its own adapters" in refusal(load_run, str(lora))
+
+
 def test_adapters_of_another_base_are_refused(copies):
     base, lora = copies
     load_run(str(lora))
