@@ -83,7 +83,7 @@ def answers(path: Path, read: Callable[[], object]) -> dict[str, str | None]:
         said[what] = None
         with contextlib.redirect_stderr(io.StringIO()) as stderr:
             try:
-                command(lambda argv: read())
+                command(lambda argv: read() and None)
             except SystemExit as ended:
                 assert ended.code == 2, what
                 said[what] = error_line(stderr.getvalue())
