@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import jax
 
-from config.command_line import command
+from config.command_line import UserError, command
 from config.options import Options, parse_options
 from evaluation.split import Evaluate, make_evaluate
 from parallel.batches import StepBatches
@@ -112,8 +112,13 @@ def train(
         if i >= options.max_iters or (status := stop_asked()):
             break
         with profile.step(i - start_iter):
-            with metrics.making_batch():
-                x, y = batches(i)
+            try:
+                with metrics.making_batch():
+                    x, y = batches(i)
+            except UserError:  # somebody has changed the data: what is trained is not lost
+                metrics.catch_up()
+                checkpoints.keep(state, manifest)
+                raise
             state, report = step(state, x, y, options)
             metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
         i += 1
@@ -121,8 +126,7 @@ def train(
     metrics.catch_up()
     profile.close(i - start_iter)
     if status:
-        if checkpoints.latest() != i:
-            checkpoints.save(state, manifest)
+        checkpoints.keep(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
     return status

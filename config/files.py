@@ -68,10 +68,9 @@ def check_writable(path: Path, advice: str) -> None:
 
 def put_in_place(temporary: Path, path: Path) -> None:
     """Rename a file that is written, so that not even a loss of power leaves less than all of it there."""
-    _sync(temporary)
+    sync(temporary)
     os.replace(temporary, path)
-    with suppress(OSError):  # some file systems have no fsync of a folder
-        _sync(path.parent)
+    sync(path.parent)
 
 
 @contextmanager
@@ -87,10 +86,14 @@ def _beside(path: Path, advice: str) -> Generator[Path]:
             temporary.unlink()
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return when a file, or the names in a folder, are on disk and not only in memory. Raises OSError."""
     number = os.open(path, os.O_RDONLY)
     try:
         os.fsync(number)
+    except OSError:
+        if not path.is_dir():  # some file systems have no fsync of a folder
+            raise
     finally:
         os.close(number)
 

@@ -35,7 +35,7 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import first_line, is_number, read_json, write_whole
+from config.files import first_line, is_number, read_json, sync, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -62,6 +62,7 @@ class Checkpoints:
             best_fn=val_loss,  # has the metrics stored, so that a resumed run knows the best as well
             create=False,
             multiprocessing_options=processes_of(together=shared),
+            async_options=ocp.AsyncOptions(post_finalization_callback=self.sync_unfinished),
         )
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
@@ -145,10 +146,24 @@ class Checkpoints:
             self.manager.save(int(state.step), args=items, metrics=metrics)
         return time.perf_counter() - start
 
+    def keep(self, state: TrainState, manifest: Manifest) -> None:
+        """Save a state that is about to be left, unless it is saved already, and wait until it is on disk."""
+        if self.latest() != int(state.step):
+            self.save(state, manifest)
+        self.wait()
+
     def wait(self) -> None:
         """Return when what was saved is on disk."""
         with saving(self.folder):
             self.manager.wait_until_finished()
+            if self.folder.exists():
+                sync(self.folder)
+
+    def sync_unfinished(self) -> None:
+        """Bring what is written to the disk before it takes its name, for a loss of power to leave it whole."""
+        for folder in self.folder.glob("*.orbax-checkpoint-tmp"):
+            for path in (*folder.rglob("*"), folder):
+                sync(path)
 
     def manifest(self, iteration: int) -> Manifest:
         """Return what a checkpoint says of itself, and its own validation loss if that became known later."""

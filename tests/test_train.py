@@ -537,6 +537,30 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
     assert saved_iterations(copied_run)[-1] == 21
 
 
+def test_data_cut_short_under_a_run_is_one_line_and_what_was_trained_is_saved(tmp_path, tiny, tiny_data):
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    whole = (data / "train.bin").read_bytes()
+
+    class Cut(train.StepBatches):
+        """The batches of a run, whose data somebody truncates before step 7."""
+
+        def __call__(self, i):
+            if i == 7:
+                os.truncate(data / "train.bin", 100)
+            return super().__call__(i)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train, "StepBatches", Cut)
+        said = refusal(train.main, tiny(tmp_path / "out", dataset=data))
+    assert said.startswith(f"{data / 'train.bin'}: the file was cut short")
+    assert saved_iterations(tmp_path / "out")[-1] == 7
+
+    (data / "train.bin").write_bytes(whole)
+    train.main(tiny(tmp_path / "out", dataset=data, init_from="resume"))
+    train.main(tiny(tmp_path / "undisturbed", dataset=data))
+    assert_same_bits(saved_state(tmp_path / "out"), saved_state(tmp_path / "undisturbed"))
+
+
 # Runs that cannot start
 
 

@@ -179,12 +179,12 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
         status, _, errors = ended(processes)[1 - lost]
         assert "Traceback" not in errors
         said = [text for text in errors.splitlines() if text.startswith("error: ")]
-        gone = f"error: process {1 - lost}: another process is gone"
+        gone = f"error: process {1 - lost}: process {lost} is gone"
         if lost == 1:
             assert status == 1 and len(said) == 1
             assert gone in said[0] and "--init_from=resume" in said[0]
-        else:  # JAX notices too, and may be faster: it aborts the process with a line of its own
-            assert status == 1 and gone in said[0] or "another task died" in errors
+        else:  # JAX notices at once, and aborts the process with words of its own
+            assert gone in errors or "another task died" in errors
 
 
 def started(out: Path) -> int:

@@ -1,6 +1,7 @@
 """Checkpoints: bit for bit, whole or not at all, and what is said when one is damaged or not writable."""
 
 import json
+import os
 import shutil
 from collections import namedtuple
 from dataclasses import replace
@@ -133,6 +134,19 @@ def test_a_run_may_go_on_with_another_clipping(tmp_path, tiny):
     without = make_optimizer(replace(TINY, grad_clip=0.0)).init(tiny[0].model)
     restored = checkpoints.restore(4, TrainState(tiny[0].model, without, tiny[0].step))
     assert_same(jax.tree.leaves(restored.opt_state), jax.tree.leaves(tiny[0].opt_state))
+
+
+def test_a_checkpoint_is_on_disk_before_it_is_reported(tmp_path, tiny, monkeypatch):
+    synced, fsync = set(), os.fsync
+
+    def noting(number):
+        synced.add(os.fstat(number).st_ino)
+        fsync(number)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    folder = save(tmp_path, tiny[0], 1).folder
+    paths = [folder, *folder.rglob("*")]
+    assert {path.name for path in paths if path.stat().st_ino not in synced} <= {"commit_success.txt"}  # unread
 
 
 def test_nothing_is_pickled(tmp_path, tiny):
