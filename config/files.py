@@ -33,9 +33,9 @@ def parse_json(text: str) -> Any:
         raise ValueError("nested too deeply") from None
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any, below: int = 2**32) -> bool:
     """Tell whether a JSON value is a whole number, of a size that an axis may have. True is none."""
-    return type(value) is int and abs(value) < 2**32
+    return type(value) is int and abs(value) < below
 
 
 def is_number(value: Any) -> bool:

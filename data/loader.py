@@ -149,7 +149,13 @@ def parse_meta(values: Any) -> Meta:
             "tokenizer": tokenizer,
             "dtype": "uint16" | "uint32" as dtype,
             "counts": {"train": train, "val": val},
-        } if all(map(is_whole, (version, vocab_size, train, val))) and version == FORMAT and vocab_size > 0:
+        } if (
+            is_whole(version)
+            and version == FORMAT
+            and is_whole(vocab_size)
+            and vocab_size > 0
+            and all(is_whole(count, below=2**53) for count in (train, val))  # OpenWebText has 9e9 tokens
+        ):
             shards = values.get("shards", {})
             if not isinstance(shards, dict) or not set(shards) <= set(SPLITS):
                 raise ValueError(f"its shards are {spell(shards)}")

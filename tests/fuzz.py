@@ -285,9 +285,7 @@ def main() -> None:
         shutil.rmtree(folder)
     print("\n".join(faults))
     took = time.monotonic() - begun
-    print(
-        f"{arguments.count} bad invocations in {took:.0f} s, {len(faults)} without the right answer"
-    )
+    print(f"{arguments.count} bad invocations in {took:.0f} s, {len(faults)} without the right answer")
     raise SystemExit(bool(faults))
 
 

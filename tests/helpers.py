@@ -162,6 +162,7 @@ def saved_state(out: Path, iteration: int | None = None) -> dict[str, np.ndarray
 
 def save_run(out: Path, state, manifest: Manifest) -> Path:
     """Save a state as a checkpoint of the run in `out`, and return `out`."""
+    out.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(str(out))
     checkpoints.save(state, manifest)
     checkpoints.wait()

@@ -255,7 +255,7 @@ def files_to_send(project: Path) -> set[str]:
     return SENT | {str(path.relative_to(project)) for path in rooms}
 
 
-@pytest.mark.parametrize("signal_name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("signal_name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM"])
 def test_a_signal_has_a_run_here_save_and_end_with_that_of_a_stopped_one(
     project, tiny, tmp_path, signal_name
 ):
@@ -269,6 +269,7 @@ def test_a_signal_has_a_run_here_save_and_end_with_that_of_a_stopped_one(
 
 
 @containers
+@pytest.mark.slow
 def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_path):
     status, printed, server = at_modal("run", "app.py", *tiny(tmp_path / "out"))
     assert status == 0 and saved_iterations(tmp_path / "out") == [5, 10]
@@ -287,6 +288,7 @@ def test_modal_run_without_the_flag_asks_nothing_of_modal(at_modal, tiny, tmp_pa
 
 
 @containers
+@pytest.mark.slow
 def test_quickstart_at_modal(at_modal, project, tmp_path):
     """Trained there, fetched by the command that it prints, and sampled from there."""
     steps = ["--max_iters=4", "--eval_interval=2", "--eval_iters=1", "--batch_size=2", "--n_layer=1"]
@@ -334,7 +336,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
 @pytest.mark.parametrize(
     "what, retries",
     [
-        ("preempt", 0),
+        pytest.param("preempt", 0, marks=pytest.mark.slow),
         pytest.param("timeout", 1, marks=pytest.mark.slow),
         pytest.param("crash", 0, marks=pytest.mark.slow),
         pytest.param("kill", 1, marks=pytest.mark.slow),
@@ -376,6 +378,7 @@ def first_checkpoint(volume: Path) -> bool:
 
 
 @containers
+@pytest.mark.slow
 def test_ctrl_c_stops_the_run_at_modal_with_its_checkpoint_kept(at_modal, tiny):
     disturbance = Disturbance("ctrl-c", first_checkpoint)
     status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])

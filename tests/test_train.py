@@ -230,7 +230,7 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
     "sampling, dtype, optimizer",
     [
         pytest.param("random", "float32", "adamw", marks=pytest.mark.slow),
-        ("epoch", "bfloat16", "muon"),
+        pytest.param("epoch", "bfloat16", "muon", marks=pytest.mark.slow),
     ],
 )
 def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer, request):
@@ -249,6 +249,7 @@ def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, d
     assert iterations(stopped, STEP) == list(range(30))
 
 
+@pytest.mark.slow
 def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(tiny, tmp_path):
     through, stopped = tmp_path / "through", tmp_path / "stopped"
 

@@ -9,7 +9,7 @@ import pytest
 
 from config.command_line import UserError
 from data import loader
-from data.loader import Batches, Meta, dataset_dir, load_meta, prepare_if_missing
+from data.loader import Batches, Meta, dataset_dir, load_meta, parse_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.damage import assert_named
@@ -380,3 +380,10 @@ def test_an_unknown_data_set_names_the_nearest_and_lists_all(data_folder):
 def test_a_folder_with_nothing_to_prepare_says_so(tmp_path):
     with pytest.raises(UserError, match="neither train.bin nor prepare.py"):
         prepare_if_missing(str(tmp_path))
+
+
+def test_a_split_may_have_more_tokens_than_32_bits_count():
+    """OpenWebText has 9,035,582,198."""
+    counts = {"train": 9_035_582_198, "val": 4_434_897}
+    meta = {"format": 1, "vocab_size": 50257, "tokenizer": None, "dtype": "uint16", "counts": counts}
+    assert parse_meta(meta).counts == counts

@@ -36,6 +36,7 @@ def gradient_plan(remat, n_layer=3):
     return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
 
+@pytest.mark.slow
 def test_what_each_layer_keeps_for_the_backward_pass():
     kept = {}
     for remat in ("none", "dots", "block"):

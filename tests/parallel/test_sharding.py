@@ -182,6 +182,7 @@ def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way(optimiz
 # --- whole runs and checkpoints -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_on_a_mesh_has_the_losses_of_one_device_and_resumes_to_the_bit(tmp_path, tiny):
     mesh = "data:2,fsdp:2,tensor:2"
     train.main(tiny(tmp_path / "one", dropout=0.2))

@@ -146,7 +146,9 @@ def test_a_checkpoint_is_on_disk_before_it_is_reported(tmp_path, tiny, monkeypat
     monkeypatch.setattr(os, "fsync", noting)
     folder = save(tmp_path, tiny[0], 1).folder
     paths = [folder, *folder.rglob("*")]
-    assert {path.name for path in paths if path.stat().st_ino not in synced} <= {"commit_success.txt"}  # unread
+    assert {path.name for path in paths if path.stat().st_ino not in synced} <= {
+        "commit_success.txt"
+    }  # unread
 
 
 def test_nothing_is_pickled(tmp_path, tiny):

@@ -43,6 +43,7 @@ def lines(capsys) -> list[str]:
     return [line for line in capsys.readouterr().out.splitlines() if line.startswith("profile: ")]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_the_hlo_and_a_trace_of_four_steps_and_a_resumed_one_does_as_it_is_told(
     tiny, tmp_path, capsys
 ):

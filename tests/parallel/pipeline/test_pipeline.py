@@ -61,11 +61,11 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
     ("llama", "stage:2,tensor:2,data:2", dict(pipeline_schedule="gpipe", virtual_stages=4)),
     ("llama", "stage:2,fsdp:2,tensor:2", INTERLEAVED | dict(pipeline_branches="where")),
-    ("llama, documents", "stage:4,fsdp:2", {}),
+    pytest.param("llama, documents", "stage:4,fsdp:2", {}, marks=pytest.mark.slow),
     pytest.param("one microbatch, dropout", "stage:4", {}, marks=pytest.mark.slow),
-    ("bf16", "stage:4", {}),
+    pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
     pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
-    ("lora", "stage:2,fsdp:2", INTERLEAVED),
+    pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
@@ -152,6 +152,7 @@ def assert_same_curve(ours, theirs):
         assert ours[at] == pytest.approx(loss, rel=1e-3), at
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_pipelined_where_it_stopped_unpipelined_and_on_other_ranks(one, tiny, tmp_path):
     out = tmp_path / "moved"
     stages = dict(mesh="stage:4", pipeline_schedule="1f1b", virtual_stages=1)
