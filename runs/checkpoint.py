@@ -160,7 +160,7 @@ class Checkpoints:
                 sync(self.folder)
 
     def sync_unfinished(self) -> None:
-        """Bring what is written to the disk before it takes its name, for a loss of power to leave it whole."""
+        """Bring what is written to disk before it takes its name, so that a loss of power leaves it whole."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp"):
             for path in (*folder.rglob("*"), folder):
                 sync(path)

@@ -4,8 +4,8 @@
 
 A tiny run is killed, stopped and interrupted at random moments: while it starts, steps, evaluates, saves and
 resumes. Bits of its checkpoints are flipped and their files cut short, its disk fills up, and a second run is
-started in its folder. Every weight, every loss and every line on stderr is looked at. It prints what was tried
-and what was found, and exits with 1 if anything was wrong.
+started in its folder. Every weight, every loss and every line on stderr is looked at. It prints what was
+tried and what was found, and exits with 1 if anything was wrong.
 """
 
 import argparse

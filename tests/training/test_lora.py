@@ -17,6 +17,7 @@ from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from runs.checkpoint import arrays_by_name
 from runs.load import load_run, load_run_with_adapters
+from runs.manifest import checksum_of_json
 from tests.helpers import (
     FLOAT32_ROUNDING,
     assert_close,
@@ -344,16 +345,21 @@ def copies(base_run, lora_run, tmp_path):
     base, lora = tmp_path / "base", tmp_path / "lora"
     shutil.copytree(base_run, base)
     shutil.copytree(lora_run, lora)
-    for path in lora.glob("checkpoints/*/manifest/metadata"):
-        path.write_text(path.read_text().replace(str(base_run), str(base)))
+    rename_base(lora, base_run, base)
     return base, lora
+
+
+def rename_base(lora, before, after):
+    """Have the manifests of a run name another folder as their base, as if they had been saved so."""
+    for path in lora.glob("checkpoints/*/manifest/metadata"):
+        values = json.loads(path.read_text().replace(str(before), str(after)))
+        path.write_text(json.dumps(values | {"checksum": checksum_of_json(values)}))
 
 
 def test_a_run_below_its_own_adapters_is_refused(copies):
     """Else it would be loaded for ever."""
     base, lora = copies
-    for path in lora.glob("checkpoints/*/manifest/metadata"):
-        path.write_text(path.read_text().replace(str(base), str(lora)))
+    rename_base(lora, base, lora)
     assert f"{lora}: the run is below its own adapters" in refusal(load_run, str(lora))
 
 
