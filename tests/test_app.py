@@ -354,6 +354,7 @@ def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed,
     assert_same_bits(weights(at_modal.volume / "runs" / "run"), weights(undisturbed))
 
 
+@pytest.mark.slow
 @containers
 def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, n_head=3))

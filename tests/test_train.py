@@ -310,7 +310,7 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(first_run, tiny, tmp_p
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
 
 
-@pytest.mark.parametrize("at", [0, 5, 10])
+@pytest.mark.parametrize("at", [5, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 10))])
 def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny, tmp_path, monkeypatch, at):
     """The run saves what it would have evaluated, and, resumed, evaluates that first: as if never stopped."""
 
@@ -423,6 +423,32 @@ def test_resume_refuses_another_vocabulary(copied_run, tmp_path, symbols):
     write_dataset(other, ids, ids, CharTokenizer(symbols), "a test")
     text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", f"--dataset={other}"])
     assert f"dataset={other}" in text and str(copied_run) in text
+
+
+def spoil(checkpoint: Path) -> None:
+    for path in (checkpoint / "model").rglob("d/*"):
+        path.write_bytes(path.read_bytes()[:-40])
+
+
+def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(first_run, copied_run, tiny, capsys):
+    checkpoints = copied_run / "checkpoints"
+    spoil(checkpoints / "20")
+    (checkpoints / "15" / "manifest" / "metadata").write_text("{")
+    train.main(tiny(copied_run, init_from="resume", max_iters=20, eval_iters=-1, keep_checkpoints=9))
+    said = capsys.readouterr()
+    assert f"resuming at iter 10, from {checkpoints / '10'}" in said.out
+    for damaged in ("20", "15"):
+        assert f"note: {checkpoints / damaged}: the checkpoint is damaged" in said.err
+    assert sorted(path.name.partition("-")[0] for path in (copied_run / "damaged").iterdir()) == ["15", "20"]
+    assert saved_iterations(copied_run) == [5, 10, 15, 20]
+    assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
+
+
+def test_where_no_checkpoint_is_whole_a_run_says_so_and_loses_none(copied_run, tiny):
+    for iteration in saved_iterations(copied_run):
+        spoil(copied_run / "checkpoints" / str(iteration))
+    assert "no checkpoint there is whole" in refusal(train.main, tiny(copied_run, init_from="resume"))
+    assert len(list((copied_run / "damaged").iterdir())) == 4
 
 
 def test_auto_starts_and_then_resumes(tiny, tmp_path, capsys):

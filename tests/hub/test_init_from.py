@@ -43,6 +43,7 @@ def command_line(tiny_data, folder):
     return line
 
 
+@pytest.mark.slow
 def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_line, tmp_path):
     train.main(command_line(tmp_path / "out", **STILL))
     model, _, iteration = load_run(str(tmp_path / "out"))

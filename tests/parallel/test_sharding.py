@@ -46,10 +46,10 @@ VARIANTS = {
 PAIRS = [  # every strategy, and every variant on two meshes
     ("gpt2", "data:8"),
     ("gpt2, dropout", "fsdp:8"),
-    ("llama", "tensor:8"),
-    ("swiglu, tied, one microbatch", "data:4,tensor:2"),
+    pytest.param("llama", "tensor:8", marks=pytest.mark.slow),
+    pytest.param("swiglu, tied, one microbatch", "data:4,tensor:2", marks=pytest.mark.slow),
     ("llama", "fsdp:2,tensor:4"),
-    ("gpt2", "data:2,fsdp:2,tensor:2"),
+    pytest.param("gpt2", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
     ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
 ]
@@ -155,6 +155,7 @@ def collectives(mesh):
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
+@pytest.mark.slow
 def test_data_parallel_devices_only_sum(optimized):
     assert {kind for body in collectives("data:8") for kind, _ in body} == {"all-reduce"}
 

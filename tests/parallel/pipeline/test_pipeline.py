@@ -59,7 +59,7 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     pytest.param("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED, marks=pytest.mark.slow),
     pytest.param("llama", "stage:2,fsdp:2,tensor:2", {}, marks=pytest.mark.slow),
     ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
-    ("llama", "stage:2,tensor:2,data:2", dict(pipeline_schedule="gpipe", virtual_stages=4)),
+    pytest.param("llama", "stage:2,tensor:2,data:2", GPIPE | dict(virtual_stages=4), marks=pytest.mark.slow),
     ("llama", "stage:2,fsdp:2,tensor:2", INTERLEAVED | dict(pipeline_branches="where")),
     pytest.param("llama, documents", "stage:4,fsdp:2", {}, marks=pytest.mark.slow),
     pytest.param("one microbatch, dropout", "stage:4", {}, marks=pytest.mark.slow),
