@@ -78,6 +78,7 @@ class Limit(NamedTuple):
 
     text: str
     holds: Callable[[Any], object]  # whose truth counts
+    below: int = 2**31  # that an integer's size has to be; devices count in int32
 
 
 Name = Annotated[
@@ -87,7 +88,7 @@ Name = Annotated[
 Count = Annotated[int, Limit("an integer, 1 or more", lambda x: x >= 1)]
 NonNegativeInt = Annotated[int, Limit("an integer, 0 or more", lambda x: x >= 0)]
 BatchCount = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 or x == -1)]
-Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32)]
+Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32, below=2**32)]
 Positive = Annotated[float, Limit("a number above 0", lambda x: x > 0)]
 NonNegative = Annotated[float, Limit("a number, 0 or more", lambda x: x >= 0)]
 Address = Annotated[
@@ -253,7 +254,7 @@ def check_value(name: str, value: Any, origin: str, cls: type[CommandOptions]) -
         raise UserError(f"{origin}{name} is {spell(value)}, expected {expected}") from error
 
 
-def conform(value: Any, kind: Any) -> Any:
+def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
     """Return `value` as type `kind`. 1e5 passes as an int and 1 as a float, True as neither.
 
     Raises ValueError if the value is of another type, or outside the type's limit; with words for what is
@@ -263,7 +264,7 @@ def conform(value: Any, kind: Any) -> Any:
     finite = number and abs(value) <= sys.float_info.max  # false for nan as well
     if get_origin(kind) is Annotated:
         base, limit = get_args(kind)
-        value = conform(value, base)
+        value = conform(value, base, limit.below)
         if limit.holds(value):
             return value
     elif get_origin(kind) is Literal:
@@ -272,7 +273,7 @@ def conform(value: Any, kind: Any) -> Any:
     elif type(None) in get_args(kind):
         return None if value is None else conform(value, get_args(kind)[0])
     elif kind is int and finite and value == int(value):
-        if abs(value) >= 2**32:
+        if abs(value) >= below:
             raise ValueError("a smaller integer")
         return int(value)
     elif kind is float and finite:

@@ -588,3 +588,9 @@ def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
     expected = parse_options([baby, *readme.split()])
     names = {"wandb_project": cpu.wandb_project, "wandb_run_name": cpu.wandb_run_name}
     assert cpu == replace(expected, **names)
+
+
+def test_integers_are_those_that_devices_count_in_and_seeds_may_be_larger():
+    assert "expected a smaller integer" in refusal(parse_options, [f"--warmup_iters={2**31}"])
+    assert parse_options([f"--warmup_iters={2**31 - 1}"]).warmup_iters == 2**31 - 1
+    assert parse_options([f"--seed={2**32 - 1}"]).seed == 2**32 - 1
