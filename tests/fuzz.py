@@ -3,7 +3,7 @@
     python -m tests.fuzz --count=500 --seed=0
 
 They are made from the types of the options, from sizes, from config files that fail, and from folders whose
-JSON is damaged. The commands run in this process as `python <command>` would run them; 500 take minutes.
+JSON is damaged. The commands run in this process as `python <command>` would run them.
 """
 
 import argparse
