@@ -58,7 +58,7 @@ def run_in_container(script: str, words: list[str], run_name: str, seconds: floa
         raise KeyboardInterrupt  # the machine is taken away, or the user stops the run
     if stop == "time":
         raise ChildProcessError(f"its time is up: {AGAIN}")
-    # Of a cluster's processes, all end with STOPPED when one is told to stop, and with 1 when one is killed.
+    # When one process of a cluster is told to stop, all end with STOPPED; when one is killed, all end with 1.
     if status < 0 or status == STOPPED or (status == 1 and nodes > 1):
         raise ChildProcessError(f"{script} was killed or stopped (status {status}): {AGAIN}")
     return status

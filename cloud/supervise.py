@@ -23,8 +23,7 @@ def run_script(
     """Run a script with the options `words` to its end, and call `meanwhile` every INTERVAL seconds.
 
     Return its status, which is negative if a signal killed it, and why it was stopped, if it was. Ctrl-C, and
-    the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and
-    ends with status 143.
+    the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and ends with status 143.
     """
     # A terminal sends Ctrl-C to the script as well, and train.py ends without saving at its second signal. So
     # SIGINT is blocked while the script starts: the script inherits that, and a SIGINT waits here until there

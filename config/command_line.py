@@ -49,7 +49,7 @@ class UserError(Exception):
         line = " ".join(text.split())  # one line, even around another library's message
         if len(line) > LONGEST_LINE:  # of what a file holds, or a user pasted
             line = f"{line[: LONGEST_LINE - 300]} ... {line[-300:]}"
-        # What a terminal would obey, as it obeys escape sequences in a foreign file's names, becomes "?".
+        # A terminal would obey an escape sequence, which may stand in a file's name: it becomes "?".
         super().__init__("".join(c if c.isprintable() else "?" for c in line))
 
 

@@ -76,7 +76,7 @@ TOO_LARGE = {
 
 
 class Folders(NamedTuple):
-    """What the invocations name: a data set, a run trained on it, a model of the hub, config files."""
+    """The invocations name these: a data set, a run trained on it, and config files that fail."""
 
     data: Path
     run: Path

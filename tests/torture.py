@@ -1,4 +1,4 @@
-"""What can happen to a run, done to one on purpose, and whether it ends at the weights of an undisturbed one.
+"""Do to a run, on purpose, all that can happen to one, and compare it with a run that nothing disturbed.
 
     python -m tests.torture --kills=50 --flips=200 --seconds=600
 
