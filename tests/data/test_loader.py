@@ -178,7 +178,7 @@ def test_a_damaged_bin_is_refused_at_open(dataset, damage, message):
 
 @pytest.mark.parametrize("large", [False, True])
 def test_ids_are_checked_as_they_are_drawn(dataset, monkeypatch, large):
-    """Those of a file that is not read at once, and of one that has changed since."""
+    """A large file is not read when it is opened, and a small one may change after that."""
     path, ids = dataset / "train.bin", np.fromfile(dataset / "train.bin", "<u2")
     if large:
         monkeypatch.setattr(loader, "CHECK_AT_OPEN", 100)
