@@ -3,7 +3,7 @@
 Without it a process waits in a sum over all devices until the network or JAX gives up, up to a minute later
 and without a name. Every process counts up in the store that JAX's processes share, which process 0 keeps.
 Process 0 looks whether all counts go on, and the others look whether it has named a process whose count does
-not. Of process 0's own loss JAX tells the others at once, and aborts them with words of its own.
+not. When process 0 itself is lost, JAX aborts the others at once, with words of its own.
 """
 
 import os
@@ -88,6 +88,7 @@ class Watch(threading.Thread):
     def stop(self) -> None:
         """End the watch in good order: the others no longer expect this process to count."""
         self.over.set()
+        self.join()  # or a last count could come after this word
         try:
             self.put(f"{COUNTS}{self.process}", "done")
         except JaxRuntimeError:  # process 0 has ended before
