@@ -1,7 +1,7 @@
 """Files that the programs read and write.
 
-What is read may be damaged, or anybody's: no JSON gives more than a line that says so, and a name in it is no
-path out of its folder. What is written is whole at any time.
+A file that is read may be damaged, or somebody else's: bad JSON raises an error of one line, and a name in it
+is no path out of its folder. A file that is written is whole at any time.
 """
 
 import errno

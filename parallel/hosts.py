@@ -26,6 +26,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from config.command_line import UserError
+from config.files import first_line
 from config.options import Options
 from parallel.watch import BEAT, LOST, Watch
 
@@ -106,7 +107,7 @@ def end(error: BaseException, watch: Watch) -> NoReturn:
     status = 1
     if is_of_lost_process(error):
         watch.join(LOST + 3 * BEAT)  # it ends this process, as soon as it is known which one is lost
-        why = str(error).split("\n")[0][:200]
+        why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError):
         text, status = str(error), 2

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TextIO
 
 from config.command_line import UserError
+from config.files import read_json
 from parallel.hosts import on_process_0
 
 BEAT = 5  # seconds between two counts
@@ -100,8 +101,8 @@ class Lock:
     def read(self) -> dict:
         """Return what the file says of its holder; nothing when it is being written, or damaged."""
         try:
-            holder = json.loads(self.path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
+            holder = read_json(self.path)
+        except ValueError:
             return {}
         return holder if isinstance(holder, dict) else {}
 

@@ -1,4 +1,4 @@
-"""Whether a program can fit at all: the least memory that it needs, beside what devices and host have.
+"""Refuse what cannot fit: compare the least memory that a program needs with what devices and host have.
 
 The bounds are low on purpose: nothing that could run is refused. They are for sizes with digits too many,
 at which JAX overflows, or the kernel kills the program after a long wait and without a reason.
