@@ -98,6 +98,6 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """Shorten another library's message to one line."""
     return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
