@@ -3,8 +3,11 @@
 Functions that tests call by name are in helpers.py.
 """
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import jax
@@ -23,11 +26,24 @@ from tests.helpers import kill_started  # noqa: E402
 jax.config.update("jax_num_cpu_devices", 8)
 wait_for_simulated_devices()  # and those of the programs
 
-# XLA compiles a tiny model in a third of the time without its costly optimisations; the arithmetic is the
-# same. Here, and in the programs that tests start.
+# Most of the time goes into compiling tiny models. XLA takes a fifth of it without costly optimisations and with
+# its older way to make loops; the arithmetic is the same. What one test compiled, the others and the second
+# worker read from a folder that this run of the tests makes and removes. So do the programs that tests start.
 QUICK = "jax_disable_most_optimizations"
-jax.config.update(QUICK, True)
-os.environ[QUICK.upper()] = "1"
+os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+if "PYTEST_XDIST_WORKER" in os.environ:
+    COMPILED = os.environ["JAX_COMPILATION_CACHE_DIR"]
+else:
+    COMPILED = tempfile.mkdtemp(prefix="compiled-")
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+for name, value in {
+    QUICK: True,
+    "jax_compilation_cache_dir": COMPILED,
+    "jax_persistent_cache_min_compile_time_secs": 0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}.items():
+    jax.config.update(name, value)
+    os.environ[name.upper()] = str(value)
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
