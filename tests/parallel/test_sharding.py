@@ -156,11 +156,11 @@ COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "coll
 
 
 @pytest.mark.slow
-def test_data_parallel_devices_only_sum(optimized):
+def test_data_parallel_devices_only_sum():
     assert {kind for body in collectives("data:8") for kind, _ in body} == {"all-reduce"}
 
 
-def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients(optimized):
+def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
     found = collectives("fsdp:8")
     D, F = 64, 192
     weights = Counter({(D, 8, 8): 3, (D, D): 1, (D, F): 2, (F, D): 1})  # q, k, v; c_proj; gate, c_fc; c_proj
@@ -174,7 +174,7 @@ def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_
     assert {kind for body in found for kind, _ in body} <= {"all-gather", "all-reduce", "reduce-scatter"}
 
 
-def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way(optimized):
+def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
     found = collectives("tensor:8")
     assert found.count([("all-reduce", [(B, T, 64)])] * 2) == 2
     assert {kind for body in found for kind, _ in body} == {"all-reduce"}

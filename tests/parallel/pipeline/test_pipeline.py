@@ -97,7 +97,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
         pytest.param(dict(pipeline_branches="where"), marks=pytest.mark.slow),
     ],
 )
-def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes, optimized):
+def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes):
     options = replace(LLAMA, **changes, batch_size=B)
     x, y = random_batch(options, V)[:, 0]
 
