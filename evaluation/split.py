@@ -43,13 +43,16 @@ def make_evaluate(options: Options, model: GPT) -> Evaluate:
         means = {}
         for split, batches in splits.items():
             drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
-            here, losses = rows_here(B), []
+            here, losses, targets = rows_here(B), [], []
             for x, y in drawn:
                 if stop_asked():
                     return None
-                losses.append((compiled(model, assemble(x[here], B), assemble(y[here], B)), (y >= 0).sum()))
-                losses[-2:][0][0].block_until_ready()  # the batch before, while the device works on this one
-            means[split] = float(sum(float(loss) * t for loss, t in losses) / sum(t for _, t in losses))
+                losses.append(compiled(model, assemble(x[here], B), assemble(y[here], B)))
+                targets.append((y >= 0).sum())
+                if len(losses) > 1:  # wait for the batch before, so that a stop comes soon
+                    losses[-2].block_until_ready()
+            total = sum(float(loss) * n for loss, n in zip(losses, targets, strict=True))
+            means[split] = float(total / sum(targets))
         return means
 
     return evaluate
