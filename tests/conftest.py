@@ -28,7 +28,7 @@ wait_for_simulated_devices()  # and those of the programs
 
 # Most of the time goes into compiling tiny models. XLA takes a fifth of it without costly optimisations and
 # with its older way to make loops; the arithmetic is the same. What one test compiled, the others and the
-# second worker read from a folder that this run of the tests makes and removes. So do the programs they start.
+# second worker read from a folder that this run of the tests makes and removes; so do programs they start.
 QUICK = "jax_disable_most_optimizations"
 os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 if "PYTEST_XDIST_WORKER" in os.environ:
