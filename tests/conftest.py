@@ -20,18 +20,18 @@ from runs.hardware import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 
-from tests.helpers import kill_started  # noqa: E402
+from tests.helpers import OLD_LOOPS, kill_started  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
 wait_for_simulated_devices()  # and those of the programs
 
 # Most of the time goes into compiling tiny models. XLA takes a fifth of it without costly optimisations and
-# with its older way to make loops; the formulas are the same, the last bits perhaps not. What one test
-# compiled, the others and the second worker read from a folder that this run of the tests makes and removes.
-# All of it holds for the programs that tests start, too.
+# with its older loops; the formulas are the same, the last bits perhaps not. What one test compiled, the others
+# and the second worker read from a folder that this run of the tests makes and removes. All of it holds for the
+# programs that tests start, too.
 QUICK = "jax_disable_most_optimizations"
-os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+os.environ["XLA_FLAGS"] += f" {OLD_LOOPS}"
 if "PYTEST_XDIST_WORKER" in os.environ:
     COMPILED = os.environ["JAX_COMPILATION_CACHE_DIR"]
 else:

@@ -27,7 +27,7 @@ from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
 from runs.manifest import Damaged
-from tests.helpers import ROOT, losses, named_arrays, saved_state
+from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state
 from training.state import create_state, model_config
 
 MAX_ITERS = 2000  # some seconds of steps, about as long as a start
@@ -39,7 +39,7 @@ OPTIONS = {
     **{"keep_checkpoints": 3, "init_from": "auto"},
 }
 # XLA compiles so small a model several times faster like this, and the arithmetic is the same.
-QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false"}
+QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": OLD_LOOPS}
 
 
 class Torture:
