@@ -27,9 +27,9 @@ jax.config.update("jax_num_cpu_devices", 8)
 wait_for_simulated_devices()  # and those of the programs
 
 # Most of the time goes into compiling tiny models. XLA takes a fifth of it without costly optimisations and
-# with its older loops; the formulas are the same, the last bits perhaps not. What one test compiled, the others
-# and the second worker read from a folder that this run of the tests makes and removes. All of it holds for the
-# programs that tests start, too.
+# with its older loops; the formulas are the same, the last bits perhaps not. What one test compiled, the
+# others and the second worker read from a folder that this run of the tests makes and removes. All of it
+# holds for the programs that tests start, too.
 QUICK = "jax_disable_most_optimizations"
 os.environ["XLA_FLAGS"] += f" {OLD_LOOPS}"
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # to about 200 terms, whose order is free: sqrt(100 * 200) u.
 FLOAT32_ROUNDING = 1e-5
 
-# XLA's older way to make loops, which compiles a tiny model in less than half the time; JAX 0.12 has it no more.
+# XLA's older way to make loops compiles a tiny model in less than half the time. JAX 0.12 no longer has it.
 OLD_LOOPS = "--xla_cpu_use_fusion_emitters=false" if jax.__version_info__ < (0, 11) else ""
 
 DEADLINE = 240  # seconds: PyTorch without a compiler takes 75 on a slow machine
