@@ -117,6 +117,9 @@ class Torture:
             self.compare("after kills", "killed")
             shutil.rmtree(self.folder / "killed")
 
+    def signals_sent(self) -> int:
+        return sum(self.tried[number.name] for number in SIGNALS)
+
     def finish_killed(self) -> None:
         """Let the run that was killed last come to its end."""
         if (self.folder / "killed").exists():
@@ -203,9 +206,7 @@ def torture(folder: Path, kills: int, flips: int, seconds: float, seed: int = 0)
         victim.cut()
     for once in (victim.resume_after_a_flip, victim.fill_disk, victim.start_twice):
         once()
-    for _ in range(kills):
-        if time.monotonic() > until:
-            break
+    while victim.signals_sent() < kills and time.monotonic() < until:
         victim.kill()
     victim.finish_killed()
     return victim

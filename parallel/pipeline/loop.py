@@ -34,7 +34,7 @@ from config.options import Options
 from layers.residual import shard_residual
 from model import GPT, Block, Context, DropoutKey
 from parallel.pipeline.schedule import Row, Schedule
-from parallel.sharding import shard, splits
+from parallel.sharding import shard
 
 
 def split_blocks(model: GPT) -> tuple[GPT, Block]:
@@ -50,13 +50,12 @@ def join_blocks(rest: GPT, blocks: Block) -> GPT:
 def embed(
     model: GPT, tokens: Int[Array, "B T"], context: Context, key: DropoutKey = None
 ) -> Float[Array, "B T D"]:
-    """Do as `model.embed`, from a table that is split along `tensor` alone.
+    """Do as `model.embed`, from a table that each device has whole.
 
-    Inside `shard_map`, XLA (JAX 0.10.2) stops in a failed check where it looks up tokens in a table that both
-    `fsdp` and `tensor` split, if the tokens are more than a few.
+    Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) stops in a failed check where it looks up tokens in a
+    table that is split, if the tokens are more than a few.
     """
-    axis = "tensor" if splits("tensor", len(model.wte), jax.sharding.get_abstract_mesh()) else None
-    model = eqx.tree_at(lambda model: model.wte, model, eqx.filter_shard(model.wte, P(axis)))
+    model = eqx.tree_at(lambda model: model.wte, model, eqx.filter_shard(model.wte, P()))
     return model.embed(tokens, context, key=key)
 
 
