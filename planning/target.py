@@ -5,7 +5,7 @@
     devices = absent_devices("H100:8")                for a mesh: parallel.mesh.mesh_of(devices, sizes)
 
 A mesh of them is used like any other, inside `jax.set_mesh`: programs are lowered and compiled for it, and
-can be looked at, but no array can be put there. The compilers come with `pip install -r requirements-plan.txt`:
+can be looked at, but no array can be put there. The compilers come with requirements-plan.txt:
 libtpu for TPUs, JAX's CUDA plugin for NVIDIA's GPUs. They need no driver and no card.
 """
 
