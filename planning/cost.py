@@ -4,12 +4,13 @@
     cost.seconds, cost.by_class(), cost.by_line()
 
 A kernel takes the longer of its FLOPs at 80% of the dense bfloat16 peak and its bytes at 90% of the memory's
-bandwidth, and on a GPU 1.5 microseconds more, for its start. (A TPU runs the whole step as one program.) Products of
-float32 run at half the peak on a GPU, as TF32, and at the whole on a TPU, which rounds them to bfloat16.
+bandwidth, and on a GPU 1.5 microseconds more, for its start. (A TPU runs the whole step as one program.)
+Products of float32 run at half the peak on a GPU, as TF32, and at the whole on a TPU, which rounds them to
+bfloat16.
 
-A collective over n devices sends (n - 1) / n of the array (an all-reduce twice that, a permutation all of it), at
-80% of the link; between machines, each GPU sends its share of that through its own network card. The sum counts
-communication after the work; with it hidden behind the work the step takes the longer of the two.
+A collective over n devices sends (n - 1) / n of the array (an all-reduce twice that, a permutation all of
+it), at 80% of the link; between machines, each GPU sends its share of that through its own network card. The
+sum counts communication after the work; with it hidden behind the work the step takes the longer of the two.
 
 These are bounds from below. What is not in them: tiles that do not fill the units, a cache that is missed,
 latency of the network, a pipeline's bubble, the loop around the step.

@@ -5,9 +5,10 @@
 A kernel is an instruction of the entry computation, or of a loop's, a branch's or a call's, that the device
 starts by itself; a fusion is one, whatever it holds. The rules:
 
-FLOPs are those of products: 2 m n k for a matrix product, wherever it stands, in a fusion, as a convolution (a TPU's
-form of it, where only the positions that meet count) or in a library's kernel. Of causal attention in a fused
-kernel the half that the mask leaves counts; its backward pass computes five products to the forward's two.
+FLOPs are those of products: 2 m n k for a matrix product, wherever it stands, in a fusion, as a convolution
+(a TPU's form of it, where only the positions that meet count) or in a library's kernel. Of causal attention
+in a fused kernel the half that the mask leaves counts; its backward pass computes five products to the
+forward's two.
 
 Bytes are those that a kernel reads from and writes to device memory: each array once, however often the
 kernel uses it. What a kernel takes a slice of, or gathers from, counts with what it takes; what it updates in
