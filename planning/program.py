@@ -6,7 +6,7 @@
 
 The text is the only form in which every version of JAX gives an optimised program. An instruction is
 
-    %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), attribute=value, metadata={... stack_frame_id=7}
+    %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), key=value, metadata={... stack_frame_id=7}
 
 where `{1,0}` is the order of the axes in memory, `T(8,128)` the tiles that a TPU fills, and `S(1)` a TPU's
 memory on the chip. What the instructions do is not looked at here, but in work.py.

@@ -178,8 +178,8 @@ class Counter:
 def trip_count(program: Program, loop: Instruction, around: Computation) -> int | None:
     """Return how often a loop of the computation `around` runs its body; None if that cannot be found.
 
-    XLA notes it for GPUs and CPUs. Otherwise it is read from the condition `tuple[k] < limit`, the step that the
-    body adds to tuple[k], and the start that the loop is given.
+    XLA notes it for GPUs and CPUs. Otherwise it is read from the condition `tuple[k] < limit`, the step that
+    the body adds to tuple[k], and the start that the loop is given.
     """
     if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text):
         return int(found[1])
@@ -327,7 +327,7 @@ def meeting_positions(size, kernel, out, stride, pad, lhs_dilate, rhs_dilate) ->
 
 
 def custom_call_flops(x: Instruction, shapes: list[Shape]) -> float:
-    """Return the FLOPs of a library's kernel: cuDNN's attention, cuBLAS's product, a Pallas kernel's estimate."""
+    """Return the FLOPs of a library's kernel: cuDNN's attention, cuBLAS's product, or Pallas' estimate."""
     target, config = target_of(x), backend_config(x)
     if target.startswith("__cudnn$fmha"):
         fmha = config["cudnn_fmha_backend_config"]
@@ -365,7 +365,7 @@ def backend_config(x: Instruction) -> dict:
 
 
 def collective(x: Instruction, computation: Computation, times: int) -> Kernel:
-    """Describe a collective: which devices take part, and the bytes of the largest array it takes or gives."""
+    """Describe a collective: which devices take part, and the bytes that it takes or gives, the larger."""
     operands = sum(tiled_bytes(computation.by_name[name]) for name in x.operands)
     name = x.opcode.removesuffix("-start")
     result = tiled_bytes(x)

@@ -13,6 +13,7 @@ from jaxtyping import Array, Int, PyTree
 
 from config.command_line import UserError
 from config.options import SHAPE, Options
+from layers.target import target
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -32,7 +33,7 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
 
     `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
     """
-    on_cpu, on_gpu = jax.default_backend() == "cpu", jax.default_backend() == "gpu"
+    on_cpu, on_gpu = target().platform == "cpu", target().platform == "gpu"
     dtype = options.dtype if options.dtype != "auto" else "float32" if on_cpu else "bfloat16"
     fused = on_gpu and dtype == "bfloat16"
     if options.attention == "cudnn" and not fused:
