@@ -35,7 +35,7 @@ CLASSES = ("matrix products", "attention", "loss", "norms and elementwise", "opt
 
 # Lines in these say how a thing is computed; their callers say which.
 GENERAL = ("layers/products.py", "layers/tensor_parallel.py")
-GENERAL_FUNCTIONS = ("Linear.__call__", "train_step", "apply_blocks")
+GENERAL_FUNCTIONS = ("Linear.__call__", "plan_step")
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,7 @@ def time_table(cost: Cost) -> str:
     if cost.hidden_seconds < seconds:
         lines.append(f"{'with the network hidden':32}{1e3 * cost.hidden_seconds:9.2f}")
     if cost.unknown_loops:
-        lines.append(
-            f"{cost.unknown_loops} loops have no trip count: their bodies count once, so this is too low"
-        )
+        lines.append(f"{cost.unknown_loops} loops have no trip count and count once: this is too low")
     return "\n".join(lines)
 
 
@@ -116,7 +114,7 @@ def run_table(planned: Planned, target: Target, parameters: int) -> str:
     if "mfu" in figures:
         lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.0f} TFLOP/s"
     lines[f"{options.max_iters:,} steps, at least"] = (
-        f"{figures['hours']:,.1f} h, ${figures['dollars']:,.0f} at ${device.price:.2f} an hour a device "
+        f"{figures['hours']:,.3g} h, ${figures['dollars']:,.3g} at ${device.price:.2f} an hour a device "
         f"({device.price_source}, {PRICES_READ})"
     )
     lines["tokens"] = (
