@@ -23,7 +23,8 @@ def describe(planned: Planned, target: Target, parameters: int) -> str:
     return (
         f"A plan for {target.count} x {device.name} ({device.kind}): what XLA's compiler makes of the step.\n"
         "Nothing was run, and nothing below was measured.\n\n"
-        f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, {A} x {B} x {T} = {A * B * T:,} "
+        f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
+        f"{A} x {B} x {T} = {A * B * T:,} "
         f"tokens per step\nmesh={options.mesh}, attention={config.attention}, remat={config.remat}, "
         f"dtype={config.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
     )
