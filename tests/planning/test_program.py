@@ -1,4 +1,4 @@
-"""The count of a compiled program's work: against programs whose FLOPs, bytes, loops and messages are known."""
+"""The count of a program's work, against programs whose FLOPs, bytes, loops and messages are known."""
 
 from dataclasses import replace
 
