@@ -124,7 +124,7 @@ def absent_devices(text: str) -> list[jax.Device]:
 
 def check_installed(device: Device) -> None:
     """Raise UserError if the compiler for a device is not installed."""
-    for module in ("jax_plugins.xla_cuda13", "nvidia.cu13", "nvidia.cudnn") if device.gpu else ("libtpu",):
+    for module in ("jax_plugins.xla_cuda13", "nvidia.cudnn") if device.gpu else ("libtpu",):
         try:
             found = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # of the package that should hold it

@@ -100,8 +100,6 @@ def test_between_machines_each_gpu_sends_its_share_through_its_own_card():
     groups = "{{" + ",".join(map(str, range(16))) + "}}"
     cost = cost_of(ALL_REDUCE + groups, "f32[1000000]{0}", on="H100:16", mesh=ONE | dict(fsdp=16))
     share = 2 * 4e6 / 2 / 8  # the 8 cards of a machine send half of the array, twice
-        2 * 4e6 / 2 / 8
-    )  # of an all-reduce over two machines, whose 8 cards send half of the array each way
     assert cost.seconds == pytest.approx(
         max(share / (0.8 * 50e9), 2 * 15 / 16 * 4e6 / (0.8 * 450e9)) + 1.5e-6
     )
