@@ -129,7 +129,7 @@ def test_a_gpu_is_described_with_its_own_shape(name):
     [
         ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.20G of 15.75G hbm.", 18.2),
         (
-            "Ran out of memory on HBM, the total memory required for HLO temporaries (4.5T) exceeds available",
+            "Ran out of memory on HBM, the memory required for HLO temporaries (4.5T) exceeds available",
             4608,
         ),
         ("INVALID_ARGUMENT: no such thing", None),
