@@ -21,9 +21,11 @@ ALLOWED = {
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
+    "planning": {"config", "data", "model", "parallel", "runs", "training"},
     "cloud": {"config", "data", "runs"},
 }
-COMMANDS = {"train", "sample", "evaluate", "export", "bench", "app"}  # what a user types; nobody imports them
+# What a user types. Nobody imports them.
+COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "app"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
