@@ -37,7 +37,7 @@ from config.options import Options, parse_options
 from data.loader import NANOGPT, Meta, dataset_dir, is_prepared, load_meta
 from model import GPT
 from planning import report
-from planning.decoding import decoding_table
+from planning.decoding import decoding_table, plan_decoding
 from planning.fit import Planned, largest, plan, remedies
 from planning.target import Target, parse_target, prepare_to_compile
 
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> None:
     prepare_to_compile()
     meta = dataset_meta(options, own.vocab_size)
     if own.decode:
-        print(decoding_table(options, meta, target))
+        print(decoding_table(plan_decoding(options, target, meta), target))
         return
     show(own, options, target, meta)
 

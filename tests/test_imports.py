@@ -21,7 +21,7 @@ ALLOWED = {
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
-    "planning": {"config", "data", "model", "parallel", "runs", "training"},
+    "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "cloud": {"config", "data", "runs"},
 }
 # What a user types. Nobody imports them.

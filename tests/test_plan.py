@@ -108,6 +108,11 @@ def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
 
 
 @pytest.mark.accelerator
-def test_sampling_is_planned_by_its_bytes():
+def test_sampling_is_planned_at_least_and_as_compiled():
     printed = planned("--on=H100", "--decode", "--batch_size=4")
-    assert "weights, read for each token" in printed and "nothing was run" in printed
+    assert "weights that a token reads" in printed and "Nothing was run" in printed
+    least, compiled = (
+        float(next(line for line in printed.splitlines() if line.startswith(name)).split()[-3])
+        for name in ("at least, 32 in", "as compiled")
+    )
+    assert 0 < least <= compiled
