@@ -78,8 +78,8 @@ def decoding_table(planned: PlannedDecoding, target: Target) -> str:
         f"A plan for sampling on one {device.name} ({device.kind}). Nothing was run or measured.\n",
         f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.dtype}",
         f"{f'cache of {B} x {T:,} tokens':40}{B * T * cache / GIB:10.3f} GiB",
-        f"{'memory of the compiled program':40}{planned.needed / GIB:10.3f} GiB of {device.memory / GIB:.2f}: "
-        f"{verdict}",
+        f"{'memory of the compiled program':40}{planned.needed / GIB:10.3f} GiB "
+        f"of {device.memory / GIB:.2f}: {verdict}",
         f"\n{'a token for each of the sequences':40}{'ms':>10}{'GB':>10}{'tokens/s':>12}",
     ]
 
