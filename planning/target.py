@@ -60,6 +60,12 @@ def parse_target(text: str) -> Target:
     return tpu_target(text, device, size if colon else "x".join("1" * device.dimensions))
 
 
+def target_here(device_kind: str, count: int) -> Target | None:
+    """Return `count` devices of a kind, as JAX calls it, that are there; None if the table has none such."""
+    device = next((device for device in DEVICES.values() if device.kind == device_kind), None)
+    return Target(device.name, device, (count,)) if device else None
+
+
 def gpu_target(text: str, device: Device, size: str) -> Target:
     if not re.fullmatch(r"[1-9]\d{0,4}", size):
         raise UserError(f"--on={text}: expected a number of GPUs, as in --on={device.name}:8")

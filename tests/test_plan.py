@@ -6,7 +6,7 @@ import pytest
 
 import plan
 from planning import target
-from planning.target import parse_target
+from planning.target import parse_target, target_here
 from tests.helpers import refusal, run_python
 
 TINY = dict(
@@ -66,6 +66,12 @@ def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, monkeypatc
 def test_a_target_is_a_device_and_how_many(text, count, shape, hosts):
     found = parse_target(text)
     assert (found.count, found.shape, found.hosts) == (count, shape, hosts)
+
+
+def test_a_device_that_is_there_is_found_by_its_kind():
+    found = target_here("NVIDIA H100 80GB HBM3", 8)
+    assert found is not None and (found.device.name, found.count) == ("H100", 8)
+    assert target_here("cpu", 1) is None
 
 
 # --- with requirements-plan.txt -----------------------------------------------------------------------------
