@@ -9,8 +9,7 @@ Products of float32 run at half the peak on a GPU, as TF32, and at the whole on 
 bfloat16.
 
 A collective over n devices sends (n - 1) / n of the array (an all-reduce twice that, a permutation all of
-it), at 80% of the link; between machines, each GPU sends its share of that through its own network card. The
-sum counts communication after the work; with it hidden behind the work the step takes the longer of the two.
+it), at 80% of the link; between machines, each GPU sends its share of that through its own network card.
 
 These are bounds from below. What is not in them: tiles that do not fill the units, a cache that is missed,
 latency of the network, a pipeline's bubble, the loop around the step.
@@ -47,6 +46,7 @@ class Operation:
     line: Line | None  # of our code, that made it
     backward: bool
     seconds: float
+    memory_seconds: float  # of these, those that its bytes take by themselves
     bound: str  # "products", "memory", "network" or "start": what takes that long
     sent: float  # bytes that a device sends
 
@@ -86,14 +86,23 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step whose communication follows its work."""
-        return sum(x.seconds * x.kernel.times for x in self.operations)
+        """Seconds of a step that does one thing after another."""
+        return self.total(lambda x: x.seconds)
 
     @property
     def hidden_seconds(self) -> float:
-        """Seconds of a step whose communication goes on behind its work."""
-        network = sum(x.seconds * x.kernel.times for x in self.operations if x.kernel.collective)
-        return max(network, self.seconds - network)
+        """Seconds of a step whose communication, and whose copies to a TPU's chip, go on behind its work.
+
+        The memory still has to move all that is copied, and the network all that is sent.
+        """
+        return max(
+            self.total(lambda x: 0.0 if x.kernel.moves_behind_others else x.seconds),
+            self.total(lambda x: x.memory_seconds),
+            self.total(lambda x: x.seconds if x.kernel.collective else 0.0),
+        )
+
+    def total(self, number: Callable[[Operation], float]) -> float:
+        return sum(number(x) * x.kernel.times for x in self.operations)
 
     def by_class(self) -> list[Row]:
         """Return the classes of work in a fixed order, then the mesh axes' communication."""
@@ -127,11 +136,13 @@ class Pricing:
         if kernel.collective:
             sent, seconds = self.send(kernel)
             work = f"network: {self.axes(kernel)}"
-            return Operation(kernel, work, own_line(lines), backward, seconds, "network", sent)
-        seconds, bound = self.compute(kernel)
-        return Operation(kernel, work_of(kernel, lines), own_line(lines), backward, seconds, bound, 0.0)
+            return Operation(kernel, work, own_line(lines), backward, seconds, 0.0, "network", sent)
+        seconds, memory_seconds, bound = self.compute(kernel)
+        work = work_of(kernel, lines)
+        return Operation(kernel, work, own_line(lines), backward, seconds, memory_seconds, bound, 0.0)
 
-    def compute(self, kernel: Kernel) -> tuple[float, str]:
+    def compute(self, kernel: Kernel) -> tuple[float, float, str]:
+        """Return a kernel's seconds, those that its bytes alone take, and what bounds it."""
         device = self.target.device
         peak = device.peak / 2 if kernel.dtype == "f32" and device.gpu else device.peak
         times = {
@@ -140,7 +151,7 @@ class Pricing:
         }
         start = START if device.gpu else 0.0
         bound = max(times, key=lambda name: times[name])
-        return times[bound] + start, bound if times[bound] >= start else "start"
+        return times[bound] + start, times["memory"], bound if times[bound] >= start else "start"
 
     def send(self, kernel: Kernel) -> tuple[float, float]:
         """Return the bytes that a device sends for a collective, and the seconds that takes."""
@@ -185,13 +196,19 @@ class Pricing:
 
 def work_of(kernel: Kernel, lines: list[Line]) -> str:
     """Return the class of a kernel that computes, by the innermost lines that tell."""
+    if (
+        kernel.instruction.opcode == "custom-call"
+        and kernel.flops
+        and not kernel.instruction.target.startswith("__cublas")
+    ):
+        return "attention"  # cuDNN's or splash, the only kernels of others that a step has
     for line in lines:
         function = line.function.rpartition(".")[2]
         if "/optax/" in line.file or line.file.endswith(("training/optimizer.py", "equinox/_update.py")):
             return "optimizer"
         if line.file.endswith("training/loss.py"):
             return "loss"
-        if "attention" in function or "/layers/attention" in line.file or "splash_attention" in line.file:
+        if "attention" in function or "/layers/attention" in line.file:
             return "attention"
     if kernel.flops:
         return "matrix products"

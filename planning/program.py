@@ -73,6 +73,15 @@ class Instruction:
     def bytes(self) -> int:
         return sum(shape.bytes for shape in self.shapes)
 
+    @property
+    def tiled_bytes(self) -> int:
+        return sum(shape.tiled_bytes for shape in self.shapes)
+
+    @property
+    def target(self) -> str:
+        """The name of the kernel that a custom call starts."""
+        return (self.attribute("custom_call_target") or "").strip('"')
+
     def attribute(self, name: str) -> str | None:
         """Return the value of `name=value`: a word, or all between braces."""
         if found := re.search(rf"[, ]{name}=(\{{|[^,\s]+)", self.text):
@@ -141,6 +150,7 @@ class Program:
 def parse_program(text: str) -> Program:
     """Parse the text of an optimised module. Raises ValueError if it has no entry computation."""
     header, _, _ = text.partition("\n%")
+    text = re.sub(r'\n(?="|\}.)', " ", text)  # a Pallas kernel's metadata takes lines of its own
     computations: dict[str, Computation] = {}
     entry, name, instructions = None, "", []
     for line in text.splitlines():
@@ -213,3 +223,7 @@ def parse_frames(header: str) -> dict[int, tuple[Line, int]]:
 
 def fields(text: str) -> dict[str, int]:
     return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"-?\d+", text)]

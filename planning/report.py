@@ -65,7 +65,7 @@ def time_table(cost: Cost) -> str:
         )
     lines.append(f"{'sum':32}{1e3 * seconds:9.2f}")
     if cost.hidden_seconds < seconds:
-        lines.append(f"{'with the network hidden':32}{1e3 * cost.hidden_seconds:9.2f}")
+        lines.append(f"{'with copies and network hidden':32}{1e3 * cost.hidden_seconds:9.2f}")
     if cost.unknown_loops:
         lines.append(f"{cost.unknown_loops} loops have no trip count and count once: this is too low")
     return "\n".join(lines)
@@ -119,7 +119,7 @@ def run_table(planned: Planned, target: Target, parameters: int) -> str:
         f"({device.price_source}, {PRICES_READ})"
     )
     lines["tokens"] = (
-        f"{figures['tokens'] / 1e9:.3g} billion, {figures['tokens_per_parameter']:.3g} per parameter "
+        f"{figures['tokens'] / 1e9:,.3g} billion, {figures['tokens_per_parameter']:,.1f} per parameter "
         f"(Chinchilla: {CHINCHILLA})"
     )
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())

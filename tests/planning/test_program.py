@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from config.options import Options
 from parallel.mesh import make_mesh
 from planning.program import Shape, parse_program
-from planning.work import device_groups, kernels, unknown_loops
+from planning.traffic import device_groups
+from planning.work import kernels, unknown_loops
 from runs.speed import flops_per_token
 from training.state import model_config, state_shapes
 from training.step import plan_step
