@@ -196,19 +196,13 @@ class Pricing:
 
 def work_of(kernel: Kernel, lines: list[Line]) -> str:
     """Return the class of a kernel that computes, by the innermost lines that tell."""
-    if (
-        kernel.instruction.opcode == "custom-call"
-        and kernel.flops
-        and not kernel.instruction.target.startswith("__cublas")
-    ):
-        return "attention"  # cuDNN's or splash, the only kernels of others that a step has
     for line in lines:
         function = line.function.rpartition(".")[2]
         if "/optax/" in line.file or line.file.endswith(("training/optimizer.py", "equinox/_update.py")):
             return "optimizer"
         if line.file.endswith("training/loss.py"):
             return "loss"
-        if "attention" in function or "/layers/attention" in line.file:
+        if "attention" in function or line.file.endswith("layers/attention.py"):
             return "attention"
     if kernel.flops:
         return "matrix products"

@@ -1,8 +1,8 @@
 """The bytes that a kernel reads and writes, and who takes part in a collective.
 
 Bytes are those of device memory: each array counts once, however often the kernel uses it. What a kernel
-takes a slice of, or gathers from, counts with what it takes; what it updates in place, with the update. Arrays in a
-TPU's memory on the chip count nothing, and others whole tiles.
+takes a slice of, or gathers from, counts with what it takes; what it updates in place, with the update.
+Arrays in a TPU's memory on the chip count nothing, and others whole tiles.
 """
 
 import re

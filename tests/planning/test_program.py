@@ -211,6 +211,15 @@ def test_device_groups_are_read_in_all_their_forms(groups):
     assert device_groups(replace(kernel.instruction, text=pairs)) == ((0, 1), (1, 0))
 
 
+def test_an_instruction_may_take_several_lines():
+    x = "bf16[2,4,128,64]{3,2,1,0}"
+    line = f'%splash_mha_dq.1 = {x} custom-call(%p0, %p1, %p2), custom_call_target="tpu_custom_call", '
+    metadata = 'frontend_attributes={kernel_metadata={\n"xprof":"{}"\n}}, metadata={stack_frame_id=3}'
+    kernel = one_kernel(line + metadata, "s8[1,2,2]{2,1,0}", x, x)
+    assert "stack_frame_id=3" in kernel.instruction.text
+    assert kernel.flops == 3 * 2 * 2 * 4 * (128 * 129 / 2) * 64  # q k^T, dy v^T and ds k, causal
+
+
 def test_what_is_no_program_is_refused():
     with pytest.raises(ValueError, match="no ENTRY"):
         parse_program("nonsense")
