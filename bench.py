@@ -41,6 +41,9 @@ from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
+from planning.cost import estimate
+from planning.program import parse_program
+from planning.target import target_here
 from runs.hardware import choose_device, peak_flops, share_one_heap
 from runs.memory import check_training
 from runs.speed import counted_flops, flops_per_token
@@ -52,9 +55,9 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     bench, argv = split_options(argv)
     options = parse_options(argv)
-    if bench.vs and (options.document_mask or options.optimizer != "adamw"):
+    if bench.vs and (options.document_mask or options.window or options.optimizer != "adamw"):
         raise UserError(
-            "--vs=torch: PyTorch's step here has AdamW alone, and no document_mask; leave those out"
+            "--vs=torch: PyTorch's step here has AdamW alone, no document_mask and no window; leave those out"
         )
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -207,6 +210,7 @@ def details(step: JaxStep, seconds: float, memory: str) -> str:
     lines = {
         "model FLOP/s": f"{flops / seconds / 1e12:.3g} TFLOP/s, {flops / tokens / 1e6:.4g} MFLOP per token",
         "MFU": utilization,
+        "planned": planned(step.train_step.compiled),
         "FLOPs that XLA counts": f"{counted / flops:.1%} of these" if counted else "none without a CPU",
         "compile time": f"{step.compile_seconds:.1f} s",
         "peak memory": memory,
@@ -222,6 +226,16 @@ def mfu(flops_per_second: float, dtype: str, device_kind: str) -> str:
     if (peak := peak_flops(device_kind)) is None:
         return f"none: the peak of {device_kind} is not in runs/hardware.py"
     return f"{flops_per_second / peak:.1%} of {peak / 1e12:.0f} TFLOP/s"
+
+
+def planned(compiled: jax.stages.Compiled) -> str:
+    """Return what planning/ makes of the compiled step, to be read next to what was measured."""
+    mesh = jax.sharding.get_mesh()
+    target = target_here(jax.devices()[0].device_kind, mesh.size)
+    if target is None:
+        return f"none: {jax.devices()[0].device_kind} is not in planning/devices.py"
+    cost = estimate(parse_program(compiled.as_text() or ""), target, dict(mesh.shape))
+    return f"{1e3 * cost.hidden_seconds:.2f} to {1e3 * cost.seconds:.2f} ms at best (docs/planning.md)"
 
 
 def peak_memory(compiled: jax.stages.Compiled) -> str:

@@ -24,7 +24,9 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from layers.attention import fits, fused_attention
 from layers.dropout import dropout, keys_of_layers, split_key
+from layers.mask import causal_mask
 from layers.products import contract, matmul
 from layers.remat import remat
 from layers.residual import shard_residual
@@ -53,18 +55,19 @@ class GPTConfig:
     mlp: Literal["swiglu", "gelu"] = "swiglu"  # swiglu: arXiv:2002.05202
     bias: bool = False
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
+    window: int | None = None  # tokens that a token reads, itself the last; None: all up to it
     tie_embeddings: bool = True
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
     # These change how the model is computed, not what it is.
     dtype: Literal["float32", "bfloat16"] = "float32"  # of the operands of matrix products
-    attention: Literal["einsum", "cudnn"] = "einsum"  # with dropout or eot, einsum is used
+    attention: Literal["einsum", "cudnn", "splash"] = "einsum"  # with dropout, einsum is used
     unroll: int = 0  # layers unrolled in the scan over layers; 0: all
     remat: Literal["none", "block", "dots"] = "none"  # what is kept for the backward pass: see layers/remat
 
     def __post_init__(self):
         sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
-        for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps"):
+        for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps", "window"):
             if (value := getattr(self, name)) is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0")
         if self.eot is not None and not 0 <= self.eot < self.vocab_size:
@@ -139,39 +142,34 @@ class Linear(eqx.Module):
 
 
 class Context(NamedTuple):
-    """Positions and mask of the tokens, computed once per forward pass, for the attention of every layer."""
+    """Positions and documents of the tokens, found once per forward pass, for every layer's attention."""
 
     positions: Int[Array, "_ T"]  # from the beginning of each token's document; one row may serve all
     rotary: tuple[Float[Array, "_ 1 T half"], Float[Array, "_ 1 T half"]] | None  # cos and sin, with rope
-    mask: Bool[Array, "_ T S"] | None  # the keys that each query may read; None: those up to itself
+    documents: Int[Array, "B T"] | None  # where each token's document begins; None: a row is one
 
 
-def context_at(positions: Int[Array, "_ T"], config: GPTConfig, mask=None) -> Context:
+def context_at(positions: Int[Array, "_ T"], config: GPTConfig, documents=None) -> Context:
     """Make the context of tokens at those positions."""
     if config.position == "learned":
-        return Context(positions, None, mask)
+        return Context(positions, None, documents)
     inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
-    return Context(positions, rotary_table(positions, inv_freq), mask)
+    return Context(positions, rotary_table(positions, inv_freq), documents)
 
 
 def attention(
     q: Float[Array, "B H T C"],
     k: Float[Array, "B K S C"],
     v: Float[Array, "B K S C"],
-    mask: Bool[Array, "_ T S"] | None,
+    mask: Bool[Array, "_ T S"],
     config: GPTConfig,
     key: DropoutKey = None,
 ) -> Float[Array, "B H T C"]:
     """Compute softmax(q k^T / sqrt(C)) v, where each query reads the keys that the mask allows.
 
-    Without a mask, query t reads keys 0 to t. H / K query heads share a key/value head. A `key` drops weights
-    out. Without mask and dropout, cuDNN's fused kernel may be used, which never holds the T x T weights.
+    H / K query heads share a key/value head. A `key` drops weights out.
     """
-    (B, H, T, C), (K, S) = q.shape, k.shape[1:3]
-    if config.attention == "cudnn" and mask is None and (key is None or config.dropout == 0):
-        q, k, v = (x.swapaxes(1, 2).astype(config.dtype) for x in (q, k, v))  # (B, T, H, C), as it asks
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation="cudnn").swapaxes(1, 2)
-    mask = jnp.tri(T, S, dtype=bool)[None] if mask is None else mask
+    (B, H, T, C), K = q.shape, k.shape[1]
     q = q.reshape(B, K, H // K, T, C)
     scores = contract("bkgtc,bksc->bkgts", q, k, config.dtype, out=jnp.float32) / math.sqrt(C)
     weights = jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))  # (B, K, H / K, T, S)
@@ -201,9 +199,13 @@ class CausalSelfAttention(eqx.Module):
         self.config = config
 
     def __call__(self, x: Float[Array, "B T D"], context: Context, key: DropoutKey = None):
-        weights_key, output_key = split_key(key)
+        config, T, (weights_key, output_key) = self.config, x.shape[1], split_key(key)
         q, k, v = self.heads(x, context)
-        y = attention(q, k, v, context.mask, self.config, weights_key)
+        if fits(config.attention, T) and (key is None or config.dropout == 0):
+            y = fused_attention(q, k, v, context.documents, config.attention, config.window, config.dtype)
+        else:
+            mask = causal_mask(jnp.arange(T)[None], T, config.window, context.documents)
+            y = attention(q, k, v, mask, config, weights_key)
         return self.output(y, output_key)
 
     def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array]:
@@ -300,7 +302,7 @@ class GPT(eqx.Module):
         return self.ln_f(x)
 
     def context(self, tokens: Int[Array, "B T"]) -> Context:
-        """Find positions and mask: from one `eot` to the next is a document, which reads no other.
+        """Find positions and documents: from one `eot` to the next is a document, which reads no other.
 
         Raises ValueError for more tokens than there are learned positions.
         """
@@ -311,8 +313,7 @@ class GPT(eqx.Module):
         if self.config.eot is None:
             return context_at(positions, self.config)
         doc_start = lax.cummax(jnp.where(tokens == self.config.eot, positions, 0), axis=1)  # (B, T)
-        mask = jnp.tri(T, dtype=bool) & (positions[:, None] >= doc_start[:, :, None])  # (B, T, T)
-        return context_at(positions - doc_start, self.config, mask)
+        return context_at(positions - doc_start, self.config, doc_start)
 
     def embed(self, tokens: Int[Array, "B T"], context: Context, *, key: DropoutKey = None):
         """Token and position embeddings, after dropout. Pass the same key as to `features`."""

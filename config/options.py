@@ -64,7 +64,7 @@ class Options:
     batch_size: Count = 12  # sequences per microbatch
     block_size: Count = 1024  # tokens per sequence
     sampling: Literal["random", "epoch"] = "random"  # windows drawn at random, or each once per epoch
-    document_mask: bool = False  # a document, from end-of-text on, reads no other; no cuDNN kernel
+    document_mask: bool = False  # a document, from end-of-text on, reads no other
     # model
     n_layer: Count = 12  # blocks
     n_head: Count = 12  # attention heads
@@ -80,6 +80,7 @@ class Options:
     mlp: Literal["swiglu", "gelu"] = "swiglu"  # gelu is GPT-2's; both have as many parameters
     bias: bool = False  # biases in the linear layers and layernorms
     qk_norm: bool = False  # normalise queries and keys
+    window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
@@ -115,7 +116,7 @@ class Options:
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
-    attention: Literal["auto", "einsum", "cudnn"] = "auto"  # auto: the fastest the platform has; all agree
+    attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # auto: the fastest the device has
     unroll: NonNegativeInt = 0  # layers unrolled in the scan; 0: all; fewer compile faster, may run slower
     remat: Literal["none", "block", "dots"] = "none"  # recompute all of a block, or all but linear layers
     compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
@@ -136,7 +137,7 @@ class Options:
 # These options decide which arrays a model has and what they mean, so a resumed run has to keep them.
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
-    *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "tie_embeddings"),
+    *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

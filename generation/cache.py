@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from layers.mask import causal_mask
 from model import GPT, Block, GPTConfig, attention, context_at
 
 
@@ -41,14 +42,14 @@ def forward_with_cache(
     """
     config, start = model.config, cache.length
     positions = start + jnp.arange(tokens.shape[1])[None]  # (1, T)
-    mask = jnp.arange(config.block_size) <= positions[:, :, None]  # (1, T, S)
-    context = context_at(positions, config, mask)
+    mask = causal_mask(positions, config.block_size, config.window)
+    context = context_at(positions, config)
     x = model.embed(tokens, context)
     keys, values = [], []
     for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
         q, k, v = block.attn.heads(block.ln_1(x), context)
         keys.append(lax.dynamic_update_slice_in_dim(old_keys, k.astype(old_keys.dtype), start, axis=2))
         values.append(lax.dynamic_update_slice_in_dim(old_values, v.astype(old_values.dtype), start, axis=2))
-        x = x + block.attn.output(attention(q, keys[-1], values[-1], context.mask, config))
+        x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, config))
         x = x + block.mlp(block.ln_2(x))
     return model.ln_f(x), Cache(keys, values, start + tokens.shape[1])

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from layers.target import target
+
 
 def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array:
     """Compute `einsum` of two arrays with operands in `dtype`, summed in float32; the result is in `out`.
@@ -13,7 +15,7 @@ def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array
     Without `out` the result is in float32 on a CPU and in `dtype` elsewhere.
     """
     # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
-    out = out or (jnp.float32 if jax.default_backend() == "cpu" else dtype)
+    out = out or (jnp.float32 if target().platform == "cpu" else dtype)
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=out)
 
 

@@ -16,14 +16,16 @@ ALLOWED = {
     "data": {"config"},
     "parallel": {"config", "data", "layers", "model"},
     "training": {"config", "layers", "model", "parallel"},
-    "generation": {"model"},
+    "generation": {"layers", "model"},
     "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
-    "benchmarks": {"config", "generation", "model", "parallel", "runs", "training"},
+    "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
+    "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "cloud": {"config", "data", "runs"},
 }
-COMMANDS = {"train", "sample", "evaluate", "export", "bench", "app"}  # what a user types; nobody imports them
+# What a user types. Nobody imports them.
+COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "app"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

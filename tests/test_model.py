@@ -409,7 +409,8 @@ def test_attention_weights_are_dropped_out():
     config = replace(TINY, dropout=rate)
     q = jnp.zeros((64, 4, S, S))  # equal scores: query t weighs each of its t + 1 keys by 1 / (t + 1)
     v = jnp.broadcast_to(jnp.eye(S), q.shape)  # so that what comes out are the weights
-    weights = np.asarray(attention(q, q, v, None, config, key=jax.random.key(0)))
+    mask = jnp.tri(S, dtype=bool)[None]
+    weights = np.asarray(attention(q, q, v, mask, config, key=jax.random.key(0)))
     weights = weights * np.arange(1, S + 1)[:, None]
     readable = np.broadcast_to(np.tri(S, dtype=bool), weights.shape)
     assert (weights[~readable] == 0).all()

@@ -4,6 +4,7 @@ config = model_config(options, vocab_size)
 state = create_state(config, options)          # drawn from options.seed, each array on its devices
 """
 
+from dataclasses import replace
 from typing import Any
 
 import equinox as eqx
@@ -13,6 +14,8 @@ from jaxtyping import Array, Int, PyTree
 
 from config.command_line import UserError
 from config.options import SHAPE, Options
+from layers.attention import fastest_attention, missing
+from layers.target import target
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -28,15 +31,12 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, with "auto" decided for this platform. Raises UserError.
+    """Describe the model that `options` ask for, with "auto" decided for the target. Raises UserError.
 
     `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
     """
-    on_cpu, on_gpu = jax.default_backend() == "cpu", jax.default_backend() == "gpu"
+    on_cpu = target().platform == "cpu"
     dtype = options.dtype if options.dtype != "auto" else "float32" if on_cpu else "bfloat16"
-    fused = on_gpu and dtype == "bfloat16"
-    if options.attention == "cudnn" and not fused:
-        raise UserError("attention=cudnn needs an NVIDIA GPU and dtype=bfloat16; use attention=auto")
     if options.document_mask and eot is None:
         raise UserError(
             f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
@@ -46,16 +46,26 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
     # drops the barriers that do so elsewhere.
     loop = on_cpu and options.remat != "none" and not 0 < options.unroll < options.n_layer
     try:
-        return GPTConfig(
+        config = GPTConfig(
             vocab_size=vocab_size,
             eot=eot if options.document_mask else None,
             dtype=dtype,
-            attention=options.attention if options.attention != "auto" else "cudnn" if fused else "einsum",
             unroll=1 if loop else options.unroll,
             **{name: getattr(options, name) for name in SHAPE + ("dropout", "remat")},
         )
     except ValueError as error:
         raise UserError(str(error)) from None
+    return replace(config, attention=choose_attention(options, config))
+
+
+def choose_attention(options: Options, config: GPTConfig) -> str:
+    """Return how to compute attention on the target. Raises UserError if what was asked for cannot be."""
+    name = fastest_attention() if options.attention == "auto" else options.attention
+    if lack := missing(name, config.block_size, config.head_size, config.dtype):
+        if options.attention != "auto":
+            raise UserError(f"attention={name} needs {lack}; use attention=auto")
+        return "einsum"
+    return name
 
 
 def shape_options(config: GPTConfig) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from config.options import Options
+from layers.target import target
 from model import GPT
 from parallel.batches import example_batch
 from parallel.pipeline.loop import Pipeline, make_pipeline
@@ -43,7 +44,7 @@ def train_step(
     x, y = shard_batch(x), shard_batch(y)
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
     pipeline = make_pipeline(options)
-    if jax.default_backend() == "cpu" and pipeline is None:  # a pipeline's microbatches are the user's choice
+    if target().platform == "cpu" and pipeline is None:  # a pipeline's microbatches are the user's choice
         x, y = split_for_cpu_cache(x), split_for_cpu_cache(y)
     loss, gradients = mean_gradients(state.model, x, y, key, pipeline)
     weights, frozen = partition_trainable(state.model)

@@ -1,0 +1,190 @@
+"""What plan.py prints, and writes as JSON and as a picture. Every figure is planned; none was measured."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from config.files import put_in_place, write_whole
+from planning.cost import MEMORY, NETWORK, PRODUCT, START, Cost, Row
+from planning.devices import GIB, PRICES_READ
+from planning.fit import Memory, Planned
+from planning.target import Target
+from runs.speed import flops_per_token
+
+CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
+GPU_SHARE = 0.75  # of a GPU's memory, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+
+
+def describe(planned: Planned, target: Target, parameters: int) -> str:
+    options, config, device = planned.options, planned.config, target.device
+    A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
+    return (
+        f"A plan for {target.count} x {device.name} ({device.kind}): what XLA's compiler makes of the step.\n"
+        "Nothing was run, and nothing below was measured.\n\n"
+        f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
+        f"{A} x {B} x {T} = {A * B * T:,} "
+        f"tokens per step\nmesh={options.mesh}, attention={config.attention}, remat={config.remat}, "
+        f"dtype={config.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
+    )
+
+
+def memory_table(memory: Memory, target: Target) -> str:
+    if memory.temporaries is None:
+        return f"\nIt does not fit: {out_of_memory(memory, target)}"
+    rows = {
+        "weights": memory.weights,
+        "optimizer": memory.optimizer,
+        "temporaries": memory.temporaries,
+        "batch, code, padding": memory.rest,
+        "peak": memory.peak,
+    }
+    lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
+    verdict = "it fits" if memory.fits else "it does not fit"
+    lines[-1] += f" of {memory.available / GIB:.2f}: {verdict}"
+    if target.device.gpu and memory.fits and memory.peak > GPU_SHARE * memory.available:
+        lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
+    return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
+
+
+def out_of_memory(memory: Memory, target: Target) -> str:
+    """Say what is needed and what is there, as in "needs 18.2 GiB, a v5e has 15.75"."""
+    return f"needs {memory.peak / GIB:.1f} GiB, a {target.device.name} has {memory.available / GIB:.2f}"
+
+
+def time_table(cost: Cost) -> str:
+    """Format the classes of work: of one device, in one step, at best."""
+    seconds = cost.seconds
+    head = f"{'ms':>9}{'share':>7}{'TFLOP':>9}{'GB':>9}{'GB sent':>9}{'kernels':>9}  bound by"
+    lines = [f"\n{'time of a step at best':32}{head}"]
+    for row in cost.by_class():
+        lines.append(
+            f"{row.name:32}{1e3 * row.seconds:9.2f}{row.seconds / seconds:7.0%}{row.flops / 1e12:9.2f}"
+            f"{row.bytes / 1e9:9.2f}{row.sent / 1e9:9.2f}{row.kernels:9,}  {row.bound}"
+        )
+    lines.append(f"{'sum':32}{1e3 * seconds:9.2f}")
+    if cost.hidden_seconds < seconds:
+        lines.append(f"{'with copies and network hidden':32}{1e3 * cost.hidden_seconds:9.2f}")
+    if cost.unknown_loops:
+        lines.append(f"{cost.unknown_loops} loops have no trip count and count once: this is too low")
+    return "\n".join(lines)
+
+
+def assumptions(target: Target) -> str:
+    start = f", {1e6 * START:.1f} microseconds a kernel" if target.device.gpu else ""
+    network = f", {NETWORK:.0%} of a link's {target.device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
+    return (
+        f"(at {PRODUCT:.0%} of {target.device.peak / 1e12:.0f} TFLOP/s, {MEMORY:.0%} of "
+        f"{target.device.bandwidth / 1e12:.3g} TB/s{network}{start}; loops times their trip count)"
+    )
+
+
+def dearest(rows: list[Row], seconds: float) -> str:
+    """Format the ten most expensive operations, with the line of our code that made each."""
+    lines = [f"\n{'ms':>9}{'share':>7}  the dearest lines"]
+    for row in rows[:10]:
+        lines.append(f"{1e3 * row.seconds:9.2f}{row.seconds / seconds:7.0%}  {row.name}, {row.bound}-bound")
+    return "\n".join(lines)
+
+
+def run_figures(planned: Planned, target: Target, parameters: int) -> dict[str, float]:
+    """Return what the step's time means for a run: `mfu` is None where the peak is not that of the dtype."""
+    assert planned.cost is not None
+    options, cost = planned.options, planned.cost
+    tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
+    flops = flops_per_token(planned.config, options.block_size) * tokens
+    hours = cost.hidden_seconds * options.max_iters / 3600
+    figures = {
+        "tokens_per_second": tokens / cost.hidden_seconds,
+        "tokens_per_second_network_not_hidden": tokens / cost.seconds,
+        "hours": hours,
+        "dollars": hours * target.count * target.device.price,
+        "tokens": float(tokens * options.max_iters),
+        "tokens_per_parameter": tokens * options.max_iters / parameters,
+    }
+    if planned.config.dtype == "bfloat16" and not options.lora_rank:
+        figures["mfu"] = flops / cost.hidden_seconds / target.count / target.device.peak
+    return figures
+
+
+def run_table(planned: Planned, target: Target, parameters: int) -> str:
+    figures = run_figures(planned, target, parameters)
+    device, options = target.device, planned.options
+    lines = {"tokens/s, at most": f"{figures['tokens_per_second']:,.0f}"}
+    if "mfu" in figures:
+        lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.0f} TFLOP/s"
+    lines[f"{options.max_iters:,} steps, at least"] = (
+        f"{figures['hours']:,.3g} h, ${figures['dollars']:,.3g} at ${device.price:.2f} an hour a device "
+        f"({device.price_source}, {PRICES_READ})"
+    )
+    lines["tokens"] = (
+        f"{figures['tokens'] / 1e9:,.3g} billion, {figures['tokens_per_parameter']:,.1f} per parameter "
+        f"(Chinchilla: {CHINCHILLA})"
+    )
+    return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
+
+
+def as_json(planned: Planned, target: Target, parameters: int) -> dict[str, Any]:
+    """Return all that is printed, in bytes, seconds, FLOPs and dollars."""
+    cost = planned.cost
+    found: dict[str, Any] = {
+        "about": "planned by XLA's compiler for devices that are not there; nothing was measured",
+        "device": target.device.name,
+        "devices": target.count,
+        "mesh": planned.mesh_shape,
+        "options": planned.options.to_json(),
+        "attention": planned.config.attention,
+        "dtype": planned.config.dtype,
+        "parameters": parameters,
+        "jax": jax.__version__,
+        "compile_seconds": planned.seconds,
+        "memory": asdict(planned.memory) | {"fits": planned.memory.fits},
+        "efficiency": {"products": PRODUCT, "memory": MEMORY, "network": NETWORK, "kernel_seconds": START},
+    }
+    if cost:
+        found |= {
+            "seconds": cost.seconds,
+            "seconds_network_hidden": cost.hidden_seconds,
+            "unknown_loops": cost.unknown_loops,
+            "classes": [asdict(row) for row in cost.by_class()],
+            "lines": [asdict(row) for row in cost.by_line()],
+            "run": run_figures(planned, target, parameters),
+        }
+    return found
+
+
+def draw(planned: Planned, target: Target, path: Path) -> None:
+    """Draw the time of each class of work as bars, into a PNG file."""
+    from matplotlib.figure import Figure  # here, because it takes half a second and is asked for
+
+    assert planned.cost is not None
+    rows = planned.cost.by_class()[::-1]
+    axes = (figure := Figure(figsize=(7, 0.5 * len(rows) + 1.5), layout="constrained")).subplots()
+    bars = axes.barh([row.name for row in rows], [1e3 * row.seconds for row in rows])
+    axes.bar_label(bars, fmt="%.1f", padding=3)
+    axes.margins(x=0.1)
+    axes.set(
+        xlabel="ms of a step, at best: planned, not measured",
+        title=f"{target.count} x {target.device.name}: {1e3 * planned.cost.seconds:.1f} ms a step",
+    )
+    temporary = path.with_name(f".{path.name}.tmp")
+    figure.savefig(temporary, format="png", dpi=120)
+    put_in_place(temporary, path)
+
+
+def write_hlo(planned: Planned, folder: Path) -> Path:
+    path = folder / "train_step.hlo.txt"
+    write_whole(path, planned.text or "", "choose another --hlo")
+    return path
+
+
+def summary(planned: Planned, target: Target) -> str:
+    """Return a plan in a few words: what it needs, and how fast it can be."""
+    need = f"{planned.memory.peak / GIB:.2f} of {planned.memory.available / GIB:.2f} GiB"
+    if planned.cost is None:
+        return need
+    options = planned.options
+    tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
+    seconds = planned.cost.hidden_seconds
+    return f"{need}, {1e3 * seconds:.1f} ms a step, {tokens / seconds:,.0f} tokens/s at most"

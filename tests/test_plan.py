@@ -1,0 +1,124 @@
+"""plan.py: bad input is one line; with the compilers installed, a step is planned (-m accelerator)."""
+
+import json
+
+import pytest
+
+import plan
+from planning import target
+from planning.target import parse_target, target_here
+from tests.helpers import refusal, run_python
+
+TINY = dict(
+    n_layer=2,
+    n_head=2,
+    n_embd=128,
+    block_size=128,
+    batch_size=8,
+    gradient_accumulation_steps=2,
+    max_iters=100,
+)
+FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).items()]
+
+
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        ([], "--on is missing: the device to plan for, as in --on=H100; see --help"),
+        (["--on="], "--on needs a value, as in --on=H100"),
+        (["--on=H10"], "--on=H10: unknown device 'H10'; did you mean H100? known are RTX4090, L4, "),
+        (["--on=abacus"], "--on=abacus: unknown device 'abacus'; known are RTX4090, L4, A100-40GB, "),
+        (["--on=H100:0"], "--on=H100:0: expected a number of GPUs, as in --on=H100:8"),
+        (["--on=H100:2x4"], "--on=H100:2x4: expected a number of GPUs, as in --on=H100:8"),
+        (["--on=H100:12"], "--on=H100:12: a machine has 8 GPUs; give a multiple of that"),
+        (["--on=RTX4090:16"], "--on=RTX4090:16: RTX4090 is planned on one machine, of 8 at most"),
+        (["--on=v5e:3x3"], "--on=v5e:3x3: unknown topology '3x3'; v5e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, "),
+        (["--on=v5p:8"], "--on=v5p:8: unknown topology '8'; v5p has 1x1x1, 2x2x1, 2x2x2, "),
+        (["--on=H100", "--vocab_size=many"], "--vocab_size is 'many', expected an integer, 1 or more"),
+        (["--on=H100", "--json="], "--json needs a value, as in --json=plan.json"),
+        (["--on=H100", "--json=/dev/null/x"], "/dev/null/x: cannot be written"),
+        (["--on=H100", "--n_head=0"], "--n_head is 0, expected an integer, 1 or more"),
+        (["--on=H100:8", "--mesh=fsdp:4"], "mesh=fsdp:4 has 4 devices, and --on=H100:8 8: use all"),
+        (["--on=H100:2", "--mesh=fsdp:4"], "mesh=fsdp:4 needs 4 devices, and there are 2; change its axes"),
+    ],
+)
+def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
+    monkeypatch.setattr(plan, "prepare_to_compile", lambda: None)  # which is for a program of its own
+    assert refusal(plan.main, [*FLAGS, *words]).startswith(expected)
+
+
+@pytest.mark.parametrize("on", ["H100", "v5e:2x4"])
+def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, monkeypatch):
+    monkeypatch.setattr(target.importlib.util, "find_spec", lambda name: None)
+    line = refusal(target.absent_devices, on)
+    assert line.endswith("is not installed, for its compiler: pip install -r requirements-plan.txt")
+
+
+@pytest.mark.parametrize(
+    "text, count, shape, hosts",
+    [
+        ("h100", 1, (1,), 1),
+        ("H100:16", 16, (16,), 2),
+        ("v5e", 1, (1, 1), 1),
+        ("V5P:2x2x4", 16, (2, 2, 4), 1),
+    ],
+)
+def test_a_target_is_a_device_and_how_many(text, count, shape, hosts):
+    found = parse_target(text)
+    assert (found.count, found.shape, found.hosts) == (count, shape, hosts)
+
+
+def test_a_device_that_is_there_is_found_by_its_kind():
+    found = target_here("NVIDIA H100 80GB HBM3", 8)
+    assert found is not None and (found.device.name, found.count) == ("H100", 8)
+    assert target_here("cpu", 1) is None
+
+
+# --- with requirements-plan.txt -----------------------------------------------------------------------------
+
+
+def planned(*words: str) -> str:
+    """Run plan.py with XLA's optimisations, which other tests do without, and return what it prints."""
+    done = run_python("plan.py", *FLAGS, *words, JAX_DISABLE_MOST_OPTIMIZATIONS=0)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.accelerator
+@pytest.mark.parametrize("words", [["--on=H100"], ["--on=v5e:2x4", "--mesh=fsdp:8"]], ids=["H100", "v5e"])
+def test_a_step_is_planned_for_devices_that_are_not_there(words, tmp_path):
+    printed = planned(*words, f"--json={tmp_path}/plan.json", f"--picture={tmp_path}/plan.png")
+    found = json.loads((tmp_path / "plan.json").read_text())
+    assert "nothing below was measured" in printed and "it fits" in printed
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    names = [row["name"] for row in found["classes"]]
+    assert {"matrix products", "attention", "loss", "optimizer"} <= set(names)
+    assert ("network: fsdp" in names) == (len(words) > 1)
+    assert found["seconds"] == pytest.approx(sum(row["seconds"] for row in found["classes"]))
+    assert found["unknown_loops"] == 0
+    assert any(row["name"].startswith("model.py:") for row in found["lines"])
+    # The formula counts the whole of attention's products, and a fused kernel leaves the masked half out.
+    tokens = TINY["gradient_accumulation_steps"] * TINY["batch_size"] * TINY["block_size"]
+    from_formula = found["run"]["mfu"] * found["devices"] * found["seconds_network_hidden"]
+    peak = {"H100": 989e12, "v5e": 197e12}[found["device"]]
+    counted = sum(row["flops"] for row in found["classes"]) * found["devices"]
+    attention = 12 * TINY["n_layer"] * TINY["block_size"] * TINY["n_embd"] * tokens
+    assert from_formula * peak - attention / 2 <= counted <= 1.1 * from_formula * peak
+
+
+@pytest.mark.accelerator
+def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
+    printed = planned("--on=v5e", "--batch_size=16384", "--gradient_accumulation_steps=1")
+    assert "It does not fit: needs " in printed and " GiB, a v5e has 15.75" in printed
+    assert "--batch_size=" in printed.split("what needs less:")[1]
+
+
+@pytest.mark.accelerator
+def test_sampling_is_planned_at_least_and_as_compiled():
+    printed = planned("--on=H100", "--decode", "--batch_size=4")
+    assert "weights that a token reads" in printed and "Nothing was run" in printed
+    least, compiled = (
+        float(next(line for line in printed.splitlines() if line.startswith(name)).split()[-3])
+        for name in ("at least, 32 in", "as compiled")
+    )
+    assert 0 < least <= compiled
