@@ -1,7 +1,7 @@
 """A family of models in Hugging Face's format: one description, read in both directions.
 
-gpt2.py and llama.py each have a `Family`; weights.py reads checkpoints with it, export.py writes them. Its
-table names the tensor of each of our arrays, with a pattern of einops from their axes to ours:
+gpt2.py, llama.py and mistral.py each have a `Family`; weights.py reads checkpoints with it, export.py writes
+them. Its table names the tensor of each of our arrays, with a pattern of einops from their axes to ours:
 
     "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 

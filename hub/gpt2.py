@@ -44,7 +44,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
 
 def needs(config: GPTConfig) -> dict[str, Any]:
     fixed = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": False}
-    return fixed | {"n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
+    return fixed | {"window": None, "n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
 
 
 GPT2 = Family(

@@ -28,10 +28,11 @@ from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
 from hub.llama import LLAMA
+from hub.mistral import MISTRAL
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA)}
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL)}
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 

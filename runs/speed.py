@@ -104,13 +104,15 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
     A product of an (m, k) and a (k, n) matrix takes 2 m k n; the backward pass does each one twice, once for
     each operand. So a matrix of P parameters costs 6 P per token, and the two T x T products of a layer's
     attention cost 12 T D. Like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the causal half
-    that a good kernel skips, and leaves out all that is not a matrix product.
+    that a good kernel skips, and leaves out all that is not a matrix product. With a window it counts, by the
+    same rule, twice the keys that a token reads on average.
     """
+    N = min(config.window or T, T)
     D, F, kv_width = config.n_embd, config.hidden, config.kv_heads * config.head_size
     attention = 2 * D * D + 2 * D * kv_width
     mlp = (2 if config.mlp == "gelu" else 3) * D * F
     matrices = config.n_layer * (attention + mlp) + config.vocab_size * D
-    return 6 * matrices + 12 * config.n_layer * T * D
+    return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * D
 
 
 def counted_flops(config: GPTConfig, options: Options) -> float | None:

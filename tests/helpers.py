@@ -16,11 +16,12 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from config.command_line import command
 from config.options import Options
 from model import GPT
-from parallel.mesh import make_mesh
+from parallel.mesh import AXES, make_mesh
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import batch_sharding
 from runs.checkpoint import Checkpoints, arrays_by_name
@@ -216,6 +217,17 @@ def random_batch(options: Options, vocab_size: int, seed: int = 0) -> np.ndarray
     """Draw the tokens of a step: x and y, stacked, int32 (2, A, B, T)."""
     shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
     return np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
+
+
+# What JAX calls some devices: their kind and their platform.
+CPU, H100, V5E = ("cpu", "cpu"), ("NVIDIA H100 80GB HBM3", "gpu"), ("TPU v5 lite", "tpu")
+
+
+def on(kind: str, platform: str):
+    """The context of a mesh of one such device, which need not exist: what is traced there is for it."""
+    device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
+    mesh = AbstractMesh((1,) * len(AXES), AXES, (AxisType.Auto,) * len(AXES), abstract_device=device)
+    return jax.sharding.use_abstract_mesh(mesh)
 
 
 def loss_and_gradients(

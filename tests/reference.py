@@ -4,12 +4,21 @@ Nothing is downloaded: a reference is made from a configuration. Its tensors, be
 are renamed and stacked over the layers to match ours, so that the two can be compared leaf by leaf.
 """
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+)
 
 from model import GPT, GPTConfig
 
@@ -29,6 +38,9 @@ CONFIGS = {
         rope_theta=500000.0,
         rope_scaling=32.0,
         tie_embeddings=False,
+    ),
+    "mistral": GPTConfig(
+        **SHAPE, n_kv_head=2, position="rope", norm="rmsnorm", tie_embeddings=False, window=5
     ),
 }
 # transformers' parameters of the scaling, as in Llama 3.2's config.json.
@@ -53,7 +65,7 @@ def random_reference(name: str) -> torch.nn.Module:
     """The `transformers` model of CONFIGS[name]. Weights are large enough for its logits to spread."""
     config = CONFIGS[name]
     torch.manual_seed(0)
-    model = (gpt2 if name == "gpt2" else llama)(config).eval()
+    model = (gpt2 if name == "gpt2" else mistral if config.window else llama)(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # gains and biases too, which start out as ones and zeros
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -93,6 +105,11 @@ def llama(config: GPTConfig) -> LlamaForCausalLM:
             tie_word_embeddings=config.tie_embeddings,
         )
     )
+
+
+def mistral(config: GPTConfig) -> MistralForCausalLM:
+    values = llama(replace(config, window=None)).config.to_dict()
+    return MistralForCausalLM(MistralConfig(**values | {"sliding_window": config.window}))
 
 
 def as_gpt(name: str, tensors: dict[str, torch.Tensor]) -> GPT:

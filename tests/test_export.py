@@ -11,7 +11,13 @@ import peft
 import pytest
 import torch
 from safetensors.numpy import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    MistralForCausalLM,
+)
 
 import export
 import train
@@ -34,7 +40,9 @@ SHAPES = {
     "llama": LLAMA | dict(tie_embeddings=False),
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
+    "mistral": LLAMA | dict(window=5),
 }
+CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).to_json()
 
 
@@ -64,7 +72,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
     folder = run_export(run, tmp_path / "first" / "model")
 
     theirs = AutoModelForCausalLM.from_pretrained(folder)
-    assert type(theirs) is (GPT2LMHeadModel if name.startswith("gpt2") else LlamaForCausalLM)
+    assert type(theirs) is CLASSES[name.split(",")[0].split()[0]]
     assert theirs.dtype == torch.float32
     ours, _, _ = load_run(str(run))
     tokens = np.random.default_rng(0).integers(65, size=(2, 16))
@@ -95,6 +103,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (LLAMA | dict(qk_norm=True), ["for LlamaForCausalLM: qk_norm=True, not False"]),
         (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
         (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
+        (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says, tmp_path):

@@ -359,12 +359,32 @@ def test_the_mask_without_an_end_of_text_changes_nothing(dtype):
     assert distance(forward(with_mask, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
 
 
-def test_cudnns_kernel_is_not_used_with_documents():
-    # It has no such mask. Were it called, tracing would fail: there is no NVIDIA GPU for it to ask.
-    model = large(replace(PACKED, attention="cudnn", dtype="bfloat16"))
-    einsum = large(replace(model.config, attention="einsum"))
-    tokens, _ = packed_tokens()
-    np.testing.assert_array_equal(forward(model, tokens), forward(einsum, tokens))
+@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+def test_kernels_compute_the_same_model_and_leave_dropout_to_einsum(kernel):
+    config = replace(PACKED, block_size=128, window=20, dropout=0.1)
+    tokens = jnp.where(jnp.arange(128) % 31 == 7, EOT, random_tokens(replace(config, vocab_size=EOT)))
+    model, einsum = (large(replace(config, attention=name)) for name in (kernel, "einsum"))
+    (loss, logits), gradients = train(model, tokens, tokens)
+    (expected_loss, expected), expected_gradients = train(einsum, tokens, tokens)
+    assert distance(logits, expected) < FLOAT32_ROUNDING
+    assert_close(jax.tree.leaves(gradients), jax.tree.leaves(expected_gradients))
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(forward(model, tokens, key), forward(einsum, tokens, key))
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_through_a_window_a_layer_reads_no_further_back(position):
+    T, N, L = 8, 3, 2
+    config = replace(TINY, n_layer=L, window=N, position=position, tie_embeddings=False)
+    model, tokens = large(config), jnp.arange(T)[None]
+    by_embedding = jax.jit(
+        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), tokens)[0])
+    )(model.wte)
+    depends = (by_embedding[:, :T] != 0).any(-1)  # (loss at t, embedding at s)
+    reach = L * (N - 1)  # each layer reads N - 1 tokens further back
+    np.testing.assert_array_equal(depends, np.tri(T, dtype=bool) & ~np.tri(T, k=-reach - 1, dtype=bool))
+    whole = large(replace(config, window=None))
+    np.testing.assert_array_equal(forward(large(replace(config, window=T)), tokens), forward(whole, tokens))
 
 
 # --- dropout ---
@@ -432,6 +452,7 @@ def test_attention_weights_are_dropped_out():
         (dict(n_embd=36, n_head=4, position="rope"), "rope .*n_embd / n_head is 9"),
         *((dict({name: 0}), f"{name}=0 ") for name in ("block_size", "vocab_size", "n_layer", "n_embd")),
         *((dict({name: 0}), f"{name}=0 ") for name in ("n_hidden", "norm_eps", "rope_theta", "rope_scaling")),
+        (dict(window=0), "window=0 "),
         (dict(n_head=0), "n_head=0 "),
         (dict(n_kv_head=0), "n_kv_head=0 "),
         (dict(n_kv_head=-2), "n_kv_head=-2 "),

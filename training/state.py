@@ -61,10 +61,13 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
 def choose_attention(options: Options, config: GPTConfig) -> str:
     """Return how to compute attention on the target. Raises UserError if what was asked for cannot be."""
     name = fastest_attention() if options.attention == "auto" else options.attention
-    if lack := missing(name, config.block_size, config.head_size, config.dtype):
-        if options.attention != "auto":
-            raise UserError(f"attention={name} needs {lack}; use attention=auto")
-        return "einsum"
+    lack = missing(name, config.block_size, config.head_size, config.dtype)
+    if options.attention == "auto":
+        return "einsum" if lack else name
+    if name != "einsum" and options.dropout:  # in training; evaluation has none
+        lack = lack or "dropout=0"
+    if lack:
+        raise UserError(f"attention={name} needs {lack}; use attention=auto")
     return name
 
 

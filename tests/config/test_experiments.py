@@ -99,6 +99,7 @@ def test_no_two_experiments_share_a_folder():
         ("train_gpt2", 50257, 124e6, 300e9),
         ("train_gpt2_fineweb", 50257, 124e6, 9.8e9),
         ("train_llama_125m", 50257, 124e6, 9.8e9),
+        ("train_llama_1b", 50257, 1.317e9, 26.2e9),
         ("train_shakespeare_char", 65, 10.7e6, 82e6),
         ("train_tinystories", 50257, 51e6, 655e6),
     ],
@@ -116,6 +117,11 @@ def test_on_8_devices_the_step_is_the_same(name):
     on_8 = options(name, "--batch_size=96", "--gradient_accumulation_steps=5")
     assert tokens_of_a_step(on_8) == tokens_of_a_step(options(name)) == 491_520
     assert on_8.batch_size % 8 == 0
+
+
+def test_the_largest_model_takes_the_same_steps_on_8_devices():
+    on_8 = options("train_llama_1b", "--batch_size=64", "--gradient_accumulation_steps=4")
+    assert tokens_of_a_step(on_8) == tokens_of_a_step(options("train_llama_1b")) == 524_288
 
 
 def test_shakespeares_text_lasts_for_9_steps_of_finetuning():

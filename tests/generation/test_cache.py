@@ -24,9 +24,9 @@ def in_chunks(model, tokens, ends):
     return jnp.concatenate(chunks, 1), cache
 
 
-@pytest.mark.parametrize("position, qk_norm", [("learned", False), ("rope", True)])
-def test_the_cache_gives_what_the_whole_sequence_gives(position, qk_norm):
-    model = large(replace(TINY, position=position, n_kv_head=2, qk_norm=qk_norm))
+@pytest.mark.parametrize("position, qk_norm, window", [("learned", False, None), ("rope", True, 4)])
+def test_the_cache_gives_what_the_whole_sequence_gives(position, qk_norm, window):
+    model = large(replace(TINY, position=position, n_kv_head=2, qk_norm=qk_norm, window=window))
     tokens = random_tokens(model.config)
     features, cache = in_chunks(model, tokens, [5, 6, 7, 11])
     assert cache.length == 16

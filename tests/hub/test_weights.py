@@ -259,7 +259,7 @@ def test_a_missing_shard_is_named(tmp_path):
 @pytest.mark.parametrize(
     "name, values, says",
     [
-        ("gpt2", dict(model_type="mamba"), "model_type is 'mamba', and only gpt2, llama can be read"),
+        ("gpt2", dict(model_type="mamba"), "model_type is 'mamba', and only gpt2, llama, mistral can be"),
         ("gpt2", dict(model_type=["gpt2"]), "model_type is ['gpt2'], and"),
         ("gpt2", dict(activation_function="gelu"), "activation_function is 'gelu'"),
         ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
@@ -273,7 +273,9 @@ def test_a_missing_shard_is_named(tmp_path):
         ("llama", dict(head_dim=16), "head_dim is 16"),
         ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llama", dict(sliding_window=4096), "sliding_window is 4096"),
-        ("llama", dict(model_type="mistral"), "model_type is 'mistral'"),
+        ("mistral", dict(sliding_window="4096"), "sliding_window is '4096', expected an integer"),
+        ("mistral", dict(sliding_window=0), "window=0 must be above 0"),
+        ("mistral", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_type is 'yarn'"),
         ("llama", dict(rope_parameters=dict(rope_type="llama3")), "the factor of rope_type 'llama3' is None"),
         (

@@ -41,6 +41,16 @@ def test_flops_are_those_of_nanogpt():
     assert flops_per_token(config, T) == pytest.approx(6 * N + 12 * L * H * Q * T, rel=1e-3)
 
 
+def test_a_window_costs_as_many_keys_as_it_lets_a_token_read():
+    config, T, D, L = replace(GPT2, window=256), 1024, 768, 12
+    keys = sum(min(t, 256) for t in range(1, T + 1))
+    full = T * (T + 1) / 2
+    dense = flops_per_token(config, 1024) - flops_per_token(GPT2, 1024)
+    # Both counts are twice the pairs, to one in a few hundred: the diagonal is counted half.
+    assert dense == pytest.approx(12 * L * D * 2 * (keys - full) / T, rel=0.01)
+    assert flops_per_token(replace(GPT2, window=4096), T) == flops_per_token(GPT2, T)
+
+
 def test_attention_costs_what_the_sequence_is_long():
     config = GPTConfig(block_size=1024, n_layer=3, n_embd=96)
     more = flops_per_token(config, 256) - flops_per_token(replace(config, block_size=64), 64)

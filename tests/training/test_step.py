@@ -10,12 +10,17 @@ import pytest
 
 from config.options import Options
 from evaluation.split import compile_loss
+from layers.products import contract
 from parallel.mesh import make_mesh
 from tests.helpers import (
+    CPU,
     FLOAT32_ROUNDING,
+    H100,
+    V5E,
     assert_close,
     assert_same_bits,
     named_arrays,
+    on,
     random_batch,
     refusal,
 )
@@ -102,11 +107,11 @@ def test_only_a_cpu_splits_microbatches_and_the_step_stays_the_same(monkeypatch)
     (_, one), (_, many) = (step(create(options), x, y, options) for step in (whole, parts))
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(many[name], one[name], rtol=FLOAT32_ROUNDING)
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     seen = []
     monkeypatch.setattr(step_module, "mean_gradients", lambda m, x, *_: (seen.append(x.shape), m))
     jax.clear_caches()
-    jax.eval_shape(partial(train_step, options=options), create(options), x, y)
+    with on(*H100):
+        jax.eval_shape(partial(train_step, options=options), create(options), x, y)
     assert seen == [x.shape]
 
 
@@ -208,11 +213,47 @@ def test_thirty_steps_learn_a_batch_by_heart(mlp, dtype):
 # --- the model that options describe ------------------------------------------------------------------------
 
 
-def test_a_cpu_gets_float32_and_einsum(monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
-    config = model_config(TINY, V)
-    assert (config.dtype, config.attention, config.vocab_size) == ("float32", "einsum", V)
-    assert model_config(replace(TINY, dtype="bfloat16"), V).dtype == "bfloat16"
+@pytest.mark.parametrize(
+    "device, changes, dtype, attention",
+    [
+        (CPU, {}, "float32", "einsum"),
+        (CPU, dict(dtype="bfloat16"), "bfloat16", "einsum"),
+        (H100, {}, "bfloat16", "cudnn"),
+        (H100, dict(attention="cudnn"), "bfloat16", "cudnn"),
+        (H100, dict(attention="einsum"), "bfloat16", "einsum"),
+        (H100, dict(dtype="float32"), "float32", "einsum"),
+        (H100, dict(n_embd=24), "bfloat16", "einsum"),  # heads of 12
+        (V5E, {}, "bfloat16", "einsum"),  # rows of 8 tokens
+        (V5E, dict(block_size=128), "bfloat16", "splash"),
+        (V5E, dict(block_size=128, dtype="float32"), "float32", "splash"),
+    ],
+)
+def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dtype, attention):
+    with on(*device):
+        config = model_config(replace(TINY, **changes), V)
+    assert (config.dtype, config.attention, config.vocab_size) == (dtype, attention, V)
+
+
+@pytest.mark.parametrize("device, out", [(CPU, jnp.float32), (H100, jnp.bfloat16), (V5E, jnp.bfloat16)])
+def test_products_are_rounded_where_that_saves_memory_traffic(device, out):
+    x = jnp.zeros((1, 2, 2))
+    with on(*device):
+        assert contract("btd,btd->bt", x, x, "bfloat16").dtype == out
+
+
+@pytest.mark.parametrize(
+    "device, changes, says",
+    [
+        (CPU, dict(attention="splash"), "attention=splash needs a TPU; use attention=auto"),
+        (H100, dict(attention="splash"), "attention=splash needs a TPU; use attention=auto"),
+        (H100, dict(attention="cudnn", dtype="float32"), "attention=cudnn needs an NVIDIA GPU, "),
+        (H100, dict(attention="cudnn", dropout=0.1), "attention=cudnn needs dropout=0; use attention=auto"),
+        (V5E, dict(attention="splash"), "attention=splash needs a block_size that is a multiple of 128"),
+    ],
+)
+def test_attention_that_cannot_be_as_asked_for_is_refused_with_the_reason(device, changes, says):
+    with on(*device):
+        assert refusal(model_config, replace(TINY, **changes), V).startswith(says)
 
 
 @pytest.mark.parametrize(
@@ -229,23 +270,22 @@ def test_a_model_that_cannot_be_is_one_line(changes, named):
 
 
 @pytest.mark.parametrize(
-    "name", ["n_layer", "n_head", "n_embd", "mlp", "norm", "bias", "dropout", "unroll", "remat"]
+    "name", ["n_layer", "n_head", "n_embd", "mlp", "norm", "bias", "dropout", "unroll", "remat", "window"]
 )
 def test_the_options_reach_the_model(name):
     values = dict(
         n_layer=3, n_head=4, n_embd=64, mlp="gelu", norm="rmsnorm", bias=True, dropout=0.3, unroll=2
-    ) | dict(remat="dots")
+    ) | dict(remat="dots", window=3)
     assert getattr(model_config(replace(TINY, **values), V), name) == values[name]
 
 
 @pytest.mark.parametrize("unroll, on_cpu", [(0, 1), (1, 1), (2, 2), (3, 1), (4, 1)])
-def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu, monkeypatch):
+def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu):
     options = replace(TINY, n_layer=3, unroll=unroll, remat="block")
-    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
     assert model_config(options, V).unroll == on_cpu
     assert model_config(replace(options, remat="none"), V).unroll == unroll
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-    assert model_config(options, V).unroll == unroll
+    with on(*H100):
+        assert model_config(options, V).unroll == unroll
 
 
 @pytest.mark.slow

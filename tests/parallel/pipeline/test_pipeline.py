@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -86,6 +87,34 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
     loss, found = loss_and_gradients(new_model, replace(VARIANTS[variant], **changes), mesh)
     assert loss == pytest.approx(expected_loss, rel=ROUNDING)
     assert all(np.linalg.norm(x) > 0 for x in expected.values())
+    assert_close(found, expected, ROUNDING)
+
+
+def with_kernel(kernel, options):
+    """A new model that computes attention with that kernel, which `model_config` refuses on a CPU."""
+    return create_state(replace(model_config(options, V, EOT), attention=kernel), options).model
+
+
+SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
+
+
+@pytest.mark.parametrize(
+    "create, mesh",
+    [
+        (SPLASH, "stage:2,fsdp:2,tensor:2"),
+        (CUDNN, "stage:2,fsdp:2,tensor:2"),
+        (CUDNN, "data:2,fsdp:2,tensor:2"),
+        pytest.param(SPLASH, "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
+        pytest.param(SPLASH, "stage:4,data:2", marks=pytest.mark.slow),
+        pytest.param(CUDNN, "stage:4,data:2", marks=pytest.mark.slow),
+    ],
+)
+def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device(create, mesh):
+    options = replace(LLAMA, n_layer=4, block_size=128, gradient_accumulation_steps=2)
+    options = replace(options, document_mask=True, window=50)
+    expected_loss, expected = on_one_device(new_model, options)
+    loss, found = loss_and_gradients(create, options, mesh)
+    assert loss == pytest.approx(expected_loss, rel=ROUNDING)
     assert_close(found, expected, ROUNDING)
 
 

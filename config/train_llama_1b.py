@@ -1,0 +1,40 @@
+"""Train a model of 1.3 billion parameters and Llama's shape (RoPE, RMSNorm, SwiGLU) on FineWeb-Edu's sample.
+
+Not yet run. Layers, width and learning rate are those of GPT-3's 1.3B model (arXiv:2005.14165, table 2.1), the
+heads as wide as Llama's. A step has 524,288 tokens, half of GPT-3's. The run has 26 billion, Chinchilla's 20 for
+each parameter (arXiv:2203.15556); it reads the sample 2.7 times, which is nearly as good as new text
+(arXiv:2305.16264). To take the same steps on 8 devices:
+
+    python data/fineweb_edu/prepare.py
+    python train.py config/train_llama_1b.py --mesh=fsdp:8 --batch_size=64 --gradient_accumulation_steps=4
+
+plan.py with the same options and --on=H100:8 finds that a device needs 31 of its 79 GiB, and the run at least
+12.9 hours.
+"""
+
+out_dir = "out-llama-1b"
+eval_interval = 1000
+eval_iters = 100
+log_interval = 10
+
+wandb_project = "fineweb-edu"
+wandb_run_name = "llama-1b"
+
+dataset = "fineweb_edu"
+sampling = "epoch"
+batch_size = 8
+block_size = 2048
+gradient_accumulation_steps = 4 * 8
+
+n_layer = 24
+n_head = 16
+n_embd = 2048
+position = "rope"
+norm = "rmsnorm"
+mlp = "swiglu"
+
+learning_rate = 2e-4
+min_lr = 2e-5
+max_iters = 50000  # 26 billion tokens
+lr_decay_iters = 50000
+warmup_iters = 1000
