@@ -108,6 +108,11 @@ def run_figures(planned: Planned, target: Target, parameters: int) -> dict[str, 
     return figures
 
 
+def short(number: float) -> str:
+    """Format a number with three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def run_table(planned: Planned, target: Target, parameters: int) -> str:
     figures = run_figures(planned, target, parameters)
     device, options = target.device, planned.options
@@ -115,11 +120,11 @@ def run_table(planned: Planned, target: Target, parameters: int) -> str:
     if "mfu" in figures:
         lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.0f} TFLOP/s"
     lines[f"{options.max_iters:,} steps, at least"] = (
-        f"{figures['hours']:,.3g} h, ${figures['dollars']:,.3g} at ${device.price:.2f} an hour a device "
+        f"{short(figures['hours'])} h, ${short(figures['dollars'])} at ${device.price:.2f} an hour a device "
         f"({device.price_source}, {PRICES_READ})"
     )
     lines["tokens"] = (
-        f"{figures['tokens'] / 1e9:,.3g} billion, {figures['tokens_per_parameter']:,.1f} per parameter "
+        f"{short(figures['tokens'] / 1e9)} billion, {short(figures['tokens_per_parameter'])} per parameter "
         f"(Chinchilla: {CHINCHILLA})"
     )
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())

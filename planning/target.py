@@ -14,11 +14,13 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from config.command_line import UserError
+from config.files import first_line
 from planning.devices import DEVICES, Device, describe_gpu
 
 GPUS_PER_HOST = 8
@@ -99,9 +101,11 @@ def tpu_topologies(device: Device) -> list[tuple[int, ...]]:
 def prepare_to_compile() -> None:
     """Set what the compilers of absent devices need. Call it before anything asks JAX for its devices.
 
-    JAX itself computes on the CPU. libtpu is told not to ask a cloud about the machine. XLA's autotuner would
-    time kernels on the card; without it, XLA takes its own first choice.
+    JAX itself computes on the CPU. libtpu is told not to ask a cloud about the machine, and that other
+    programs may use it too, since none holds a TPU. XLA's autotuner would time kernels on the card; without it,
+    XLA takes its own first choice.
     """
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # or libtpu warns; the topology decides
@@ -116,16 +120,18 @@ def absent_devices(text: str) -> list[jax.Device]:
     target = parse_target(text)
     check_installed(target.device)
     if target.device.gpu:
-        description = describe_gpu(target.device)
-        topology = f"1x{target.hosts}x{target.count // target.hosts}"
-        return topologies.get_topology_desc(
-            platform="cuda", topology_name="", target_config=description, topology=topology
-        ).devices
-    bounds = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
-    size = "x".join(map(str, target.shape))
-    return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{target.device.name}:{size}", **bounds
-    ).devices
+        topology = f"1x{target.hosts}x{target.count // target.hosts}"  # slices, machines, GPUs of each
+        names: dict[str, Any] = dict(platform="cuda", topology_name="", topology=topology)
+        names["target_config"] = describe_gpu(target.device)
+    else:
+        size = "x".join(map(str, target.shape))
+        names = dict(platform="tpu", topology_name=f"{target.device.name}:{size}")
+        if target.count == 1:
+            names["chips_per_host_bounds"] = (1, 1, 1)
+    try:
+        return topologies.get_topology_desc(**names).devices
+    except RuntimeError as error:
+        raise UserError(f"--on={text}: its compiler does not start: {first_line(error)}") from error
 
 
 def check_installed(device: Device) -> None:
