@@ -102,8 +102,8 @@ def prepare_to_compile() -> None:
     """Set what the compilers of absent devices need. Call it before anything asks JAX for its devices.
 
     JAX itself computes on the CPU. libtpu is told not to ask a cloud about the machine, and that other
-    programs may use it too, since none holds a TPU. XLA's autotuner would time kernels on the card; without it,
-    XLA takes its own first choice.
+    programs may use it too, since none holds a TPU. XLA's autotuner would time kernels on the card; without
+    it, XLA takes its own first choice.
     """
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
@@ -121,13 +121,14 @@ def absent_devices(text: str) -> list[jax.Device]:
     check_installed(target.device)
     if target.device.gpu:
         topology = f"1x{target.hosts}x{target.count // target.hosts}"  # slices, machines, GPUs of each
-        names: dict[str, Any] = dict(platform="cuda", topology_name="", topology=topology)
-        names["target_config"] = describe_gpu(target.device)
+        config = describe_gpu(target.device)
+        names: dict[str, Any] = dict(
+            platform="cuda", topology_name="", topology=topology, target_config=config
+        )
     else:
         size = "x".join(map(str, target.shape))
-        names = dict(platform="tpu", topology_name=f"{target.device.name}:{size}")
-        if target.count == 1:
-            names["chips_per_host_bounds"] = (1, 1, 1)
+        one_chip = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
+        names = dict(platform="tpu", topology_name=f"{target.device.name}:{size}", **one_chip)
     try:
         return topologies.get_topology_desc(**names).devices
     except RuntimeError as error:
