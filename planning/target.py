@@ -119,20 +119,25 @@ def absent_devices(text: str) -> list[jax.Device]:
     """Return the devices that `text`, as `--on` has it, names. Raises UserError; see `prepare_to_compile`."""
     target = parse_target(text)
     check_installed(target.device)
-    if target.device.gpu:
-        topology = f"1x{target.hosts}x{target.count // target.hosts}"  # slices, machines, GPUs of each
-        config = describe_gpu(target.device)
-        names: dict[str, Any] = dict(
-            platform="cuda", topology_name="", topology=topology, target_config=config
-        )
-    else:
-        size = "x".join(map(str, target.shape))
-        one_chip = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
-        names = dict(platform="tpu", topology_name=f"{target.device.name}:{size}", **one_chip)
     try:
-        return topologies.get_topology_desc(**names).devices
+        return describe_topology(target).devices
     except RuntimeError as error:
         raise UserError(f"--on={text}: its compiler does not start: {first_line(error)}") from error
+
+
+def describe_topology(target: Target) -> topologies.TopologyDescription:
+    if target.device.gpu:
+        return topologies.get_topology_desc(
+            platform="cuda",
+            topology_name="",
+            topology=f"1x{target.hosts}x{target.count // target.hosts}",  # slices, machines, GPUs of each
+            target_config=describe_gpu(target.device),
+        )
+    size = "x".join(map(str, target.shape))
+    one_chip: dict[str, Any] = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
+    return topologies.get_topology_desc(
+        platform="tpu", topology_name=f"{target.device.name}:{size}", **one_chip
+    )
 
 
 def check_installed(device: Device) -> None:
