@@ -14,6 +14,7 @@ from planning.target import Target
 from runs.speed import flops_per_token
 
 CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
+HLO = "train_step.hlo.txt"
 GPU_SHARE = 0.75  # of a GPU's memory, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
 
 
@@ -179,7 +180,7 @@ def draw(planned: Planned, target: Target, path: Path) -> None:
 
 
 def write_hlo(planned: Planned, folder: Path) -> Path:
-    path = folder / "train_step.hlo.txt"
+    path = folder / HLO
     write_whole(path, planned.text or "", "choose another --hlo")
     return path
 
