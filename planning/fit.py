@@ -92,7 +92,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
                     f"--on={target.text}: XLA cannot compile this step, with attention={config.attention}, "
                     f"mesh={options.mesh}: {str(error)[:500]}"
                 ) from error
-            memory = Memory(*state_bytes(shapes), peak=needed, available=target.device.memory)
+            memory = Memory(*state_bytes(shapes), peak=needed, available=target.device.usable)
             return Planned(options, config, sizes, memory, time.perf_counter() - start, None, None)
         seconds = time.perf_counter() - start
     text = compiled.as_text() or ""
@@ -110,7 +110,7 @@ def memory_of(compiled: jax.stages.Compiled, shapes: TrainState, target: Target)
         + plan.temp_size_in_bytes
         + plan.generated_code_size_in_bytes
     )
-    available = target.device.memory
+    available = target.device.usable
     return Memory(*state_bytes(shapes), peak=peak, available=available, temporaries=plan.temp_size_in_bytes)
 
 

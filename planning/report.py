@@ -15,7 +15,9 @@ from runs.speed import flops_per_token
 
 CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
 HLO = "train_step.hlo.txt"
-GPU_SHARE = 0.75  # of a GPU's memory, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+GPU_SHARE = (
+    0.75  # of a GPU's memory, which JAX takes if XLA_PYTHON_CLIENT_MEM_FRACTION does not say otherwise
+)
 
 
 def describe(planned: Planned, target: Target, parameters: int) -> str:
@@ -44,7 +46,7 @@ def memory_table(memory: Memory, target: Target) -> str:
     lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
     verdict = "it fits" if memory.fits else "it does not fit"
     lines[-1] += f" of {memory.available / GIB:.2f}: {verdict}"
-    if target.device.gpu and memory.fits and memory.peak > GPU_SHARE * memory.available:
+    if target.device.gpu and memory.fits and memory.peak > GPU_SHARE * target.device.memory:
         lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
     return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
 

@@ -66,7 +66,7 @@ def row(model: str, target: Target) -> str:
         if planned and planned.memory.fits:
             return f"| {model} | {where} | {describe(planned, target)}"
     need = f"needs {planned.memory.peak / GIB:.0f} GiB" if planned else "cannot be split over them"
-    return f"| {model} | {where} | none: {need}, a device has {target.device.memory / GIB:.1f} | | | | | |"
+    return f"| {model} | {where} | none: {need}, a device has {target.device.usable / GIB:.1f} | | | | | |"
 
 
 def settings(model: str, target: Target) -> Iterator[Options]:

@@ -147,7 +147,7 @@ def too_large(peak: int, on="H100", **options) -> list[dict]:
     given = Options(**dict(batch_size=32, gradient_accumulation_steps=3) | options)
     target = parse_target(on)
     mesh_shape = ONE | dict(data=target.count)
-    memory = Memory(3 * 2**30, 7 * 2**30, peak * 2**30, target.device.memory)
+    memory = Memory(3 * 2**30, 7 * 2**30, peak * 2**30, target.device.usable)
     return changes_that_save(Planned(given, GPTConfig(), mesh_shape, memory, 1.0, None, None), target)
 
 
