@@ -50,15 +50,21 @@ def main(argv: list[str]) -> None:
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
     target = parse_target(own.on)
-    for path, name in ((own.json, "json"), (own.picture, "picture")):
-        if path:
-            check_writable(Path(path), f"choose another --{name}")
+    check_outputs(own)
     prepare_to_compile()
     meta = dataset_meta(options, own.vocab_size)
     if own.decode:
         print(decoding_table(plan_decoding(options, target, meta), target))
         return
     show(own, options, target, meta)
+
+
+def check_outputs(own: "PlanOptions") -> None:
+    """Raise UserError for a file that could not be written: better now than after minutes of compiling."""
+    hlo = f"{own.hlo}/{report.HLO}" if own.hlo else None
+    for name, path in (("json", own.json), ("picture", own.picture), ("hlo", hlo)):
+        if path:
+            check_writable(Path(path), f"choose another --{name}")
 
 
 def show(own: "PlanOptions", options: Options, target: Target, meta: Meta) -> None:

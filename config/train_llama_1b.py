@@ -1,8 +1,8 @@
 """Train a model of 1.3 billion parameters and Llama's shape (RoPE, RMSNorm, SwiGLU) on FineWeb-Edu's sample.
 
-Not yet run. Layers, width and learning rate are those of GPT-3's 1.3B model (arXiv:2005.14165, table 2.1), the
-heads as wide as Llama's. A step has 524,288 tokens, half of GPT-3's. The run has 26 billion, Chinchilla's 20 for
-each parameter (arXiv:2203.15556); it reads the sample 2.7 times, which is nearly as good as new text
+Not yet run. Layers, width and learning rate are those of GPT-3's 1.3B model (arXiv:2005.14165, table 2.1),
+and heads are as wide as Llama's. A step has 524,288 tokens, half of GPT-3's. The run has 26 billion, which is
+Chinchilla's 20 for each parameter (arXiv:2203.15556); it reads the sample 2.7 times, nearly as good as anew
 (arXiv:2305.16264). To take the same steps on 8 devices:
 
     python data/fineweb_edu/prepare.py

@@ -12,7 +12,7 @@ A collective over n devices sends (n - 1) / n of the array (an all-reduce twice 
 it), at 80% of the link; between machines, each GPU sends its share of that through its own network card.
 
 These are bounds from below. What is not in them: tiles that do not fill the units, a cache that is missed,
-latency of the network, a pipeline's bubble, the loop around the step.
+latency of the network, the loop around the step. A pipeline's ticks count as their busiest rank's.
 """
 
 from collections.abc import Callable

@@ -73,13 +73,13 @@ def decoding_table(planned: PlannedDecoding, target: Target) -> str:
     """Format what a token reads, at least and as compiled, and how many tokens a second that allows."""
     device, config, B, T = target.device, planned.config, planned.B, planned.config.block_size
     weights, cache = weight_bytes(config), cache_bytes(config)
-    verdict = "it fits" if planned.needed <= device.memory else "it does not fit"
+    verdict = "it fits" if planned.needed <= device.usable else "it does not fit"
     lines = [
         f"A plan for sampling on one {device.name} ({device.kind}). Nothing was run or measured.\n",
         f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.dtype}",
         f"{f'cache of {B} x {T:,} tokens':40}{B * T * cache / GIB:10.3f} GiB",
         f"{'memory of the compiled program':40}{planned.needed / GIB:10.3f} GiB "
-        f"of {device.memory / GIB:.2f}: {verdict}",
+        f"of {device.usable / GIB:.2f}: {verdict}",
         f"\n{'a token for each of the sequences':40}{'ms':>10}{'GB':>10}{'tokens/s':>12}",
     ]
 

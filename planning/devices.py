@@ -36,7 +36,7 @@ class Device:
     name: str  # as --on has it
     kind: str  # as JAX calls it
     peak: float  # dense bfloat16 FLOP/s
-    memory: int  # bytes that a program may use
+    memory: int  # bytes
     bandwidth: float  # bytes/s of that memory
     link: float  # bytes/s that one device sends to its neighbours
     price: float  # dollars an hour
@@ -46,8 +46,9 @@ class Device:
     dimensions: int = 0  # of a TPU's topology
 
     @property
-    def platform(self) -> str:
-        return "gpu" if self.gpu else "tpu"
+    def usable(self) -> int:
+        """Bytes that a program may use: of a GPU's, the driver and the libraries take about a twentieth."""
+        return int(0.95 * self.memory) if self.gpu else self.memory
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -91,7 +92,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
                     f"--on={target.text}: XLA cannot compile this step, with attention={config.attention}, "
                     f"mesh={options.mesh}: {str(error)[:500]}"
                 ) from error
-            memory = Memory(*state_bytes(shapes), peak=needed, available=target.device.memory)
+            memory = Memory(*state_bytes(shapes), peak=needed, available=target.device.usable)
             return Planned(options, config, sizes, memory, time.perf_counter() - start, None, None)
         seconds = time.perf_counter() - start
     text = compiled.as_text() or ""
@@ -109,7 +110,7 @@ def memory_of(compiled: jax.stages.Compiled, shapes: TrainState, target: Target)
         + plan.temp_size_in_bytes
         + plan.generated_code_size_in_bytes
     )
-    available = target.device.memory
+    available = target.device.usable
     return Memory(*state_bytes(shapes), peak=peak, available=available, temporaries=plan.temp_size_in_bytes)
 
 
@@ -144,10 +145,7 @@ def needed_bytes(message: str) -> int | None:
 
 
 def remedies(planned: Planned, target: Target, meta: Meta) -> Iterator[tuple[str, Planned]]:
-    """Plan changes of the options that need less memory, and yield each with its name.
-
-    Not more than one of each kind: another mesh, smaller microbatches, and what `remat` recomputes.
-    """
+    """Plan changes of the options that need less memory, and yield each with its name."""
     for changes in changes_that_save(planned, target):
         try:
             yield describe_changes(changes), plan(replace(planned.options, **changes), target, meta)
@@ -155,22 +153,28 @@ def remedies(planned: Planned, target: Target, meta: Meta) -> Iterator[tuple[str
             continue
 
 
-def changes_that_save(planned: Planned, target: Target) -> list[dict]:
+def changes_that_save(planned: Planned, target: Target) -> list[dict[str, Any]]:
+    """Return options to change: weights split over all devices, and with that smaller microbatches and remat.
+
+    The microbatches are as many as would fit if temporaries shrank with them.
+    """
     options, memory = planned.options, planned.memory
-    rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
-    found: list[dict] = []
-    if target.count > 1 and planned.mesh_shape["stage"] == 1 and planned.mesh_shape["fsdp"] < target.count:
-        found.append(dict(mesh=f"fsdp:{target.count}"))
+    found: list[dict[str, Any]] = []
+    split: dict[str, Any] = {}
+    if planned.mesh_shape["stage"] == 1 and planned.mesh_shape["fsdp"] < target.count:
+        split = dict(mesh=f"fsdp:{target.count}")
+        found.append(split)
+    rows = target.count if split else planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
     state = memory.weights + memory.optimizer
-    room = memory.available - state
-    parts = next((n for n in (2, 4, 8, 16) if memory.peak - state <= 0.95 * n * room), None)
-    smaller: dict = {}
+    room = memory.available - (state / target.count if split else state)
+    parts = next((n for n in (2, 4, 8, 16, 32) if memory.peak - state <= 0.95 * n * room), None)
+    smaller: dict[str, Any] = {}
     if parts and options.batch_size % (parts * rows) == 0:
         A, B = options.gradient_accumulation_steps * parts, options.batch_size // parts
-        smaller = dict(batch_size=B, gradient_accumulation_steps=A)
+        smaller = split | dict(batch_size=B, gradient_accumulation_steps=A)
         found.append(smaller)
     if options.remat == "none":
-        found += [dict(remat="dots"), dict(remat="block")]
+        found += [split | dict(remat="dots"), split | dict(remat="block")]
         if smaller:
             found.append(smaller | dict(remat="block"))
     return found
@@ -181,13 +185,14 @@ def describe_changes(changes: dict) -> str:
 
 
 def largest(planned: Planned, target: Target, meta: Meta, say: Callable[[str], None]) -> Planned | None:
-    """Return the plan with the largest microbatch that fits; None if not even the smallest does.
+    """Return the plan with the largest microbatch that fits, to a sixteenth; None if not even one row does.
 
     Memory is nearly linear in the microbatch: two plans give a line, and the guess from it is tried, then
-    its neighbours. `say` is told of each try.
+    others near it. `say` is told of each try.
     """
     rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
-    tried: dict[int, Planned] = {planned.options.batch_size // rows: planned}
+    first = planned.options.batch_size // rows
+    tried: dict[int, Planned] = {first: planned}
 
     def fits(n: int) -> bool:
         if n not in tried:
@@ -195,19 +200,13 @@ def largest(planned: Planned, target: Target, meta: Meta, say: Callable[[str], N
             tried[n] = plan(replace(planned.options, batch_size=n * rows), target, meta)
         return tried[n].memory.fits
 
-    (first,) = tried
-    fits(2 * first if planned.memory.fits else max(1, first // 2))
-    (n, a), (m, b) = (
-        sorted((n, x.memory.peak) for n, x in tried.items())[:2]
-        if len(tried) > 1
-        else [(first, planned.memory.peak), (2 * first, 2 * planned.memory.peak)]
-    )
-    slope = max(1.0, (b - a) / (m - n))
-    guess = max(1, int(n + (planned.memory.available - a) / slope))
-    while guess > 1 and not fits(guess):
-        guess -= max(1, guess // 16)
-    if not fits(guess):
-        return None
-    while guess + 1 not in tried and fits(guess + 1):
-        guess += 1
-    return tried[guess]
+    fits(second := max(1, first // 2) if first > 1 and not planned.memory.fits else 2 * first)
+    slope = (tried[second].memory.peak - planned.memory.peak) / (second - first)
+    n = max(1, int(first + (planned.memory.available - planned.memory.peak) / max(slope, 1.0)))
+    while not fits(n):
+        if n == 1:
+            return None
+        n -= max(1, n // 16)
+    while (more := n + max(1, n // 16)) not in tried and fits(more):
+        n = more
+    return tried[n]

@@ -14,7 +14,10 @@ from planning.target import Target
 from runs.speed import flops_per_token
 
 CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
-GPU_SHARE = 0.75  # of a GPU's memory, which JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
+HLO = "train_step.hlo.txt"
+GPU_SHARE = (
+    0.75  # of a GPU's memory, which JAX takes if XLA_PYTHON_CLIENT_MEM_FRACTION does not say otherwise
+)
 
 
 def describe(planned: Planned, target: Target, parameters: int) -> str:
@@ -43,7 +46,7 @@ def memory_table(memory: Memory, target: Target) -> str:
     lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
     verdict = "it fits" if memory.fits else "it does not fit"
     lines[-1] += f" of {memory.available / GIB:.2f}: {verdict}"
-    if target.device.gpu and memory.fits and memory.peak > GPU_SHARE * memory.available:
+    if target.device.gpu and memory.fits and memory.peak > GPU_SHARE * target.device.memory:
         lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
     return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
 
@@ -108,6 +111,11 @@ def run_figures(planned: Planned, target: Target, parameters: int) -> dict[str, 
     return figures
 
 
+def short(number: float) -> str:
+    """Format a number with three digits, or all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
 def run_table(planned: Planned, target: Target, parameters: int) -> str:
     figures = run_figures(planned, target, parameters)
     device, options = target.device, planned.options
@@ -115,11 +123,11 @@ def run_table(planned: Planned, target: Target, parameters: int) -> str:
     if "mfu" in figures:
         lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.0f} TFLOP/s"
     lines[f"{options.max_iters:,} steps, at least"] = (
-        f"{figures['hours']:,.3g} h, ${figures['dollars']:,.3g} at ${device.price:.2f} an hour a device "
+        f"{short(figures['hours'])} h, ${short(figures['dollars'])} at ${device.price:.2f} an hour a device "
         f"({device.price_source}, {PRICES_READ})"
     )
     lines["tokens"] = (
-        f"{figures['tokens'] / 1e9:,.3g} billion, {figures['tokens_per_parameter']:,.1f} per parameter "
+        f"{short(figures['tokens'] / 1e9)} billion, {short(figures['tokens_per_parameter'])} per parameter "
         f"(Chinchilla: {CHINCHILLA})"
     )
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
@@ -174,7 +182,7 @@ def draw(planned: Planned, target: Target, path: Path) -> None:
 
 
 def write_hlo(planned: Planned, folder: Path) -> Path:
-    path = folder / "train_step.hlo.txt"
+    path = folder / HLO
     write_whole(path, planned.text or "", "choose another --hlo")
     return path
 

@@ -14,11 +14,13 @@ import importlib.util
 import os
 import re
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from config.command_line import UserError
+from config.files import first_line
 from planning.devices import DEVICES, Device, describe_gpu
 
 GPUS_PER_HOST = 8
@@ -99,11 +101,14 @@ def tpu_topologies(device: Device) -> list[tuple[int, ...]]:
 def prepare_to_compile() -> None:
     """Set what the compilers of absent devices need. Call it before anything asks JAX for its devices.
 
-    JAX itself computes on the CPU. libtpu is told not to ask a cloud about the machine. XLA's autotuner would
-    time kernels on the card; without it, XLA takes its own first choice.
+    JAX itself computes on the CPU. libtpu is told not to ask a cloud about the machine, and that other
+    programs may use it too, since none holds a TPU. XLA's autotuner would time kernels on the card; without
+    it, XLA takes its own first choice.
     """
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # two programs may plan at once, as no TPU is taken
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # or libtpu warns; the topology decides
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings that it finds no driver
     if "xla_gpu_autotune_level" not in (flags := os.environ.get("XLA_FLAGS", "")):
@@ -115,17 +120,25 @@ def absent_devices(text: str) -> list[jax.Device]:
     """Return the devices that `text`, as `--on` has it, names. Raises UserError; see `prepare_to_compile`."""
     target = parse_target(text)
     check_installed(target.device)
+    try:
+        return describe_topology(target).devices
+    except RuntimeError as error:
+        raise UserError(f"--on={text}: its compiler does not start: {first_line(error)}") from error
+
+
+def describe_topology(target: Target) -> topologies.TopologyDescription:
     if target.device.gpu:
-        description = describe_gpu(target.device)
-        topology = f"1x{target.hosts}x{target.count // target.hosts}"
         return topologies.get_topology_desc(
-            platform="cuda", topology_name="", target_config=description, topology=topology
-        ).devices
-    bounds = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
+            platform="cuda",
+            topology_name="",
+            topology=f"1x{target.hosts}x{target.count // target.hosts}",  # slices, machines, GPUs of each
+            target_config=describe_gpu(target.device),
+        )
     size = "x".join(map(str, target.shape))
+    one_chip: dict[str, Any] = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
     return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{target.device.name}:{size}", **bounds
-    ).devices
+        platform="tpu", topology_name=f"{target.device.name}:{size}", **one_chip
+    )
 
 
 def check_installed(device: Device) -> None:

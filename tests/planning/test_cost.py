@@ -2,9 +2,11 @@
 
 import pytest
 
+from config.options import Options
+from model import GPTConfig
 from planning.cost import CLASSES, Cost, estimate
 from planning.devices import DEVICES, describe_gpu
-from planning.fit import needed_bytes
+from planning.fit import Memory, Planned, changes_that_save, needed_bytes
 from planning.program import parse_program
 from planning.target import parse_target
 from runs.hardware import peak_flops
@@ -138,3 +140,30 @@ def test_a_gpu_is_described_with_its_own_shape(name):
 def test_a_compiler_out_of_memory_says_how_much_it_would_have_needed(message, gib):
     needed = needed_bytes(message)
     assert needed == (None if gib is None else pytest.approx(gib * 2**30))
+
+
+def too_large(peak: int, on="H100", **options) -> list[dict]:
+    """Return what would save memory for a step that needs `peak` GiB, 10 of them for the state."""
+    given = Options(**dict(batch_size=32, gradient_accumulation_steps=3) | options)
+    target = parse_target(on)
+    mesh_shape = ONE | dict(data=target.count)
+    memory = Memory(3 * 2**30, 7 * 2**30, peak * 2**30, target.device.usable)
+    return changes_that_save(Planned(given, GPTConfig(), mesh_shape, memory, 1.0, None, None), target)
+
+
+def test_what_saves_memory_trains_on_the_same_tokens_per_step():
+    assert too_large(100) == [
+        smaller := dict(batch_size=16, gradient_accumulation_steps=6),
+        dict(remat="dots"),
+        dict(remat="block"),
+        smaller | dict(remat="block"),
+    ]
+    assert too_large(100, remat="block") == [smaller]
+    assert too_large(250)[0] == dict(batch_size=8, gradient_accumulation_steps=12)
+    assert all("batch_size" not in changes for changes in too_large(100, batch_size=31))
+
+
+def test_where_there_are_more_devices_the_weights_are_split_over_them_first():
+    first, *others = too_large(100, on="H100:8")
+    assert first == dict(mesh="fsdp:8")
+    assert all(changes["mesh"] == "fsdp:8" for changes in others)
