@@ -108,7 +108,6 @@ def prepare_to_compile() -> None:
     os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
     os.environ["TPU_SKIP_MDS_QUERY"] = "1"
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # two programs may plan at once, as no TPU is taken
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # or libtpu warns; the topology decides
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings that it finds no driver
     if "xla_gpu_autotune_level" not in (flags := os.environ.get("XLA_FLAGS", "")):
