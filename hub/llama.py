@@ -27,8 +27,10 @@ FIXED = {
     "sliding_window": None,
     "quantization_config": None,
 }
-LLAMA_SHAPE = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "qk_norm": False}
-LLAMA_SHAPE |= {"window": None}
+LLAMA_SHAPE = {
+    **{"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"},
+    **{"bias": False, "qk_norm": False, "window": None},
+}
 # All of Meta's models with rope_type "llama3" have these values; see layers/rotary.py.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
