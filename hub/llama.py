@@ -28,8 +28,8 @@ FIXED = {
     "quantization_config": None,
 }
 LLAMA_SHAPE = {
-    **{"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False, "qk_norm": False},
-    "window": None,
+    **{"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"},
+    **{"bias": False, "qk_norm": False, "window": None},
 }
 # All of Meta's models with rope_type "llama3" have these values; see layers/rotary.py.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}

@@ -113,17 +113,16 @@ def splash_attention(q, k, v, documents, window):
     H, T, C = q.shape[1:]
     mask = masks.CausalMask((T, T)) if window is None else masks.LocalMask((T, T), (window - 1, 0), 0)
     block = next(size for size in (512, 256, 128) if T % size == 0)  # MaxText's 512 where it can be
-    blocks = splash.BlockSizes(
-        block_q=block,
-        block_kv=block,
-        block_q_dkv=block,  # of the backward pass, to keys and values
-        block_kv_dkv=block,
-        block_q_dq=block,  # and to queries
-        block_kv_dq=block,
-    )
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([mask] * H),
-        block_sizes=blocks,
+        block_sizes=splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
         head_shards=1,
         q_seq_shards=1,
         interpret=target().platform != "tpu",
