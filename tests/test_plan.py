@@ -109,7 +109,7 @@ def test_a_step_is_planned_for_devices_that_are_not_there(words, tmp_path):
 
 @pytest.mark.accelerator
 def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
-    printed = planned("--on=v5e", "--batch_size=16384", "--gradient_accumulation_steps=1")
+    printed = planned("--on=v5e", "--batch_size=32768", "--gradient_accumulation_steps=1", "--remat=block")
     assert "It does not fit: needs " in printed and " GiB, a v5e has 15.75" in printed
     assert "--batch_size=" in printed.split("what needs less:")[1]
 
