@@ -264,7 +264,8 @@ def on_host(x: jax.Array) -> np.ndarray:
 
 @functools.cache  # once is enough
 def hide_leftovers_of_orbax() -> None:
-    """Have Python not print the coroutines and callbacks that Orbax leaves behind when reading fails."""
+    """Have Python not print the coroutines, callbacks and errors that Orbax leaves when reading fails."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports errors that nobody asked for
     before = sys.unraisablehook
 
     def hook(unraisable) -> None:

@@ -365,6 +365,7 @@ def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
     assert len(errors(printed)) == 1 and "missing: no such data set" in errors(printed)[0]
 
 
+@pytest.mark.slow
 @containers
 def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
     """Each attempt has 0.36 seconds, in which Python does not even import JAX."""
@@ -461,6 +462,7 @@ def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
     assert all(np.isfinite(x).all() for x in named_arrays(weights(at_modal.volume / "runs" / "run")).values())
 
 
+@pytest.mark.slow
 @containers
 def test_weights_divided_among_machines_are_refused_at_the_start(at_modal, tiny):
     """No machine could write the checkpoint, and they share no folder to write it together."""

@@ -198,7 +198,10 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
         ("gpt2", "all", GPT2_ALL),
         pytest.param("gpt2", "c_q,c_k,c_v", {"attn.c_attn": 3}, marks=pytest.mark.slow),
         pytest.param("gpt2", "c_q,c_v", {"attn.c_attn": 2}, marks=pytest.mark.slow),
-        ("gpt2", "c_k,c_proj", {"attn.c_attn": 1, "attn.c_proj": 1, "mlp.c_proj": 1}),
+        pytest.param(
+            *("gpt2", "c_k,c_proj", {"attn.c_attn": 1, "attn.c_proj": 1, "mlp.c_proj": 1}),
+            marks=pytest.mark.slow,
+        ),
         pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
         ("llama", "c_q,c_v", {"self_attn.q_proj": 1, "self_attn.v_proj": 1}),
         pytest.param("llama", "attn.c_proj", {"self_attn.o_proj": 1}, marks=pytest.mark.slow),
