@@ -1,4 +1,4 @@
-"""Does a run fit hardware that you do not have, how fast can it be there at best, and what will it cost?
+"""Plan a run for hardware that you do not have: whether it fits, how fast it can be at best, what it costs.
 
     python plan.py config/train_gpt2.py --on=H100                    one GPU
     python plan.py config/train_gpt2.py --on=H100:8 --mesh=fsdp:8    eight

@@ -1,4 +1,4 @@
-"""Which tokens a token reads: those up to itself, of its document, in a sliding window (arXiv:2310.06825)."""
+"""The attention mask: a token reads its document up to itself, or a window of that (arXiv:2310.06825)."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int

@@ -1,4 +1,4 @@
-"""What a compiled program costs at best: seconds for each class of work, by a device's peaks.
+"""Turn the work of a compiled program into seconds: the least that a device's peaks allow, by class of work.
 
     cost = estimate(program, target, mesh_shape)
     cost.seconds, cost.by_class(), cost.by_line()

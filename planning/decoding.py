@@ -1,4 +1,4 @@
-"""How fast can sampling be at best? Each token reads all the weights, and its sequence's keys and values.
+"""Plan how fast sampling can be at best. Each token reads all the weights and its sequence's keys and values.
 
 Two counts stand side by side: the least that a token has to read, by the shapes alone; and what the compiled
 program of `generation/decode.py` reads and writes, by the rules of work.py, which may be more. The sequences

@@ -1,4 +1,4 @@
-"""Does a training step fit its devices, and if not, what would make it fit?
+"""Compile a training step for absent devices, see whether it fits them, and if not, find what makes it fit.
 
     planned = plan(options, target, meta)             compiles the step: half a minute to some minutes
     planned.memory.fits

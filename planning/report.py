@@ -1,4 +1,4 @@
-"""What plan.py prints, and writes as JSON and as a picture. Every figure is planned; none was measured."""
+"""Format a plan as text, as JSON and as a picture. Every figure is planned; none was measured."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -222,7 +222,7 @@ def random_batch(options: Options, vocab_size: int, seed: int = 0) -> np.ndarray
     return np.random.default_rng(seed).integers(vocab_size, size=shape, dtype=np.int32)
 
 
-# What JAX calls some devices: their kind and their platform.
+# The kind and platform that JAX names some devices by.
 CPU, H100, V5E = ("cpu", "cpu"), ("NVIDIA H100 80GB HBM3", "gpu"), ("TPU v5 lite", "tpu")
 
 

@@ -24,7 +24,7 @@ ALLOWED = {
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "cloud": {"config", "data", "runs"},
 }
-# What a user types. Nobody imports them.
+# Users type these. Nobody imports them.
 COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "app"}
 
 

@@ -1,4 +1,4 @@
-"""Which tokens a token reads."""
+"""The attention mask lets each token read the tokens that it should."""
 
 import jax.numpy as jnp
 import numpy as np
