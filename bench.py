@@ -26,7 +26,7 @@ import os
 import statistics
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import numpy as np
@@ -34,9 +34,9 @@ import numpy as np
 from benchmarks.decode import report_decoding
 from benchmarks.memory import report_memory
 from benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
-from config.command_line import UserError, command
+from config.command_line import UserError, command, split_options
 from config.options import Options, parse_options
-from data.loader import NANOGPT, Batches, Meta, dataset_dir, is_prepared, load_meta
+from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
 from data.tokenizer import end_of_text
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
@@ -53,7 +53,8 @@ from training.state import model_config
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    bench, argv = split_options(argv)
+    bench, argv = split_options(argv, BenchOptions)
+    check_rival(bench)
     options = parse_options(argv)
     if bench.vs and (options.document_mask or options.window or options.optimizer != "adamw"):
         raise UserError(
@@ -71,7 +72,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
     """Measure what was asked for on the device mesh, and print it."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
-    meta = dataset_meta(options.dataset, bench.vocab_size or options.vocab_size)
+    meta = load_or_assume_meta(options.dataset, bench.vocab_size or options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_training(config, options, planned=bench.memory)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
@@ -117,40 +118,12 @@ class BenchOptions:
     memory: bool = False
 
 
-def split_options(argv: list[str]) -> tuple[BenchOptions, list[str]]:
-    """Return bench.py's own options, and the rest of the command line, for train.py. Raises UserError."""
-    own, rest = {}, []
-    for word in argv:
-        key, _, value = word.partition("=")
-        if key in ("--loop", "--decode", "--memory") and value in ("", "True", "False"):
-            own[key[2:]] = value != "False"
-        elif key in ("--steps", "--vocab_size"):
-            if not value.isdecimal() or int(value) < 1:
-                raise UserError(f"{key} is {value!r}, expected an integer, 1 or more, as in {key}=100")
-            own[key[2:]] = int(value)
-        elif key == "--vs":
-            if value != "torch":
-                raise UserError(f"--vs is {value!r}, expected torch, as in --vs=torch")
-            own["vs"] = value
-        else:
-            rest.append(word)
-    if "vs" in own and importlib.util.find_spec("torch") is None:
+def check_rival(bench: BenchOptions) -> None:
+    """Raise UserError for a `--vs` that there is not."""
+    if bench.vs not in (None, "torch"):
+        raise UserError(f"--vs is {bench.vs!r}, expected torch, as in --vs=torch")
+    if bench.vs and importlib.util.find_spec("torch") is None:
         raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
-    return BenchOptions(**own), rest
-
-
-def dataset_meta(dataset: str, vocab_size: int | None) -> Meta:
-    """Read the description of a data set, or assume one where it is not prepared."""
-    if is_prepared(dataset_dir(dataset)):
-        meta = load_meta(dataset)
-    else:
-        meta = NANOGPT
-        if vocab_size is None:
-            print(
-                f"note: data set {dataset} is not prepared: taking vocab_size {meta.vocab_size} "
-                "(--vocab_size=N for another)"
-            )
-    return replace(meta, vocab_size=vocab_size or meta.vocab_size)
 
 
 def tokens_per_step(options: Options) -> int:

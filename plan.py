@@ -26,15 +26,15 @@ does. The compilers are a download of their own: pip install -r requirements-pla
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
 
-from config.command_line import UserError, command
+from config.command_line import UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import Options, parse_options
-from data.loader import NANOGPT, Meta, dataset_dir, is_prepared, load_meta
+from data.loader import Meta, load_or_assume_meta
 from model import GPT
 from planning import report
 from planning.decoding import decoding_table, plan_decoding
@@ -45,14 +45,15 @@ from planning.target import Target, parse_target, prepare_to_compile
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    own, argv = split_options(argv)
+    own, argv = split_options(argv, PlanOptions)
     options = parse_options(argv)
+    check_values(own)
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
     target = parse_target(own.on)
     check_outputs(own)
     prepare_to_compile()
-    meta = dataset_meta(options, own.vocab_size)
+    meta = load_or_assume_meta(options.dataset, own.vocab_size or options.vocab_size)
     if own.decode:
         print(decoding_table(plan_decoding(options, target, meta), target))
         return
@@ -140,34 +141,14 @@ class PlanOptions:
     hlo: str | None = None
 
 
-def split_options(argv: list[str]) -> tuple[PlanOptions, list[str]]:
-    """Return plan.py's own options, and the rest of the command line, for train.py. Raises UserError."""
-    own, rest = {}, []
-    for word in argv:
-        key, _, value = word.partition("=")
-        if key in ("--largest", "--decode") and value in ("", "True", "False"):
-            own[key[2:]] = value != "False"
-        elif key in ("--on", "--json", "--picture", "--hlo"):
-            if not value:
-                raise UserError(f"{key} needs a value, as in {key}={EXAMPLES[key]}")
-            own[key[2:]] = value
-        elif key == "--vocab_size":
-            if not value.isdecimal() or int(value) < 1:
-                raise UserError(f"{key} is {value!r}, expected an integer, 1 or more, as in {key}=100")
-            own["vocab_size"] = int(value)
-        else:
-            rest.append(word)
-    return PlanOptions(**own), rest
+EXAMPLES = {"on": "H100", "json": "plan.json", "picture": "plan.png", "hlo": "out-plan"}
 
 
-EXAMPLES = {"--on": "H100", "--json": "plan.json", "--picture": "plan.png", "--hlo": "out-plan"}
-
-
-def dataset_meta(options: Options, vocab_size: int | None) -> Meta:
-    """Read the description of the data set, or assume one where it is not prepared."""
-    prepared = is_prepared(dataset_dir(options.dataset))
-    meta = load_meta(options.dataset) if prepared else NANOGPT
-    return replace(meta, vocab_size=vocab_size or options.vocab_size or meta.vocab_size)
+def check_values(own: PlanOptions) -> None:
+    """Raise UserError for an option without its value."""
+    for name, example in EXAMPLES.items():
+        if getattr(own, name) == "":
+            raise UserError(f"--{name} needs a value, as in --{name}={example}")
 
 
 if __name__ == "__main__":

@@ -34,10 +34,13 @@ from typing import (
     NamedTuple,
     NoReturn,
     Protocol,
+    TypeVar,
     get_args,
     get_origin,
     get_type_hints,
 )
+
+Own = TypeVar("Own")  # a dataclass of a command's own options
 
 LONGEST_LINE = 1000  # characters of an error
 
@@ -292,6 +295,29 @@ def describe_type(kind: Any) -> str:
     if type(None) in get_args(kind):
         return f"{describe_type(get_args(kind)[0])}, or None"
     return {bool: "True or False", str: "a string"}[kind]
+
+
+def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
+    """Take the options of a command's own dataclass from its words. Return them, and the words for train.py.
+
+    A field of type bool is a flag, which needs no value; one of int is 1 or more. Raises UserError.
+    """
+    kinds, values, rest = get_type_hints(own), {}, []
+    for word in argv:
+        key, _, value = word.partition("=")
+        name = key.removeprefix("--")
+        kind = kinds.get(name) if key.startswith("--") else None
+        if kind is bool and value in ("", "True", "False"):
+            values[name] = value != "False"
+        elif kind == int | None:
+            if not value.isdecimal() or int(value) < 1:
+                raise UserError(f"{key} is {value!r}, expected an integer, 1 or more, as in {key}=100")
+            values[name] = int(value)
+        elif kind == str | None:
+            values[name] = value
+        else:
+            rest.append(word)
+    return own(**values), rest
 
 
 class ScriptParser(argparse.ArgumentParser):

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +138,20 @@ def load_meta(dataset: str) -> Meta:
         return parse_meta(read_json(path))
     except ValueError as error:
         raise UserError(f"{path}: cannot be used ({error}): run prepare.py again to write it anew") from None
+
+
+def load_or_assume_meta(dataset: str, vocab_size: int | None) -> Meta:
+    """Read the description of a data set, or assume one where it is not prepared."""
+    if is_prepared(dataset_dir(dataset)):
+        meta = load_meta(dataset)
+    else:
+        meta = NANOGPT
+        if vocab_size is None:
+            print(
+                f"note: data set {dataset} is not prepared: taking vocab_size {meta.vocab_size} "
+                "(--vocab_size=N for another)"
+            )
+    return replace(meta, vocab_size=vocab_size or meta.vocab_size)
 
 
 def parse_meta(values: Any) -> Meta:
