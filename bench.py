@@ -86,7 +86,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
         return
     step = JaxStep(config, options)
     step.run(1)
-    memory = peak_memory(step.train_step.compiled)  # before anything else takes any
+    memory = peak_memory(step.train_step)  # before anything else takes any
     with ExitStack() as stack:
         variants = [step]
         if bench.loop:
@@ -183,7 +183,7 @@ def details(step: JaxStep, seconds: float, memory: str) -> str:
     lines = {
         "model FLOP/s": f"{flops / seconds / 1e12:.3g} TFLOP/s, {flops / tokens / 1e6:.4g} MFLOP per token",
         "MFU": utilization,
-        "planned": planned(step.train_step.compiled),
+        "planned": planned(step.train_step),
         "FLOPs that XLA counts": f"{counted / flops:.1%} of these" if counted else "none without a CPU",
         "compile time": f"{step.compile_seconds:.1f} s",
         "peak memory": memory,

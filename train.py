@@ -94,8 +94,8 @@ def train(
     """
     options, checkpoints, manifest = run.options, run.checkpoints, run.manifest
     step = compile_step(state, options)
-    reuse_freed_memory(step.compiled)
-    profile = Profile(options.profile, step.compiled, metrics)
+    reuse_freed_memory(step)
+    profile = Profile(options.profile, step, metrics)
     i = start_iter = int(state.step)
     status = 0
     while True:
@@ -119,7 +119,7 @@ def train(
                 metrics.catch_up()
                 checkpoints.keep(state, manifest)
                 raise
-            state, report = step(state, x, y, options)
+            state, report = step(state, x, y)
             metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
         i += 1
 

@@ -63,4 +63,4 @@ def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)
     with mock.patch.object(loss, "MAX_LOGITS", at_once), mock.patch.object(step, "CPU_TOKENS", math.inf):
         jax.clear_caches()  # or the step as it was traced for another value would be planned again
-        return step.plan_step(shapes, options).memory_analysis()
+        return step.compile_step(shapes, options).memory_analysis()

@@ -37,14 +37,14 @@ class JaxStep:
         start = time.perf_counter()
         self.train_step = compile_step(self.state, options)
         self.compile_seconds = time.perf_counter() - start
-        reuse_freed_memory(self.train_step.compiled)
+        reuse_freed_memory(self.train_step)
         shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
         for i in range(n):
-            self.state, _ = self.train_step(self.state, *self.batches[i % 4], self.options)
+            self.state, _ = self.train_step(self.state, *self.batches[i % 4])
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
@@ -66,7 +66,7 @@ class TrainLoop:
         for _ in range(n):
             with self.metrics.making_batch():
                 batch = self.batches(self.i)
-            self.step.state, report = self.step.train_step(self.step.state, *batch, self.step.options)
+            self.step.state, report = self.step.train_step(self.step.state, *batch)
             self.metrics.step(self.i, report, self.batches.epoch(self.i))
             self.i += 1
         self.metrics.catch_up()

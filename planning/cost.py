@@ -34,7 +34,7 @@ CLASSES = ("matrix products", "attention", "loss", "norms and elementwise", "opt
 
 # Lines in these say how a thing is computed; their callers say which.
 GENERAL = ("layers/products.py", "layers/tensor_parallel.py")
-GENERAL_FUNCTIONS = ("Linear.__call__", "plan_step")
+GENERAL_FUNCTIONS = ("Linear.__call__", "compile_step")
 
 
 @dataclass(frozen=True)

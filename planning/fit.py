@@ -31,7 +31,7 @@ from planning.program import parse_program
 from planning.target import Target, absent_devices
 from runs.memory import check_training
 from training.state import TrainState, model_config, state_shapes
-from training.step import plan_step
+from training.step import compile_step
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
 
@@ -84,7 +84,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         shapes = state_shapes(config, options)
         start = time.perf_counter()
         try:
-            compiled = plan_step(shapes, options)
+            compiled = compile_step(shapes, options)
         except jax.errors.JaxRuntimeError as error:
             needed = needed_bytes(str(error))
             if needed is None:

@@ -60,7 +60,7 @@ def clock(monkeypatch):
             clock.steps += 1
             return compiled(*arguments)
 
-        step.compiled = compiled.compiled
+        step.memory_analysis = compiled.memory_analysis
         return step
 
     class Batches(bench.Batches):

@@ -1,21 +1,17 @@
 """One step of training: loss, gradients, update. Compiled once, and the state's memory is used again.
 
     step = compile_step(state, options)
-    state, metrics = step(state, x, y, options)     # x, y: (A, B, T) int32, A microbatches
+    state, metrics = step(state, x, y)     # x, y: (A, B, T) int32, A microbatches
 
-`train_step` is an `eqx.filter_jit` function. Calling it waits for the step's end; calling what
-`train_step.lower(...).compile()` returns does not: it starts a step in half a millisecond, and the loop goes
-on while the device works.
+`train_step` is an `eqx.filter_jit` function, and a call of it waits for the step's end. The compiled step
+only starts it, in half a millisecond, and the loop goes on while the device works.
 """
 
-import warnings
 from functools import partial
-from typing import Protocol
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
@@ -23,7 +19,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 from config.options import Options
 from layers.target import target
 from model import GPT
-from parallel.batches import example_batch
 from parallel.pipeline.loop import Pipeline, make_pipeline
 from parallel.sharding import batch_sharding, shard, shard_batch
 from training.lora import partition_trainable
@@ -58,38 +53,16 @@ def train_step(
     return shard(TrainState(model, opt_state, state.step + 1)), metrics
 
 
-class CompiledStep(Protocol):
-    """`train_step`, compiled for a state and options. It is called like it, and does not wait for its end."""
+def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
+    """Compile `train_step` for a state and options. Return `step(state, x, y)`, which consumes the state.
 
-    compiled: jax.stages.Compiled  # JAX's own object, with `cost_analysis()` and `memory_analysis()`
-
-    def __call__(
-        self,
-        state: TrainState,
-        x: Int[Array | np.ndarray, "A B T"],
-        y: Int[Array | np.ndarray, "A B T"],
-        options: Options,
-        /,
-    ) -> tuple[TrainState, dict[str, Float[Array, ""]]]: ...
-
-
-def compile_step(state: TrainState, options: Options) -> CompiledStep:
-    """Compile `train_step` for a state and options."""
-    batch = example_batch(options.gradient_accumulation_steps, options.batch_size, options.block_size)
-    with warnings.catch_warnings():  # no output has the batch's shape, so donating it is of no use
-        warnings.filterwarnings("ignore", message="Some donated buffers were not usable")
-        return train_step.lower(state, batch, batch, options).compile()  # ty: ignore[missing-attribute]
-
-
-def plan_step(shapes: TrainState, options: Options) -> jax.stages.Compiled:
-    """Compile `train_step` for a state that is not there, from its shapes, dtypes and shardings.
-
-    Equinox takes a ShapeDtypeStruct for no array, so this is `jax.jit` around the same function.
+    The state may be one that is not there, of ShapeDtypeStructs with their shardings. Equinox takes those for
+    no arrays, and starts a compiled step in twice the time, so this is `jax.jit` around the same function.
     """
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(3))
     step = jax.jit(partial(train_step, options=options), donate_argnums=0)
-    return step.lower(shapes, batch, batch).compile()
+    return step.lower(state, batch, batch).compile()
 
 
 def mean_gradients(

@@ -73,7 +73,7 @@ def test_twin_does_what_the_jax_step_does(shape):
     shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
     x, y = np.random.default_rng(0).integers(33, size=shape, dtype=np.int32)
 
-    state, metrics = step(state, x, y, options)
+    state, metrics = step(state, x, y)
     loss = twin(torch.from_numpy(x).long(), torch.from_numpy(y).long())
 
     assert float(metrics["grad_norm"]) > options.grad_clip

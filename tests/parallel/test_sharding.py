@@ -72,7 +72,7 @@ def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
         shapes = state_shapes(model_config(SMALL, 65), SMALL)
         assert shapes.model.wte.sharding.is_fully_replicated
         state = create_state(model_config(SMALL, 65), SMALL)
-        state, metrics = compile_step(state, SMALL)(state, *random_batch(SMALL, 65), SMALL)
+        state, metrics = compile_step(state, SMALL)(state, *random_batch(SMALL, 65))
     assert float(metrics["loss"]) == pytest.approx(np.log(65), rel=0.05)
 
 
@@ -125,7 +125,7 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(model_config(LLAMA, V), LLAMA)
         before = jax.tree.map(lambda x: x.sharding, state)
-        after, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V), LLAMA)
+        after, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V))
     assert jax.tree.leaves(before) == jax.tree.leaves(jax.tree.map(lambda x: x.sharding, after))
     assert all(x.is_deleted() for x in jax.tree.leaves(state))
 
@@ -141,7 +141,7 @@ def collectives(mesh):
     options = replace(SMALL, gradient_accumulation_steps=1)
     with jax.set_mesh(make_mesh(mesh)):
         step = compile_step(create_state(model_config(options, V), options), options)
-    text = step.compiled.as_text()
+    text = step.as_text()
     found, body = defaultdict(list), None
     for line in text.splitlines():
         if re.match(r"(ENTRY )?%[\w.-]+ \(", line):
@@ -204,7 +204,7 @@ def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
     config = model_config(LLAMA, V)
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(config, LLAMA)
-        state, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V), LLAMA)
+        state, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V))
         save_run(tmp_path, state, Manifest(LLAMA, V, None, None))
     for mesh in ("data:1", "fsdp:4", "tensor:8", "data:4,fsdp:2"):
         with jax.set_mesh(make_mesh(mesh)):

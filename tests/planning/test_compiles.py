@@ -10,7 +10,7 @@ from config.options import Options
 from parallel.mesh import mesh_of, parse
 from planning.target import absent_devices, prepare_to_compile
 from training.state import model_config, state_shapes
-from training.step import plan_step
+from training.step import compile_step
 
 pytestmark = pytest.mark.accelerator
 
@@ -60,7 +60,7 @@ def test_the_step_compiles(target, mesh, changes, optimized):
     there = devices(target)
     with jax.set_mesh(mesh_of(list(there), tuple(parse(mesh, len(there)).values()))):
         config = model_config(options, V, EOT)
-        program = plan_step(state_shapes(config, options), options).as_text()
+        program = compile_step(state_shapes(config, options), options).as_text()
     wanted = (
         "einsum" if options.attention == "einsum" else {"gpu": "cudnn", "tpu": "splash"}[there[0].platform]
     )

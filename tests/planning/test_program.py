@@ -16,7 +16,7 @@ from planning.traffic import device_groups
 from planning.work import kernels, unknown_loops
 from runs.speed import flops_per_token
 from training.state import model_config, state_shapes
-from training.step import plan_step
+from training.step import compile_step
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -105,7 +105,7 @@ def test_a_training_step_has_the_flops_of_the_formula(changes):
     options = replace(TINY, **changes)
     with jax.set_mesh(make_mesh("data:1")):
         config = model_config(options, vocab_size=40)
-        program = parse_program(plan_step(state_shapes(config, options), options).as_text())
+        program = parse_program(compile_step(state_shapes(config, options), options).as_text())
     tokens = 2 * 4 * 16
     assert total(program, lambda k: k.flops) == flops_per_token(config, 16) * tokens
 

@@ -40,15 +40,15 @@ MANIFEST = Manifest(TINY, V, TOKENIZER, best_val_loss=2.5)
 def tiny():
     """The first state of TINY, its compiled step, and what follows the state in a call; none is consumed."""
     state = create_state(model_config(TINY, V), TINY)
-    return state, compile_step(state, TINY), (*random_batch(TINY, V), TINY)
+    return state, compile_step(state, TINY), random_batch(TINY, V)
 
 
 def after_steps(tiny, n):
     """The state after n steps, which the caller may consume."""
-    state, step, batch_and_options = tiny
+    state, step, batch = tiny
     state = copy(state)
     for _ in range(n):
-        state, _ = step(state, *batch_and_options)
+        state, _ = step(state, *batch)
     return state
 
 
@@ -80,7 +80,7 @@ def save(out_dir, state, *iterations):
 
 
 def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_path, tiny):
-    first, step, batch_and_options = tiny
+    first, step, batch = tiny
     saved = after_steps(tiny, 3)
     checkpoints = Checkpoints(str(tmp_path))
     checkpoints.save(saved, MANIFEST)
@@ -89,8 +89,8 @@ def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_pa
     assert_same(restored, saved)
     assert_same(checkpoints.restore_model(3, first.model), saved.model)
     for _ in range(2):
-        saved, metrics = step(saved, *batch_and_options)
-        restored, metrics_again = step(restored, *batch_and_options)
+        saved, metrics = step(saved, *batch)
+        restored, metrics_again = step(restored, *batch)
         assert_same(metrics_again, metrics)
     assert_same(restored, saved)
 
@@ -100,21 +100,21 @@ def test_the_state_of_every_optimizer_comes_back_and_trains_on_alike(tmp_path, o
     options = replace(TINY, optimizer=optimizer)
     first, (x, y) = create_state(model_config(options, V), options), random_batch(options, V)
     step = compile_step(first, options)
-    saved, _ = step(first, x, y, options)
+    saved, _ = step(first, x, y)
     save(tmp_path, saved, 1)
     restored = Checkpoints(str(tmp_path)).restore(1, saved)
     assert_same(restored, saved)
-    assert_same(step(restored, x, y, options), step(saved, x, y, options))
+    assert_same(step(restored, x, y), step(saved, x, y))
 
 
 def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
-    first, step, batch_and_options = tiny
+    first, step, batch = tiny
     state = copy(first)
     copies, checkpoints = {}, Checkpoints(str(tmp_path), keep=3)
     for i in range(3):
         copies[i] = copy(state)
         checkpoints.save(state, MANIFEST)
-        state, _ = step(state, *batch_and_options)  # consumes what is being saved
+        state, _ = step(state, *batch)  # consumes what is being saved
     checkpoints.wait()
     for i, expected in copies.items():
         assert_same(checkpoints.restore(i, state), expected)

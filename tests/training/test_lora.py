@@ -153,7 +153,7 @@ def test_training_changes_the_adapters_alone_and_learns(optimizer):
     step, losses = compile_step(state, options), []
     x, y = random_batch(GPT2, V).repeat(2, axis=1)
     for _ in range(10):
-        state, metrics = step(state, x, y, options)
+        state, metrics = step(state, x, y)
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 0.1
     (adapters, frozen), (first_adapters, first_frozen) = (
@@ -172,7 +172,7 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
     for rank in (0, 4):
         options = replace(options, lora_rank=rank)
         state = create_state(config, options)
-        steps[rank] = compile_step(state, options).compiled
+        steps[rank] = compile_step(state, options)
     adapters, frozen = partition_trainable(state.model)
     bytes_of = {
         name: sum(x.nbytes for x in jax.tree.leaves(tree))
@@ -215,7 +215,7 @@ def test_the_base_may_be_bfloat16_and_then_takes_half_the_memory():
     assert_same_bits(merge(state.model).blocks.mlp.c_fc.weight, rounded.mlp.c_fc.weight)
     step = compile_step(state, options)
     for _ in range(5):
-        state, metrics = step(state, *random_batch(options, V), options)
+        state, metrics = step(state, *random_batch(options, V))
     assert metrics["loss"] < np.log(V) and state.model.wte.dtype == jnp.bfloat16
 
 

@@ -260,7 +260,7 @@ def first_step(mesh, options):
         config = model_config(options, vocab_size=16)
         before = create_state(config, options)
         x, y = random_batch(options, vocab_size=16)
-        after, _ = compile_step(before, options)(jax.tree.map(jnp.copy, before), x, y, options)
+        after, _ = compile_step(before, options)(jax.tree.map(jnp.copy, before), x, y)
         return before, after
 
 

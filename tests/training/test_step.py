@@ -102,9 +102,9 @@ def test_only_a_cpu_splits_microbatches_and_the_step_stays_the_same(monkeypatch)
     monkeypatch.setattr(step_module, "CPU_TOKENS", 16)
     jax.clear_caches()  # the step is traced again, with the changed constant
     parts = compile_step(create(options), options)
-    needed, less = (step.compiled.memory_analysis().temp_size_in_bytes for step in (whole, parts))
+    needed, less = (step.memory_analysis().temp_size_in_bytes for step in (whole, parts))
     assert less < needed
-    (_, one), (_, many) = (step(create(options), x, y, options) for step in (whole, parts))
+    (_, one), (_, many) = (step(create(options), x, y) for step in (whole, parts))
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(many[name], one[name], rtol=FLOAT32_ROUNDING)
     seen = []
@@ -119,7 +119,7 @@ def test_metrics_are_the_loss_the_unclipped_norm_and_the_rate_of_this_step(tiny_
     model, (x, y) = create(TINY).model, random_batch(TINY, V)
     loss, gradients = jax.jit(lambda model: mean_gradients(model, x, y, None))(model)
     norm = np.sqrt(sum((g**2).sum() for g in named_arrays(gradients).values()))
-    state, metrics = tiny_step(create(TINY), x, y, TINY)
+    state, metrics = tiny_step(create(TINY), x, y)
     assert set(metrics) == {"loss", "grad_norm", "lr"}
     assert all(m.dtype == jnp.float32 and m.shape == () and jnp.isfinite(m) for m in metrics.values())
     np.testing.assert_allclose(metrics["loss"], loss, rtol=FLOAT32_ROUNDING)
@@ -127,14 +127,14 @@ def test_metrics_are_the_loss_the_unclipped_norm_and_the_rate_of_this_step(tiny_
     assert norm > TINY.grad_clip  # so it is the norm before clipping
     assert metrics["lr"] == learning_rate(TINY, 0)
     assert state.step == 1 and state.step.dtype == jnp.int32
-    _, metrics = tiny_step(state, x, y, TINY)
+    _, metrics = tiny_step(state, x, y)
     assert metrics["lr"] == learning_rate(TINY, 1)
 
 
 def test_the_state_given_is_consumed_and_the_batch_is_not(tiny_step):
     state = create(TINY)
     x, y = map(jnp.asarray, random_batch(TINY, V))
-    after, _ = tiny_step(state, x, y, TINY)
+    after, _ = tiny_step(state, x, y)
     assert all(array.is_deleted() for array in jax.tree.leaves(state))
     assert not any(array.is_deleted() for array in jax.tree.leaves((after, x, y)))
 
@@ -143,7 +143,7 @@ def test_the_seed_decides_the_state(tiny_step):
     def after_two_steps(options):
         state = create(options)
         for i in range(2):
-            state, _ = tiny_step(state, *random_batch(TINY, V, seed=i), TINY)
+            state, _ = tiny_step(state, *random_batch(TINY, V, seed=i))
         return state
 
     assert_same_bits(after_two_steps(TINY), after_two_steps(TINY))
@@ -203,7 +203,7 @@ def test_thirty_steps_learn_a_batch_by_heart(mlp, dtype):
     step = compile_step(state, options)
     losses = []
     for _ in range(30):
-        state, metrics = step(state, x, y, options)
+        state, metrics = step(state, x, y)
         losses.append(float(metrics["loss"]))
     assert losses[0] == pytest.approx(np.log(V), rel=0.05)  # 16 random targets
     assert losses[-1] < np.log(2)  # on the whole, right rather than wrong about each token
@@ -297,9 +297,9 @@ def test_remat_needs_less_memory_for_the_same_step():
     for remat in ("none", "dots", "block"):
         changed = replace(options, remat=remat)
         step = compile_step(create(changed), changed)
-        needed[remat] = step.compiled.memory_analysis().temp_size_in_bytes
-        state, first = step(create(changed), x, y, changed)
-        losses[remat] = [first["loss"], step(state, x, y, changed)[1]["loss"]]
+        needed[remat] = step.memory_analysis().temp_size_in_bytes
+        state, first = step(create(changed), x, y)
+        losses[remat] = [first["loss"], step(state, x, y)[1]["loss"]]
     assert needed["block"] < needed["dots"] < 0.7 * needed["none"]
     # Adam divides a gradient by its size: in the second loss a near-zero gradient's rounding weighs more, up
     # to a few steps of learning_rate in a weight, so a digit is lost.

@@ -29,7 +29,7 @@ from tests.helpers import (
     start_python,
 )
 from training.state import create_state, model_config, state_shapes
-from training.step import compile_step, plan_step
+from training.step import compile_step
 
 V, T, L, A, B, EOT = 48, 8, 8, 4, 4, 7
 GPT2 = replace(
@@ -149,7 +149,7 @@ def test_memory_of_1f1b_does_not_grow_with_microbatches_and_that_of_gpipe_does(o
         options = replace(options, gradient_accumulation_steps=microbatches)
         with jax.set_mesh(make_mesh("stage:4")):
             shapes = state_shapes(model_config(options, V), options)
-            return plan_step(shapes, options).memory_analysis().temp_size_in_bytes
+            return compile_step(shapes, options).memory_analysis().temp_size_in_bytes
 
     stage_input = 4 * B * 64 * 64  # bytes
     long = planned("1f1b", 32)
@@ -197,7 +197,7 @@ def test_a_pipelined_checkpoint_is_the_same_to_the_bit_wherever_it_is_read(tmp_p
     config = model_config(options, V)
     with jax.set_mesh(make_mesh("stage:4,fsdp:2")):
         state = create_state(config, options)
-        state, _ = compile_step(state, options)(state, *random_batch(options, V), options)
+        state, _ = compile_step(state, options)(state, *random_batch(options, V))
         save_run(tmp_path, state, Manifest(options, V, None, None))
     for mesh in ("data:1", "stage:2", "stage:8", "fsdp:2,tensor:2"):
         with jax.set_mesh(make_mesh(mesh)):
