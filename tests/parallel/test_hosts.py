@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import jax
@@ -185,6 +186,22 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
             assert gone in said[0] and "--init_from=resume" in said[0]
         else:  # JAX notices at once, and aborts the process with words of its own
             assert gone in errors or "another task died" in errors
+
+
+@pytest.mark.slow
+def test_a_signal_to_one_stops_the_evaluation_of_both(tiny, tmp_path):
+    """The evaluation would take hours; the run stops before its first step, and resumes as if from nothing."""
+    out = tmp_path / "out"
+    endless = RUN | {"mesh": "fsdp:2", "max_iters": 1, "eval_iters": 10**7}
+    processes = launch_run(tiny(out, **endless), devices=1)
+    wait_until(lambda: (out / "options.json").exists(), *processes)
+    time.sleep(5)  # most often it evaluates by now; if it compiles still, it must stop all the same
+    processes[1].send_signal(signal.SIGTERM)
+    (status, printed, _), (other, _, _) = ended(processes)
+    assert (status, other) == (143, 143)
+    assert "stopped at iter 0;" in printed and newest_checkpoint(out) == 0
+    finished(launch_run(tiny(out, **endless | {"eval_iters": 1}, init_from="resume"), devices=1))
+    assert newest_checkpoint(out) == 1
 
 
 def started(out: Path) -> int:
