@@ -190,7 +190,7 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
 
 @pytest.mark.slow
 def test_a_signal_to_one_stops_the_evaluation_of_both(tiny, tmp_path):
-    """The evaluation would take hours; the run stops before its first step, and resumes as if from nothing."""
+    """The evaluation would take hours; the run stops before its first step, and then takes it."""
     out = tmp_path / "out"
     endless = RUN | {"mesh": "fsdp:2", "max_iters": 1, "eval_iters": 10**7}
     processes = launch_run(tiny(out, **endless), devices=1)
