@@ -23,6 +23,7 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
 import importlib.util
 import os
+import platform
 import statistics
 import time
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ from config.command_line import UserError, command, split_options
 from config.options import Options, parse_options
 from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
 from data.tokenizer import end_of_text
+from layers.target import cpu_flags, cpu_info
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
@@ -139,11 +141,18 @@ def describe(config: GPTConfig, options: Options) -> str:
     parameters = sum(x.size for x in jax.tree.leaves(model))
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     return (
-        f"{jax.sharding.get_mesh().size} x {device.device_kind}, {os.cpu_count()} CPU cores, "
-        f"JAX {jax.__version__}\n"
+        f"{jax.sharding.get_mesh().size} x {device.device_kind}, {describe_cpu()}, "
+        f"JAX {jax.__version__}, Python {platform.python_version()}\n"
         f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
         f"{A} x {B} x {T} = {A * B * T:,} tokens per step"
     )
+
+
+def describe_cpu() -> str:
+    """Return the CPU's name and cores, and the instructions it has that multiply bfloat16."""
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
+    name = cpu_info("model name") or platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
 
 
 def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:

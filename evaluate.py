@@ -63,7 +63,8 @@ class EvaluateOptions:
     num_processes: Count | None = None  # how many processes evaluate together
     process_id: NonNegativeInt | None = None  # number of this process, from 0
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as plain JSON values."""

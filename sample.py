@@ -24,7 +24,7 @@ from config.command_line import Count, Limit, Name, NonNegative, Seed, UserError
 from data.tokenizer import Tokenizer, from_json
 from generation.decode import generate
 from model import GPT
-from runs.hardware import choose_device
+from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model
 from runs.memory import check_sampling
 
@@ -51,13 +51,16 @@ class SampleOptions:
     top_p: Probability | None = None  # draw from the fewest that together reach top_p; None or 1: from all
     seed: Seed = 1337  # the same seed draws the same text
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     compile: bool = True  # for PyTorch only and ignored: JAX always compiles
 
 
 def main(argv: list[str]) -> None:
     options = SampleOptions(**given(argv, SampleOptions))
     choose_device(options.device)
+    if options.compilation_cache:
+        keep_compiled_programs()
     text = read_prompt(options.start)
     prompt_bytes = len(text.encode(errors="replace"))  # it has at most as many tokens
     model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)

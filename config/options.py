@@ -115,7 +115,8 @@ class Options:
     process_id: NonNegativeInt | None = None  # number of this process, from 0
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # auto: the fastest the device has
     unroll: NonNegativeInt = 0  # layers unrolled in the scan; 0: all; fewer compile faster, may run slower
     remat: Literal["none", "block", "dots"] = "none"  # recompute all of a block, or all but linear layers
@@ -148,7 +149,7 @@ RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 # These options say what one command does, or where: a resumed run does not take them from its options.json.
 NOT_RESUMED = (
     *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding", "lora_merge"),
-    *("coordinator", "num_processes", "process_id"),
+    *("coordinator", "num_processes", "process_id", "compilation_cache"),
 )
 
 

@@ -3,15 +3,19 @@
 import ctypes
 import math
 import os
+import platform
 import re
 import resource
 import sys
+import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 
 from config.command_line import UserError
+from layers.target import cpu_flags
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
@@ -55,12 +59,17 @@ def peak_memory() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
+CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
+
+
 @contextmanager
 def on_devices(options) -> Generator[None]:
     """Within, all processes of the command have found each other and compute on the device mesh.
 
-    `options` has `device`, `mesh` and what `hosts` asks for. Raises UserError.
+    `options` has `device`, `mesh`, `compilation_cache` and what `hosts` asks for. Raises UserError.
     """
+    if options.compilation_cache:
+        keep_compiled_programs()
     with hosts(options):
         choose_device(options.device)
         agree_on(options)
@@ -81,6 +90,30 @@ def choose_device(device: str) -> None:
         raise UserError(
             f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
         ) from None
+
+
+def keep_compiled_programs() -> None:
+    """Have JAX keep what it compiles below the user's cache folder, where the next start reads it.
+
+    A folder that JAX was already told of (JAX_COMPILATION_CACHE_DIR) is used as it is. Ours is named after
+    the CPU's instructions, because XLA also loads programs that were compiled for another. Where no folder
+    can be made, every start compiles.
+    """
+    if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
+        return
+    try:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = home / "nanojaxgpt" / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the second, where the user has no home
+        return
+    for name, value in {
+        "jax_compilation_cache_dir": str(folder),
+        "jax_compilation_cache_max_size": CACHE_BYTES,
+        "jax_persistent_cache_min_compile_time_secs": 0.1,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }.items():
+        jax.config.update(name, value)
 
 
 def wait_for_simulated_devices() -> None:

@@ -161,13 +161,14 @@ def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
 
 
 def parameter_count(run: Run) -> str:
-    """Say how many parameters the model has, how many of them are trained, and on which device."""
-    model = run.shapes.model
+    """Say how many parameters the model has and trains, on which device, and with products in which dtype."""
+    model, dtype = run.shapes.model, run.config.dtype
     everything, trainable = (
         sum(x.size for x in jax.tree.leaves(tree)) for tree in (model, partition_trainable(model)[0])
     )
     part = "" if trainable == everything else f", of which {trainable:,} are trained,"
-    return f"{everything:,} parameters{part} on {jax.devices()[0].device_kind}"
+    how = " (float32: --dtype=float32)" if run.options.dtype == "auto" and dtype == "bfloat16" else ""
+    return f"{everything:,} parameters{part} on {jax.devices()[0].device_kind}, products in {dtype}{how}"
 
 
 def show_sharding(options: Options) -> None:

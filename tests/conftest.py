@@ -32,6 +32,7 @@ wait_for_simulated_devices()  # and those of the programs
 # holds for the programs that tests start, too.
 QUICK = "jax_disable_most_optimizations"
 os.environ["XLA_FLAGS"] += f" {OLD_LOOPS}"
+os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"  # dtype=auto is float32 on every CPU
 if "PYTEST_XDIST_WORKER" in os.environ:
     COMPILED = os.environ["JAX_COMPILATION_CACHE_DIR"]
 else:

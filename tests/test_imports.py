@@ -19,7 +19,7 @@ ALLOWED = {
     "generation": {"layers", "model"},
     "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
-    "runs": {"config", "data", "hub", "model", "parallel", "training"},
+    "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "cloud": {"config", "data", "runs"},

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, PyTree
 from config.command_line import UserError
 from config.options import SHAPE, Options
 from layers.attention import fastest_attention, missing
-from layers.target import target
+from layers.target import multiplies_bfloat16, target
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -36,7 +36,9 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
     `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
     """
     on_cpu = target().platform == "cpu"
-    dtype = options.dtype if options.dtype != "auto" else "float32" if on_cpu else "bfloat16"
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if multiplies_bfloat16() else "float32"
     if options.document_mask and eot is None:
         raise UserError(
             f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "

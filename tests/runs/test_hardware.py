@@ -1,6 +1,9 @@
-"""Which peak a device has, by what JAX calls it, and how long simulated ones wait for each other."""
+"""What is known of devices, how long simulated ones wait for each other, and what the next start finds."""
 
 import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +59,44 @@ def test_simulated_devices_wait_for_each_other_unless_the_user_says_how_long(mon
     assert flags.keys() == {f"{prefix}{event}_timeout_seconds" for event in ("warn_stuck", "terminate")}
     assert (flags[f"{prefix}terminate_timeout_seconds"] == "5") == bool(given)
     assert os.environ["XLA_FLAGS"] == once
+
+
+COMPILES = """
+import jax
+from runs.hardware import keep_compiled_programs
+keep_compiled_programs()
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # this one is quick
+print(jax.jit(lambda x: x * x + 1)(3.0))
+"""
+
+
+def compiled(cache: Path, **environment) -> tuple[list[str], list[str]]:
+    """Run COMPILES in a process of its own. Return the programs kept below `cache`, and what it printed."""
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILES],
+        env={name: value for name, value in os.environ.items() if "COMPILATION_CACHE" not in name}
+        | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(Path(__file__).parents[2])}
+        | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return sorted(path.name for path in cache.rglob("*-cache")), (run.stdout + run.stderr).splitlines()
+
+
+def test_compiled_programs_are_kept_for_the_next_start_of_this_user(tmp_path):
+    kept, printed = compiled(tmp_path / "cache")
+    assert len(kept) == 1 and kept[0].startswith("jit__lambda") and printed == ["10.0"]
+    (folder,) = (tmp_path / "cache" / "nanojaxgpt").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0  # it holds machine code
+    assert compiled(tmp_path / "cache") == (kept, ["10.0"])
+
+
+def test_without_a_cache_folder_every_start_compiles(tmp_path):
+    (tmp_path / "file").touch()
+    assert compiled(tmp_path / "file" / "cache") == ([], ["10.0"])
+
+
+def test_a_folder_that_jax_was_told_of_is_used(tmp_path):
+    kept, _ = compiled(tmp_path, JAX_COMPILATION_CACHE_DIR=str(tmp_path / "mine"))
+    assert len(kept) == 1 and not (tmp_path / "nanojaxgpt").exists()
