@@ -226,10 +226,10 @@ def random_batch(options: Options, vocab_size: int, seed: int = 0) -> np.ndarray
 CPU, H100, V5E = ("cpu", "cpu"), ("NVIDIA H100 80GB HBM3", "gpu"), ("TPU v5 lite", "tpu")
 
 
-def on(kind: str, platform: str):
-    """The context of a mesh of one such device, which need not exist: what is traced there is for it."""
+def on(kind: str, platform: str, count: int = 1):
+    """The context of a mesh of such devices, which need not exist: what is traced there is for them."""
     device = AbstractDevice(device_kind=kind, num_cores=None, platform=platform)
-    mesh = AbstractMesh((1,) * len(AXES), AXES, (AxisType.Auto,) * len(AXES), abstract_device=device)
+    mesh = AbstractMesh((1, count, 1, 1), AXES, (AxisType.Auto,) * len(AXES), abstract_device=device)
     return jax.sharding.use_abstract_mesh(mesh)
 
 

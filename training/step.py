@@ -7,6 +7,7 @@
 only starts it, in half a millisecond, and the loop goes on while the device works.
 """
 
+import os
 from functools import partial
 
 import equinox as eqx
@@ -29,6 +30,10 @@ from training.state import TrainState
 # Tokens of a microbatch on a CPU, beyond which it is cut. The baby GPT's step of 16384 tokens takes two
 # thirds of the time in 8 parts, and a seventh of the memory, all of which the kernel clears in each step.
 CPU_TOKENS = 2048
+
+# On several GPUs XLA goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
+# (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
+OVERLAP = "xla_gpu_enable_latency_hiding_scheduler"
 
 
 @eqx.filter_jit(donate="all")
@@ -62,7 +67,14 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(3))
     step = jax.jit(partial(train_step, options=options), donate_argnums=0)
-    return step.lower(state, batch, batch).compile()
+    return step.lower(state, batch, batch).compile(compiler_options=compiler_options())
+
+
+def compiler_options() -> dict[str, bool]:
+    """Return XLA's options for the step on this mesh, without those that the user's XLA_FLAGS name."""
+    several = jax.sharding.get_abstract_mesh().size > 1
+    options = {OVERLAP: True} if target().platform == "gpu" and several else {}
+    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
 def mean_gradients(

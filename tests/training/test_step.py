@@ -27,7 +27,14 @@ from tests.helpers import (
 from training import step as step_module
 from training.optimizer import learning_rate
 from training.state import create_state, model_config
-from training.step import compile_step, mean_gradients, split_for_cpu_cache, train_step
+from training.step import (
+    OVERLAP,
+    compile_step,
+    compiler_options,
+    mean_gradients,
+    split_for_cpu_cache,
+    train_step,
+)
 
 V = 65
 TINY = replace(
@@ -190,6 +197,24 @@ def test_each_step_has_dropout_of_its_own_which_the_seed_decides():
     assert len(set(at_steps[:3])) == 3
     assert at_steps[0] == at_steps[3]
     assert abs(loss(0, replace(options, seed=7)) - at_steps[0]) > FLOAT32_ROUNDING * at_steps[0]
+
+
+def test_several_gpus_are_asked_to_overlap_unless_the_user_says_otherwise(monkeypatch):
+    assert compiler_options() == {}  # a CPU
+    with on(*H100):
+        assert compiler_options() == {}
+    with on(*V5E, count=8):
+        assert compiler_options() == {}
+    with on(*H100, count=8):
+        assert compiler_options() == {OVERLAP: True}
+        monkeypatch.setenv("XLA_FLAGS", f"--{OVERLAP}=false")
+        assert compiler_options() == {}
+
+
+def test_xla_knows_the_option_for_several_gpus():
+    jax.jit(jnp.sin).lower(1.0).compile(compiler_options={OVERLAP: True})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
+        jax.jit(jnp.sin).lower(1.0).compile(compiler_options={f"{OVERLAP}r": True})
 
 
 # --- learning -----------------------------------------------------------------------------------------------
