@@ -70,10 +70,10 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
     return step.lower(state, batch, batch).compile(compiler_options=compiler_options())
 
 
-def compiler_options() -> dict[str, bool]:
+def compiler_options() -> dict[str, str | bool]:
     """Return XLA's options for the step on this mesh, without those that the user's XLA_FLAGS name."""
     several = jax.sharding.get_abstract_mesh().size > 1
-    options = {OVERLAP: True} if target().platform == "gpu" and several else {}
+    options: dict[str, str | bool] = {OVERLAP: True} if target().platform == "gpu" and several else {}
     return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
 
 
