@@ -1,15 +1,17 @@
 """Run train.py or sample.py on a rented GPU at Modal (https://modal.com), or on this machine.
 
-    python app.py config/quickstart.py --batch_size=32              here: no account, no network, no modal
+    modal run app.py --run-on-remote true                           a first small model, for cents
+    python app.py                                                   the same here: no account, no network
     python app.py --help                                            lists the launcher's own options
-    python app.py --dry-run config/quickstart.py                    prints what would be sent and rented
+    python app.py --dry-run config/train_gpt2.py --gpu=H100:8       what would be rented, and at what cost
     modal run app.py --run-on-remote true config/quickstart.py --gpu=H100 --learning_rate=1e-3
     modal run app.py::sample --run-on-remote true --run-name=out-quickstart --start="def "
 
 Words that are not options of the launcher go to train.py (or sample.py). A run on Modal lives in the Volume
 `nanojaxgpt`: its out_dir is `runs/<run name>/`, and its data, prepared once, are in `data/<data set>/`. When
 its machine is taken away, its time is up or it is killed, Modal starts it again and it goes on from its last
-checkpoint. docs/cloud.md describes the rest, other clouds and TPUs.
+checkpoint. What it can cost at most is said first, and refused above --max-dollars. docs/cloud.md describes
+the rest, other clouds and TPUs.
 """
 
 if __name__ == "__main__":
@@ -19,17 +21,20 @@ import math
 import re
 import signal
 import sys
+import uuid
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from cloud import MOUNTED, VOLUME
+from cloud.prices import READ, Machine, ceiling
 from cloud.supervise import ROOT, run_script
 from config.command_line import (
     Count,
     Limit,
     Name,
+    NonNegative,
     NonNegativeInt,
     UserError,
     check_value,
@@ -40,6 +45,7 @@ from config.command_line import (
 from config.options import Options
 
 try:
+    import click  # Modal's command is made with it
     import modal
 except ImportError:  # only the cloud needs it
     modal: Any = None
@@ -51,6 +57,11 @@ ROOMS = (
 )
 PYTHON = "3.12"
 JAX = "jax[cuda13]"  # beside requirements.txt, for its GPU
+
+# Without any word for train.py. The prompt is Python's, as the text is.
+FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
+SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}  # it needs minutes, and ends
+SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")
 
 RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
 Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0 < x <= 24)]
@@ -64,12 +75,13 @@ class LaunchOptions:
     purpose: ClassVar[str] = "Train or sample on Modal, or here. Other options go to train.py or sample.py."
 
     run_on_remote: bool = False  # run on Modal; without it, on this machine
-    gpu: Name = "A10G"  # L4, A10G, A100-80GB, H100, H200, B200, ..., or several, as in H100:8
-    timeout_hours: Hours = 24.0  # time for one attempt; the next one goes on from the last checkpoint
-    retries: NonNegativeInt = 10  # attempts after the first, when time is up or the run is killed
+    gpu: Name = "A10"  # T4, L4, A10, L40S, A100-80GB, H100, H200, B200; H100:8; A100-80GB,H100: either; none
+    timeout_hours: Hours = 4.0  # time for one attempt; the next one goes on from the last checkpoint
+    retries: NonNegativeInt = 2  # attempts after the first, when time is up or the run is killed
+    max_dollars: NonNegative = 20.0  # refuse what could cost more than this, all attempts together
     run_name: RunName = ""  # folder of the run; by default the name of its out_dir
     secret: Name = ""  # a Modal secret with WANDB_API_KEY, for --wandb_log=True
-    detach: bool = False  # the run goes on when this command is stopped
+    detach: bool = False  # the run goes on when this command is stopped; as modal run --detach
     nodes: Count = 1  # machines that train together, each with all its GPUs: --gpu=H100:8
     dry_run: bool = False  # print what would be sent and rented
 
@@ -81,23 +93,34 @@ class Job:
     script: str
     words: list[str]  # the script's options, each as --key=value
     run_name: str
+    sample: bool = False  # print a sample of the trained model at the end
 
 
 def launch(script: str, argv: list[str]) -> None:
     """Run a script here or on Modal, as `argv` says. Exit with its status if it fails. Raises UserError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops a run as Ctrl-C does
     ours, theirs = separate_options(argv)
-    options = LaunchOptions(**given(ours, LaunchOptions))
+    first = script == "train.py" and not theirs
+    options = LaunchOptions(**(SMALL if first else {}) | given(ours, LaunchOptions))
+    if first:
+        print(FIRST)
+        theirs = ["config/quickstart.py"]
     if options.run_on_remote or options.dry_run:
         job = training_job(theirs, options) if script == "train.py" else sampling_job(theirs, options)
+        job = replace(job, sample=first)
+        print(describe_cost(options))
         if options.dry_run:
             print(describe(job, options))
             return
+        check_cost(options)
         status = rent(job, options)
     else:
         if options.run_name:
             theirs.append(f"--out_dir={options.run_name}")
-        status, _ = run_script(script, theirs)
+        out_dir = options.run_name or "out-quickstart"
+        status, _ = run_script(script, [*theirs, "--init_from=auto"] if first else theirs)
+        if first and status == 0:
+            status, _ = run_script("sample.py", [f"--out_dir={out_dir}", *SAMPLE])
     if status:  # without an exception, `modal run` would report the App as completed
         sys.exit(status if status > 0 else 128 - status)  # for a signal, the status that a shell has
 
@@ -149,6 +172,8 @@ def training_job(argv: list[str], options: LaunchOptions) -> Job:
             "wandb_log=True needs --secret=NAME, a Modal secret with your key: "
             "modal secret create NAME WANDB_API_KEY=..."
         )
+    if Machine.parse(options.gpu).count:  # or JAX would fall back to the CPU, at a GPU's price
+        values = {"device": "cuda"} | values
     return Job("train.py", [f"--{name}={value}" for name, value in values.items()], run_name)
 
 
@@ -171,6 +196,31 @@ def sampling_job(argv: list[str], options: LaunchOptions) -> Job:
     return Job("sample.py", words, options.run_name)
 
 
+def describe_cost(options: LaunchOptions) -> str:
+    """Return the line that says what a launch can cost at most. Raises UserError for an unknown GPU."""
+    machine, attempts = Machine.parse(options.gpu), 1 + options.retries
+    most = ceiling(machine, options.nodes, options.timeout_hours, attempts)
+    machines = f"{options.nodes} machines x " if options.nodes > 1 else ""
+    attempts = f"{attempts} attempts x " if attempts > 1 else ""
+    return (
+        f"costs at most ${most:,.2f}: {machines}{attempts}{options.timeout_hours:g} h x "
+        f"${machine.price:.2f} ({options.gpu}, cores and memory; prices of {READ}, see cloud/prices.py)"
+    )
+
+
+def check_cost(options: LaunchOptions) -> None:
+    """Raise UserError for what could cost more than the user allows, or cannot be rented."""
+    machine, attempts = Machine.parse(options.gpu), 1 + options.retries
+    most = ceiling(machine, options.nodes, options.timeout_hours, attempts)
+    if most > options.max_dollars:
+        raise UserError(
+            f"that is above --max-dollars={options.max_dollars:g}: give --max-dollars={math.ceil(most)}, "
+            "or fewer --timeout-hours or --retries"
+        )
+    if options.nodes > 1 and machine.count < 8:
+        raise UserError(f"--nodes={options.nodes} needs whole machines: --gpu=H100:8")
+
+
 def files_to_send() -> list[Path]:
     """Return the paths of the files that are sent, relative to the project's folder."""
     rooms = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
@@ -183,12 +233,13 @@ def describe(job: Job, options: LaunchOptions) -> str:
     size = sum((ROOT / path).stat().st_size for path in files)
     return "\n".join(
         [
-            f"machines  {options.nodes} with {options.gpu} each",
+            f"machines  {options.nodes} with {options.gpu} each",  # cores and memory: cloud/prices.py
             f"time      {options.timeout_hours:g} h for an attempt, {1 + options.retries} attempts at most",
             f"secret    {options.secret or 'none'}",
             f"volume    {VOLUME}, at {MOUNTED}; the run is runs/{job.run_name}",
             f"image     Debian, Python {PYTHON}, pip install -r requirements.txt {JAX}",
             f"command   {' '.join([job.script, *job.words])}",
+            *([f"then      {' '.join(['sample.py', *SAMPLE])}"] if job.sample else []),
             f"files     {len(files)}, {size / 1000:.0f} kB:",
             *(f"          {path}" for path in files),
         ]
@@ -201,7 +252,7 @@ def rent(job: Job, options: LaunchOptions) -> int:
         raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
     from cloud.container import run_in_container  # here, because it imports modal
 
-    status = 130  # Ctrl-C ends the `with` below, quietly
+    status, machine = 130, Machine.parse(options.gpu)  # Ctrl-C ends the `with` below, quietly
     try:
         app = modal.App(f"{VOLUME}-{job.run_name}")
         secrets = [find_secret(options.secret)] if options.secret else []
@@ -210,22 +261,38 @@ def rent(job: Job, options: LaunchOptions) -> int:
             run = modal.clustered(size=options.nodes, rdma=True)(run)
         function = app.function(
             image=make_image(),
-            gpu=options.gpu,
+            gpu=machine.gpus[0] if len(machine.gpus) == 1 else list(machine.gpus) or None,
+            cpu=machine.cores,
+            memory=1024 * machine.gib,
             timeout=math.ceil(options.timeout_hours * 3600),
             retries=options.retries,
+            single_use_containers=True,  # an attempt begins in a container that has done nothing yet
             volumes={str(MOUNTED): modal.Volume.from_name(VOLUME, create_if_missing=True)},
             secrets=secrets,
             include_source=False,  # it is among the image's files
         )(run)
-        with modal.enable_output(), app.run(detach=options.detach):
-            seconds = options.timeout_hours * 3600
+        with modal.enable_output(), app.run(detach=options.detach or asked_to_detach()):
             # With spawn(), Modal itself starts another attempt: this machine may be off by then.
-            status = function.spawn(job.script, job.words, job.run_name, seconds, options.nodes).get()
+            status = function.spawn(
+                job.script,
+                job.words,
+                job.run_name,
+                seconds=options.timeout_hours * 3600,
+                nodes=options.nodes,
+                launch=uuid.uuid4().hex,
+                sample=list(SAMPLE) if job.sample else None,
+            ).get()
     except (modal.exception.Error, ChildProcessError) as error:
         raise UserError(f"Modal: {error}") from None
     if job.script == "train.py":
         print(f"the run, with its checkpoints: modal volume get {VOLUME} runs/{job.run_name}")
     return status
+
+
+def asked_to_detach() -> bool:
+    """Tell whether this is `modal run --detach`, whose own App, the outer one, has nothing to go on with."""
+    context = click.get_current_context(silent=True)
+    return bool(context and context.obj and context.obj.get("detach"))
 
 
 def find_secret(name: str) -> "modal.Secret":

@@ -5,12 +5,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[1]
-INTERVAL = 10  # seconds between calls of `meanwhile`
 
 
 def run_script(
@@ -18,9 +16,8 @@ def run_script(
     words: list[str],
     cwd: Path | None = None,
     seconds: float = math.inf,
-    meanwhile: Callable[[], None] = lambda: None,
 ) -> tuple[int, Literal["interrupt", "time"] | None]:
-    """Run a script with the options `words` to its end, and call `meanwhile` every INTERVAL seconds.
+    """Run a script with the options `words` to its end.
 
     Return its status, which is negative if a signal killed it, and why it was stopped, if it was. Ctrl-C, and
     the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and ends with status 143.
@@ -34,12 +31,10 @@ def run_script(
     while True:
         try:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            return process.wait(max(0, min(INTERVAL, deadline - time.monotonic()))), stop
+            return process.wait(None if deadline == math.inf else max(0, deadline - time.monotonic())), stop
         except subprocess.TimeoutExpired:
-            if time.monotonic() >= deadline:
-                deadline, stop = math.inf, "time"
-                process.terminate()
-            meanwhile()
+            deadline, stop = math.inf, "time"
+            process.terminate()
         except KeyboardInterrupt:
             stop = "interrupt"
             process.terminate()

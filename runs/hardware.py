@@ -85,11 +85,13 @@ def choose_device(device: str) -> None:
     # A CPU beside the accelerator, as without this option: `counted_flops` wants one.
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
-        jax.devices()
+        found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU
     except (RuntimeError, AssertionError):  # the second, where JAX was installed without that platform
+        found = None
+    if found != {"cuda": "gpu"}.get(device, device):
         raise UserError(
             f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
-        ) from None
+        )
 
 
 def keep_compiled_programs() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import app
+from cloud.prices import CORE, GIB, Machine, ceiling
 from config.command_line import given, option_types
 from config.options import Options
 from model import GPT
@@ -53,6 +54,7 @@ INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "
 HARMLESS = {"EnvironmentGetOrCreate", "ClientHello"} | {
     f"App{name}" for name in ("Create", "Publish", "Heartbeat", "GetLogs", "ClientDisconnect")
 }
+TWO_MACHINES = ("--nodes=2", "--gpu=H100:8", "--max-dollars=1000")
 LONG = {"max_iters": 600, "eval_interval": 50, "log_interval": 100, "lr_decay_iters": 600}
 
 
@@ -76,9 +78,6 @@ def project(tmp_path_factory):
     for name in INTRUDERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("secret")
-    supervise = folder / "cloud" / "supervise.py"  # a test cannot wait for ten seconds between commits
-    assert "INTERVAL = 10" in supervise.read_text()
-    supervise.write_text(supervise.read_text().replace("INTERVAL = 10", "INTERVAL = 0.2"))
     container = folder / "cloud" / "container.py"  # tests that run at a time share this machine's ports
     assert "PORT = 1234" in container.read_text()
     container.write_text(container.read_text().replace("PORT = 1234", f"PORT = {free_port()}"))
@@ -173,7 +172,10 @@ def test_options_travel_with_their_values(tmp_path):
     assert job.run_name == "mine"
     there = given(job.words, Options)
     here = given(argv, Options)
-    assert there == {name: value for name, value in here.items() if name != "out_dir"}
+    assert there == {"device": "cuda"} | {name: value for name, value in here.items() if name != "out_dir"}
+    on_cpus = app.training_job([*argv, "--device=cpu"], app.LaunchOptions())
+    assert given(on_cpus.words, Options)["device"] == "cpu"
+    assert "device" not in given(app.training_job(argv, app.LaunchOptions(gpu="none")).words, Options)
 
 
 @pytest.mark.parametrize(
@@ -183,6 +185,11 @@ def test_options_travel_with_their_values(tmp_path):
         (["config/nosuch.py"], "config/nosuch.py: there is no such config file"),
         (["--timeout-hours=25"], "--timeout_hours is 25, expected a number above 0, up to Modal's 24"),
         (["--gpu"], "--gpu is '', expected a name"),
+        (["--gpu=H1000"], "--gpu=H1000: H1000 is none of T4, L4, A10,"),
+        (["--gpu=H100:9"], "H100:9 is none of"),
+        (["--gpu=H100"], "that is above --max-dollars=20: give --max-dollars="),
+        (["--timeout-hours=24", "--retries=10"], "above --max-dollars=20"),
+        (["--nodes=2", "--gpu=H100", "--max-dollars=200"], "--nodes=2 needs whole machines: --gpu=H100:8"),
         (["--dry-run=maybe"], "--dry_run is 'Maybe', expected True or False"),
         (["--run-name=a/b"], "--run_name is 'a/b', expected letters"),
         (["--out_dir=/"], "--run_name is '', expected letters"),
@@ -219,7 +226,55 @@ def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
     assert job.words == ["--start", "Twas brillig\n"]
 
 
+# What it costs
+
+
+@pytest.mark.parametrize(
+    "gpu, price",
+    {"H100": 3.95, "A10G": 1.10, "H100!:2": 7.90, "L4,A100-80GB": 2.50, "h200:8": 36.32, "none": 0}.items(),
+)
+def test_the_price_of_a_machine_is_its_gpus_cores_and_memory(gpu, price):
+    machine = Machine.parse(gpu)
+    rest = machine.cores * CORE + machine.gib * GIB
+    assert machine.price == pytest.approx(price + rest) and 0 < rest < 3
+    assert ceiling(machine, nodes=2, hours=3, attempts=4) == pytest.approx(24 * machine.price)
+
+
+def test_the_most_that_a_launch_can_cost_is_said_first(capsys):
+    app.launch("train.py", ["--dry-run", "config/quickstart.py", "--gpu=H100", "--timeout-hours=2"])
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("costs at most $25.03: 3 attempts x 2 h x $4.17 (H100, ")
+    assert any("--device=cuda" in line for line in rest)
+
+
 # Here
+
+
+@pytest.mark.parametrize("name, folder", [([], "out-quickstart"), (["--run-name=mine"], "mine")])
+def test_without_a_word_it_trains_the_quickstart_and_shows_a_sample(monkeypatch, capsys, name, folder):
+    started = []
+    monkeypatch.setattr(
+        app, "run_script", lambda script, words: (started.append((script, words)), (0, None))[1]
+    )
+    app.launch("train.py", list(name))
+    (train, training), (sample, sampling) = started
+    assert (train, sample) == ("train.py", "sample.py")
+    assert given(training, Options) == given(["config/quickstart.py"], Options) | {
+        "out_dir": folder,
+        "init_from": "auto",  # typed again, it shows another sample
+    }
+    assert f"--out_dir={folder}" in sampling
+    assert "config/quickstart.py" in capsys.readouterr().out
+    app.launch("train.py", ["--dry-run", *name])
+    printed = capsys.readouterr().out
+    assert "then      sample.py --start=def " in printed and "costs at most $0.5" in printed
+
+
+def test_modals_own_detach_counts():
+    click = pytest.importorskip("click")
+    assert not app.asked_to_detach()
+    with click.Context(click.Command("run"), obj={"detach": True}):
+        assert app.asked_to_detach()
 
 
 @no_network
@@ -243,9 +298,7 @@ def test_here_it_needs_neither_modal_nor_a_network(project, tiny, tmp_path):
     assert run.returncode == 2 and "pip install modal" in errors(run.stderr)[0]
     run = alone("--dry-run", *tiny("out", dataset="tiny"), "--gpu=H100:8", "--nodes=2", "--secret=wandb")
     assert run.returncode == 0
-    assert all(
-        text in run.stdout for text in ("2 with H100:8", "24 h", "wandb", "jax[cuda13]", "--n_embd=16")
-    )
+    assert all(text in run.stdout for text in ("2 with H100:8", "4 h", "wandb", "jax[cuda13]", "--n_embd=16"))
     listed = {line.strip() for line in run.stdout.split(" kB:")[1].splitlines() if line}
     assert listed == files_to_send(project)
 
@@ -293,6 +346,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     """Trained there, fetched by the command that it prints, and sampled from there."""
     steps = ["--max_iters=4", "--eval_interval=2", "--eval_iters=1", "--batch_size=2", "--n_layer=1"]
     machine = ["--gpu=H100:2", "--timeout-hours", "1.5", "--retries=3", "--run-name=first"]
+    machine += ["--max-dollars=60", "--device=cpu"]
     status, printed, server = at_modal(
         *("run", "app.py", "--run-on-remote", "true", "config/quickstart.py", *steps, *machine),
         *("--wandb_log=True", "--secret", "wandb"),
@@ -375,6 +429,22 @@ def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
     assert "its time is up: the next attempt, or the same command, goes on" in line
 
 
+@pytest.mark.slow
+@containers
+def test_a_launch_does_not_change_a_run_unasked(at_modal, tiny):
+    status, printed, _ = at_modal(*remote(tiny))
+    assert status == 0, printed
+    status, printed, _ = at_modal(*remote(tiny))  # the same: it has ended
+    assert status == 0 and saved_iterations(at_modal.volume / "runs" / "run") == [5, 10]
+    before = weights(at_modal.volume / "runs" / "run")
+    status, printed, server = at_modal(*remote(tiny, learning_rate=0.5, max_iters=20))
+    assert status == 2 and len(server.containers) == 1
+    assert "runs/run holds a run with learning_rate=0.01, and this launch has" in errors(printed)[0]
+    assert_same_bits(weights(at_modal.volume / "runs" / "run"), before)
+    status, printed, _ = at_modal(*remote(tiny, max_iters=20, init_from="resume"))
+    assert status == 0 and saved_iterations(at_modal.volume / "runs" / "run")[-1] == 20
+
+
 def first_checkpoint(volume: Path) -> bool:
     return newest_checkpoint(volume / "runs" / "run") > 0
 
@@ -391,9 +461,12 @@ def test_ctrl_c_stops_the_run_at_modal_with_its_checkpoint_kept(at_modal, tiny):
 
 @pytest.mark.slow
 @containers
-def test_a_detached_run_goes_on_after_ctrl_c(at_modal, tiny, undisturbed):
+@pytest.mark.parametrize("place", ["modal's", "ours"])
+def test_a_detached_run_goes_on_after_ctrl_c(at_modal, tiny, undisturbed, place):
     disturbance = Disturbance("ctrl-c", first_checkpoint)
-    status, printed, server = at_modal(*remote(tiny, **LONG), "--detach", disturbances=[disturbance])
+    run, *words = [*remote(tiny, **LONG), "--detach"]
+    words = [run, "--detach", *words[:-1]] if place == "modal's" else [run, *words]
+    status, printed, server = at_modal(*words, disturbances=[disturbance])
     assert status == 130 and len(server.containers) == 1
     assert "Traceback" not in printed
     assert_same_bits(weights(at_modal.volume / "runs" / "run"), weights(undisturbed))
@@ -403,7 +476,6 @@ def test_a_detached_run_goes_on_after_ctrl_c(at_modal, tiny, undisturbed):
 @pytest.mark.parametrize(
     "words, environment, says",
     [
-        (["--gpu=H1000"], {}, "error: Modal: Unknown GPU type H1000"),
         (["--secret=nosuch"], {}, "error: --secret=nosuch: Modal has no such secret"),
         (["config/nosuch.py"], {}, "error: config/nosuch.py: there is no such config file"),
         ([], {"MODAL_TOKEN_ID": "", "MODAL_TOKEN_SECRET": ""}, "Error: Token missing"),
@@ -439,7 +511,7 @@ def test_two_machines_find_each_other(at_modal, tiny):
     words = remote(tiny, eval_only=True, mesh="data:-1")
     status, one, server = at_modal(*words)
     assert status == 0, one
-    status, two, server = at_modal(*words, "--nodes=2", "--gpu=H100:8")
+    status, two, server = at_modal(*words, *TWO_MACHINES)
     assert status == 0, two
     (create,) = server.sent("FunctionCreate")
     assert create.function._experimental_group_size == 2 and create.function.resources.rdma
@@ -452,7 +524,7 @@ def test_two_machines_find_each_other(at_modal, tiny):
 @containers
 def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
     """They share no folder: what one writes to the Volume, the other one does not see while it runs."""
-    command = [*remote(tiny, **LONG | {"max_iters": 200}, mesh="data:-1"), "--nodes=2"]
+    command = [*remote(tiny, **LONG | {"max_iters": 200}, mesh="data:-1"), *TWO_MACHINES]
     disturbance = Disturbance("preempt", first_checkpoint)
     status, printed, server = at_modal(*command, disturbances=[disturbance])
     assert status == 0, printed
@@ -466,7 +538,7 @@ def test_two_machines_go_on_from_the_checkpoints_of_the_first(at_modal, tiny):
 @containers
 def test_weights_divided_among_machines_are_refused_at_the_start(at_modal, tiny):
     """No machine could write the checkpoint, and they share no folder to write it together."""
-    status, printed, server = at_modal(*remote(tiny, mesh="fsdp:2"), "--nodes=2")
+    status, printed, server = at_modal(*remote(tiny, mesh="fsdp:2"), *TWO_MACHINES)
     assert status == 2 and len(server.containers) == 2
     assert "not the same folder for all machines" in printed and "Traceback" not in printed
     assert not (at_modal.volume / "runs" / "run" / "checkpoints").exists()

@@ -1,9 +1,9 @@
 """Containers as Modal has them, for the stand-in in modal_server.py: Modal's own entrypoint in a chroot.
 
 A container sees the uploaded files at their paths, a copy of each Volume as it was when the container
-started, and for the rest this machine. What it writes to a Volume is lost unless it commits. Of several
-containers in a cluster all get the input, and the output of the first counts. Needs Linux's user namespaces
-(`unshare`).
+started, and for the rest this machine. What it writes to a Volume is committed now and then, and when it
+asks. Of several containers in a cluster all get the input, and the output of the first counts. Needs Linux's
+user namespaces (`unshare`).
 """
 
 import asyncio
@@ -103,15 +103,24 @@ class Container(Service):
             stderr=asyncio.subprocess.STDOUT,
         )
         disturbing = asyncio.ensure_future(self.disturb(disturbance)) if disturbance else None
+        committing = asyncio.ensure_future(self.commit_now_and_then())
         while chunk := await self.process.stdout.read(65536):
             log = pb.TaskLogs(data=chunk.decode(errors="replace"), file_descriptor=pb.FILE_DESCRIPTOR_STDOUT)
             self.server.logs[self.app_id].put_nowait(pb.TaskLogsBatch(task_id=self.task_id, items=[log]))
         await self.process.wait()
+        committing.cancel()
         if disturbing:
             disturbing.cancel()
         self.grpc.close()
         self.server.requests += self.requests
         assert self.output or self.input_given or self.app_id in self.server.stopped, "it could not start"
+
+    async def commit_now_and_then(self) -> None:
+        """Commit the Volumes as Modal does by itself while a container runs."""
+        while True:
+            await asyncio.sleep(0.2)
+            for volume_id in self.volumes:
+                self.bring(volume_id)
 
     async def disturb(self, disturbance: Disturbance) -> None:
         volume = next(iter(self.volumes.values()))
@@ -231,9 +240,13 @@ class Container(Service):
         return await self.server.VolumeGetOrCreate(r)
 
     async def VolumeCommit(self, r):
+        self.bring(r.volume_id)
+        return pb.VolumeCommitResponse(skip_reload=True)
+
+    def bring(self, volume_id: str) -> None:
         """Bring what changed in this container's copy to the Volume; what another one changed stays."""
-        copy, volume = self.volumes[r.volume_id], self.server.volumes[r.volume_id]
-        before, now = self.committed[r.volume_id], listing(copy)
+        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
+        before, now = self.committed[volume_id], listing(copy)
         for path in sorted(now.keys() - before.keys() | {p for p in now if now[p] != before.get(p)}):
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                 (volume / path).parent.mkdir(parents=True, exist_ok=True)
@@ -243,8 +256,7 @@ class Container(Service):
         for path in sorted(volume.rglob("*"), reverse=True):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
-        self.committed[r.volume_id] = now
-        return pb.VolumeCommitResponse(skip_reload=True)
+        self.committed[volume_id] = now
 
 
 def listing(folder: Path) -> dict[Path, tuple[int, int]]:
