@@ -60,7 +60,7 @@ JAX = "jax[cuda13]"  # beside requirements.txt, for its GPU
 
 # Without any word for train.py. The prompt is Python's, as the text is.
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
-SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}  # it needs minutes, and ends
+SMALL: dict[str, Any] = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}  # it needs minutes, and ends
 SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")
 
 RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
