@@ -22,10 +22,11 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
+    "serving": {"config", "data", "generation", "model"},
     "cloud": {"config", "data", "runs"},
 }
 # Users type these. Nobody imports them.
-COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "app"}
+COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "serve", "app"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
