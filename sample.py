@@ -21,11 +21,11 @@ import jax
 import numpy as np
 
 from config.command_line import Count, Limit, Name, NonNegative, Seed, UserError, command, given
-from data.tokenizer import Tokenizer, from_json
-from generation.decode import generate
+from data.tokenizer import Tokenizer
+from generation.engine import generate
 from model import GPT
 from runs.hardware import choose_device, keep_compiled_programs
-from runs.load import load_model
+from runs.load import load_model, tokenizer_of
 from runs.memory import check_sampling
 
 SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
@@ -94,12 +94,7 @@ def load_for_text(options: SampleOptions, longest: int) -> tuple[GPT, Tokenizer]
     Raises UserError when the model has no tokenizer.
     """
     model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
-    if description is None:
-        reason = f"init_from={options.init_from}: it has no tokenizer that can be read here"
-        if options.init_from == "resume":
-            reason = f"out_dir={options.out_dir}: the tokens of this run are not text"
-        raise UserError(f"{reason}, none can be written")
-    return model, from_json(description)
+    return model, tokenizer_of(description, options.init_from, options.out_dir)
 
 
 def read_prompt(start: str) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from config.options import Options
-from generation.decode import generate
+from generation.engine import generate
 from model import GPT, GPTConfig
 from training.state import create_state
 

@@ -9,6 +9,7 @@ for checkpoints, and `from_json` makes it again from that description.
 """
 
 import codecs
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,12 @@ END_OF_TEXT = {
 
 # Names that a tokenizer.json may have for the token that ends a text; the first one found is taken.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+# GPT-2, and every tokenizer.json of the kind ByteLevel, writes bytes as characters: those that can be printed
+# as they are, the others as the characters from 256 on, in order.
+PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+OTHERS = [byte for byte in range(256) if byte not in PRINTED]
+BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
 # A function `feed(ids, final=False)` that returns the text which these ids complete; `final=True` ends it.
 Stream = Callable[..., str]
@@ -67,6 +74,10 @@ class CharTokenizer:
     def stream(self) -> Stream:
         """Return a function from the next token ids to the text that they complete, here at once."""
         return lambda ids, final=False: self.decode(ids)
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, in UTF-8."""
+        return self.decode([token]).encode()
 
     def to_json(self) -> dict:
         return {"type": "char", "symbols": self.symbols}
@@ -117,9 +128,10 @@ class TiktokenTokenizer:
         arrives, or until `final=True`, when bytes without the rest become U+FFFD.
         """
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda ids, final=False: decoder.decode(b"".join(map(self._bytes, ids)), final)
+        return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
 
-    def _bytes(self, token: int) -> bytes:
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes that a token stands for, which may be a part of a character's."""
         try:
             return self._encoding.decode_single_token_bytes(int(token))
         except KeyError:  # a model whose vocabulary is padded (50,257 to 50,304) may draw a padding token
@@ -189,6 +201,20 @@ class JsonTokenizer:
             return "".join(pieces)
 
         return feed
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes that a token stands for behind other text, perhaps a part of a character's."""
+        text = self.decode([token, token]).removeprefix(
+            self.decode([token])
+        )  # a first token may lose a space
+        if "\ufffd" not in text:
+            return text.encode()
+        name = self._tokenizer.id_to_token(token) or ""
+        if byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name):  # of SentencePiece's byte_fallback
+            return bytes([int(byte[1], 16)])
+        if all(symbol in BYTE_OF for symbol in name):  # of GPT-2's way to write bytes as characters
+            return bytes(BYTE_OF[symbol] for symbol in name)
+        return text.encode()
 
     def to_json(self) -> dict:
         return {"type": "tokenizers", "json": self._text}

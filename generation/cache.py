@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from layers.mask import causal_mask
@@ -13,17 +14,28 @@ from model import GPT, Block, GPTConfig, attention, context_at
 
 
 class Cache(NamedTuple):
-    """Room for S = block_size tokens of each of B sequences, of which the first `length` are filled."""
+    """Room for S = block_size tokens of each of B sequences. How many each has is the caller's to know."""
 
     keys: list[Float[Array, "B K S C"]]  # one for each layer
     values: list[Float[Array, "B K S C"]]
-    length: Int[Array, ""]
 
     @classmethod
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
         shape = (batch_size, config.kv_heads, config.block_size, config.head_size)
         keys, values = ([jnp.zeros(shape, config.dtype) for _ in range(config.n_layer)] for _ in range(2))
-        return cls(keys, values, jnp.zeros((), jnp.int32))
+        return cls(keys, values)
+
+
+def shard_cache(cache: Cache) -> Cache:
+    """Split the heads over the mesh axis `tensor`, inside a compiled function. Without a mesh, do nothing.
+
+    Every function that makes a cache returns it through this, so that the next takes it as it is.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return cache
+    heads = "tensor" if cache.keys[0].shape[1] % mesh.shape["tensor"] == 0 else None
+    return jax.tree.map(lambda x: lax.with_sharding_constraint(x, P(None, heads)), cache)
 
 
 def unstack_blocks(model: GPT) -> list[Block]:
@@ -32,24 +44,32 @@ def unstack_blocks(model: GPT) -> list[Block]:
 
 
 def forward_with_cache(
-    model: GPT, blocks: list[Block], tokens: Int[Array, "B T"], cache: Cache
+    model: GPT, blocks: list[Block], tokens: Int[Array, "B T"], cache: Cache, length: Int[Array, " B"]
 ) -> tuple[Float[Array, "B T D"], Cache]:
-    """Compute features of tokens that follow those in the cache, and the cache with theirs added.
+    """Compute features of tokens that follow the first `length` of each row, and the cache with theirs added.
 
-    Requires cache.length + T <= S. `blocks` are `unstack_blocks(model)`, made once: making them for each
-    token would copy all the weights each time, and take as long as the token itself. All tokens are read as
-    one document, whatever `eot` is.
+    Tokens at position S and after have features without a meaning, and leave the cache as it is. `blocks` are
+    `unstack_blocks(model)`, made once: making them for each token would copy all the weights each time, and
+    take as long as the token itself. A row is read as one document, whatever `eot` is.
     """
-    config, start = model.config, cache.length
-    positions = start + jnp.arange(tokens.shape[1])[None]  # (1, T)
+    config = model.config
+    positions = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
     mask = causal_mask(positions, config.block_size, config.window)
     context = context_at(positions, config)
     x = model.embed(tokens, context)
     keys, values = [], []
     for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
         q, k, v = block.attn.heads(block.ln_1(x), context)
-        keys.append(lax.dynamic_update_slice_in_dim(old_keys, k.astype(old_keys.dtype), start, axis=2))
-        values.append(lax.dynamic_update_slice_in_dim(old_values, v.astype(old_values.dtype), start, axis=2))
+        keys.append(write(old_keys, k, positions))
+        values.append(write(old_values, v, positions))
         x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, config))
         x = x + block.mlp(block.ln_2(x))
-    return model.ln_f(x), Cache(keys, values, start + tokens.shape[1])
+    return model.ln_f(x), Cache(keys, values)
+
+
+def write(
+    old: Float[Array, "B K S C"], new: Float[Array, "B K T C"], positions: Int[Array, "B T"]
+) -> Float[Array, "B K S C"]:
+    """Return `old` with `new` at the positions of each row. Those of S and after are left out."""
+    rows = jnp.arange(len(old))[:, None]  # (B, 1)
+    return old.at[rows, :, positions].set(new.swapaxes(1, 2).astype(old.dtype), mode="drop")

@@ -1,61 +1,89 @@
 """Choose the next token from a model's logits: greedily, or at random from the likeliest.
 
 `sample` divides the logits by the temperature, keeps the top k, keeps the top p of those, and draws. This is
-the order of the transformers library. The settings are Python numbers, so that a setting that is off costs
-nothing in the compiled program. A caller that compiles `sample` makes them static arguments.
+the order of the transformers library. Each row has settings of its own, which are data: a program compiled
+once serves all of them. What no row asks for is not computed.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 
 def sample(
     logits: Float[Array, "B V"],
     keys: PRNGKeyArray,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    temperature: Float[Array, " B"] | float = 1.0,
+    top_k: Int[Array, " B"] | int | None = None,
+    top_p: Float[Array, " B"] | float | None = None,
 ) -> Int[Array, " B"]:
     """Draw a token for each row of logits, int32. `keys` has the shape (B,), so that no row affects another.
 
-    A `temperature` of 0 takes the likeliest token. `top_k` is from 1 to V and `top_p` is above 0; None keeps
-    all tokens, and so does a `top_p` of 1 or more.
+    A setting is one number for all rows, or an array of one for each. A `temperature` of 0 takes the
+    likeliest token. `top_k` is 1 or more and `top_p` is above 0; None keeps all tokens, and so does a
+    `top_k` of V or more and a `top_p` of 1 or more.
     """
-    if temperature == 0:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-    logits = scale(logits, temperature)
-    if top_k is not None:
-        logits = keep_top_k(logits, top_k)
-    if top_p is not None and top_p < 1:
-        logits = keep_top_p(logits, top_p)
-    return jax.vmap(jax.random.categorical)(keys, logits).astype(jnp.int32)
+    B, V = logits.shape
+    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), B)
+    ks = jnp.broadcast_to(jnp.asarray(V if top_k is None else top_k, jnp.int32), B)
+    ps = jnp.broadcast_to(jnp.asarray(1 if top_p is None else top_p, jnp.float32), B)
+    greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def draw():
+        kept = scale(logits, jnp.where(temperatures == 0, 1, temperatures))
+        kept = lax.cond((ks < V).any(), keep_top_k, lambda kept, _: kept, kept, ks)
+        kept = lax.cond((ps < 1).any(), keep_top_p, lambda kept, _: kept, kept, ps)
+        return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
+
+    drawn = lax.cond((temperatures > 0).any(), draw, lambda: greedy)
+    return jnp.where(temperatures == 0, greedy, drawn)
 
 
-def scale(logits: Float[Array, "B V"], temperature: float) -> Float[Array, "B V"]:
+def scale(logits: Float[Array, "B V"], temperature: Float[Array, " B"] | float) -> Float[Array, "B V"]:
     """Divide logits by the temperature: the distribution is sharper for a value below 1, flatter above.
 
     The largest logit is subtracted first, which changes no probability, so that a tiny temperature cannot
     overflow it.
     """
-    return (logits - logits.max(axis=-1, keepdims=True)) / temperature
+    return (logits - logits.max(axis=-1, keepdims=True)) / column(temperature)
 
 
-def keep_top_k(logits: Float[Array, "B V"], k: int) -> Float[Array, "B V"]:
+def keep_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"] | int) -> Float[Array, "B V"]:
     """Set all but the k largest logits to -inf. Tokens exactly as likely as the k-th are kept as well."""
-    least = jax.lax.top_k(logits, k)[0][:, -1:]  # (B, 1)
-    return jnp.where(logits < least, -jnp.inf, logits)
+    kept = likeliest(logits, jnp.ones_like(logits), column(k))
+    return jnp.where(kept, logits, -jnp.inf)
 
 
-def keep_top_p(logits: Float[Array, "B V"], p: float) -> Float[Array, "B V"]:
+def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Float[Array, "B V"]:
     """Set all logits outside the nucleus to -inf (Holtzman et al., arXiv:1904.09751).
 
     The nucleus is the smallest set of likeliest tokens whose probabilities add up to p or more. Tokens
-    exactly as likely as the last of them are kept as well.
+    exactly as likely as the last of them are kept as well. A p of 1 or more keeps all.
     """
-    ordered = jnp.sort(logits, axis=-1, descending=True)
-    probabilities = jax.nn.softmax(ordered)
-    before = jnp.cumsum(probabilities, axis=-1) - probabilities  # the probability of all likelier tokens
-    least = jnp.where(before < p, ordered, jnp.inf).min(axis=-1, keepdims=True)  # (B, 1)
-    return jnp.where(logits < least, -jnp.inf, logits)
+    kept = likeliest(logits, jax.nn.softmax(logits), column(p)) | (column(p) >= 1)
+    return jnp.where(kept, logits, -jnp.inf)
+
+
+def likeliest(
+    logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"] | Int[Array, "_ 1"]
+) -> Bool[Array, "B V"]:
+    """Return which tokens are the fewest of the likeliest whose weights add up to `enough`; all, if none do.
+
+    The least of their logits is found bit by bit, from the highest: 32 sums cost less than sorting V numbers.
+    """
+    highest, bits = jnp.uint32(1 << 31), lax.bitcast_convert_type(logits, jnp.uint32)
+    order = jnp.where(bits < highest, bits | highest, ~bits)  # (B, V), ordered as the logits
+
+    def next_bit(i, least):  # (B, 1)
+        higher = least | (highest >> i)
+        weight = jnp.where(order >= higher, weights, 0).sum(axis=-1, keepdims=True)
+        return jnp.where(weight >= enough, higher, least)
+
+    return order >= lax.fori_loop(0, 32, next_bit, jnp.zeros((len(logits), 1), jnp.uint32))
+
+
+def column(setting: Array | float) -> Shaped[Array, "_ 1"]:
+    """Return a setting, one number or one for each row, so that it goes with (B, V)."""
+    return jnp.reshape(setting, (-1, 1))

@@ -10,11 +10,12 @@ from dataclasses import dataclass, replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec as P
 
 from config.options import Options
 from data.loader import Meta
-from generation.decode import CHUNK, Decoder, decode, start
+from generation.decode import CHUNK, Rows, decode, start
 from model import GPT, GPTConfig
 from parallel.mesh import AXES, mesh_of
 from planning.cost import MEMORY, Cost, Row, estimate
@@ -46,20 +47,12 @@ def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecodi
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
 
         def begin():
-            model, key = GPT(config, key=jax.random.key(0)), jax.random.key(1)
-            return model, *start(model, key, options.batch_size)
+            model = GPT(config, key=jax.random.key(0))
+            return start(model, options.batch_size, config.vocab_size)
 
-        model, blocks, cache, row_keys = jax.eval_shape(begin)
-        token = jax.ShapeDtypeStruct((options.batch_size, 1), jnp.int32)
-
-        def draw(model, blocks, row_keys, cache, token):
-            decoder = Decoder(
-                model, blocks, row_keys, temperature=1.0, top_k=None, top_p=None, vocab_size=None
-            )
-            return decode(decoder, cache, token, jnp.int32(CHUNK), jnp.int32(0))
-
-        arguments = [shaped(x) for x in (model, blocks, row_keys, cache, token)]
-        compiled = jax.jit(draw, donate_argnums=3).lower(*arguments).compile()
+        decoder, cache = (shaped(x) for x in jax.eval_shape(begin))
+        rows = Rows.empty(options.batch_size)
+        compiled = decode.lower(decoder, cache, rows, np.int32(CHUNK)).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes

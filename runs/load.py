@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from config.command_line import UserError
 from config.files import write_whole
 from config.options import SHAPE, Options
-from data.tokenizer import end_of_text
+from data.tokenizer import Tokenizer, end_of_text, from_json
 from hub.weights import open_pretrained
 from model import GPT
 from parallel.hosts import on_process_0
@@ -49,6 +49,16 @@ def load_model(
     if init_from == "resume":
         return load_run(out_dir, dtype=dtype)[:2]
     return load_pretrained(init_from, dtype, longest)
+
+
+def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Tokenizer:
+    """Make the tokenizer that a model of `load_model` came with. Raises UserError when there is none."""
+    if description is not None:
+        return from_json(description)
+    reason = f"init_from={init_from}: it has no tokenizer that can be read here"
+    if init_from == "resume":
+        reason = f"out_dir={out_dir}: the tokens of this run are not text"
+    raise UserError(f"{reason}, none can be written")
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:

@@ -23,10 +23,11 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
+    "serving": {"config", "data", "generation", "inside", "model", "runs"},
     "cloud": {"config", "data", "runs"},
 }
 # Users type these. Nobody imports them.
-COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "app"}
+COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "serve", "app"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:

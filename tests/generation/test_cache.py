@@ -9,17 +9,18 @@ import pytest
 
 from generation.cache import Cache, forward_with_cache, unstack_blocks
 from model import GPT
-from tests.helpers import FLOAT32_ROUNDING, distance
+from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance
 from tests.models import TINY, large, random_tokens
 
 
 def in_chunks(model, tokens, ends):
     """Read tokens in chunks that end at `ends`: return their features, and the cache after them."""
     blocks = unstack_blocks(model)
-    forward = jax.jit(lambda tokens, cache: forward_with_cache(model, blocks, tokens, cache))
-    cache, chunks = Cache.empty(model.config, len(tokens)), []
+    forward = jax.jit(lambda *arguments: forward_with_cache(model, blocks, *arguments))
+    cache, length, chunks = Cache.empty(model.config, len(tokens)), jnp.zeros(len(tokens), jnp.int32), []
     for chunk in jnp.split(tokens, ends, axis=1):
-        features, cache = forward(chunk, cache)
+        features, cache = forward(chunk, cache, length)
+        length += chunk.shape[1]
         chunks.append(features)
     return jnp.concatenate(chunks, 1), cache
 
@@ -28,9 +29,32 @@ def in_chunks(model, tokens, ends):
 def test_the_cache_gives_what_the_whole_sequence_gives(position, qk_norm, window):
     model = large(replace(TINY, position=position, n_kv_head=2, qk_norm=qk_norm, window=window))
     tokens = random_tokens(model.config)
-    features, cache = in_chunks(model, tokens, [5, 6, 7, 11])
-    assert cache.length == 16
+    features, _ = in_chunks(model, tokens, [5, 6, 7, 11])
     assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
+
+
+@pytest.mark.parametrize("position, window", [("learned", None), ("rope", 4)])
+def test_each_row_has_a_length_of_its_own(position, window):
+    """Rows of 3, 9 and 0 tokens read 4 more together, as each would alone."""
+    model = large(replace(TINY, position=position, n_kv_head=2, window=window))
+    tokens, lengths = random_tokens(model.config, B=3), np.array([3, 9, 0])
+    _, cache = in_chunks(model, tokens, [])  # what is behind a row's length is not read
+    following = jnp.stack([row[n : n + 4] for row, n in zip(tokens, lengths, strict=True)])
+    forward = jax.jit(lambda *arguments: forward_with_cache(model, unstack_blocks(model), *arguments))
+    features, _ = forward(following, cache, lengths)
+    whole = jax.jit(GPT.features)(model, tokens)
+    for row, n in enumerate(lengths):
+        assert distance(features[row], whole[row, n : n + 4]) < FLOAT32_ROUNDING
+
+
+def test_what_is_behind_block_size_leaves_the_cache_as_it_is():
+    model = large(TINY)
+    tokens = random_tokens(TINY)
+    features, cache = in_chunks(model, tokens, [])
+    _, after = forward_with_cache(model, unstack_blocks(model), tokens[:, :4], cache, jnp.array([16, 14]))
+    assert_same_bits([x[0] for x in cache.keys], [x[0] for x in after.keys])
+    assert_same_bits([x[1, :, :14] for x in cache.keys], [x[1, :, :14] for x in after.keys])
+    assert not np.array_equal(cache.keys[0][1, :, 14:], after.keys[0][1, :, 14:])
 
 
 @pytest.mark.parametrize("position", ["learned", "rope"])
@@ -53,6 +77,6 @@ def test_each_block_is_a_layer_of_the_stacked_one():
 def test_the_cache_holds_keys_and_values_of_each_layer_in_the_models_dtype(dtype):
     config = replace(TINY, n_kv_head=2, dtype=dtype, n_layer=3)
     cache = Cache.empty(config, 5)
-    assert [len(cache.keys), len(cache.values), int(cache.length)] == [3, 3, 0]
+    assert [len(cache.keys), len(cache.values)] == [3, 3]
     for x in (*cache.keys, *cache.values):
         assert (x.shape, x.dtype) == ((5, 2, 16, 8), jnp.dtype(dtype))  # (B, K, S, C)

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from generation import decode
-from generation.decode import CHUNK, generate
+from generation import engine
+from generation.decode import CHUNK
+from generation.engine import generate
 from model import GPT, GPTConfig
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
@@ -110,25 +111,28 @@ def test_the_tokens_depend_on_the_whole_context(gpt2):
 
 def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2, monkeypatch):
     """And one token in so many costs a prefill, all others one token's work."""
-    read, prefills = [], []
-    prefill, draw = decode.prefill, decode.decode
+    contexts, chunks = [], []  # the tokens that each new one reads; where prompts are read, and how much
+    read, decode = engine.read, engine.decode
 
-    def spied_prefill(decoder, cache, context, length, made):
-        read.append(int(length))
-        prefills.append(int(made))
-        return prefill(decoder, cache, context, length, made)
+    def spied_read(decoder, cache, slot, tokens, length, following):
+        chunks.append((int(length), tokens.shape[1], len(contexts)))
+        return read(decoder, cache, slot, tokens, length, following)
 
-    def spied_decode(decoder, cache, token, n, made):
-        assert token.shape[1] == 1
-        read.extend(int(cache.length) + 1 + i for i in range(n))
-        return draw(decoder, cache, token, n, made)
+    def spied_decode(decoder, cache, rows, n):
+        contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
+        return decode(decoder, cache, rows, n)
 
-    monkeypatch.setattr(decode, "prefill", spied_prefill)
-    monkeypatch.setattr(decode, "decode", spied_decode)
+    monkeypatch.setattr(engine, "read", spied_read)
+    monkeypatch.setattr(engine, "decode", spied_decode)
     generated(gpt2, prompt(1, 3 * S), 3 * S)
     window = range(S // 2, S + 1)
-    assert read == [S, *(6 * [*window])[: 3 * S - 1]]
-    assert prefills == [0, *range(1, 3 * S, len(window))]
+    assert contexts == [S, *(6 * [*window])[: 3 * S - 1]]
+    half = S // 2
+    assert chunks == [
+        (0, half, 0),
+        (half, half, 0),
+        *((0, half, made) for made in range(1, 3 * S, len(window))),
+    ]
 
 
 def test_only_the_last_block_size_tokens_of_a_long_prompt_are_read(gpt2):
@@ -194,13 +198,14 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
 # --- how it is run ----------------------------------------------------------------------------------------
 
 
-def test_it_is_compiled_once_for_all_lengths(gpt2, caplog):
-    """The prefill for its two lengths, half a block and a whole one, and the loop once."""
+def test_it_is_compiled_once_for_all_lengths_and_settings(caplog):
+    """Both functions once: a prompt is read in chunks of one length."""
+    model = make(replace(CONFIGS["gpt2"], block_size=S + 1))  # no other test's
     with jax.log_compiles():
         for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
-            generated(gpt2, prompt(2, P), n, temperature=0.71, key=jax.random.key(P))  # no other test's
-    compiled = Counter(re.findall(r"Compiling jit\((prefill|decode)\)", caplog.text))
-    assert compiled == {"prefill": 2, "decode": 1}
+            generated(model, prompt(2, P), n, temperature=0.1 * P, top_k=P, top_p=0.9, key=jax.random.key(P))
+    compiled = Counter(re.findall(r"Compiling jit\((read|decode)\)", caplog.text))
+    assert compiled == {"read": 1, "decode": 1}
 
 
 def test_tokens_come_as_they_are_made(gpt2):

@@ -1,0 +1,249 @@
+"""The engine: up to `slots` sequences decode together, and each enters and leaves at a token of its own.
+
+    engine = Engine(model, slots=16)
+    engine.add(Request(prompt, key=key, max_new_tokens=100))       while engine.free
+    for piece in engine.step():                                    new tokens of each, until engine.idle
+        ...
+
+A slot is a row of the key/value cache. Each step reads a chunk of the prompt that waits longest, if any does,
+and then draws tokens for all sequences that are read: one after a chunk, so that a long prompt stalls nobody
+for more than that, and up to CHUNK otherwise. The tokens of a request are those that it would get
+alone: they depend on its prompt, its settings and its key.
+
+The model reads block_size tokens at most, at positions 0 to block_size - 1. So there is a window rule:
+
+    A new token reads all tokens before it while they are at most block_size. When they are more, the last
+    block_size / 2 of them become the context, from position 0 on, which then grows to block_size again.
+    Of a prompt longer than block_size, the last block_size tokens are read.
+
+Past block_size a token thus reads between block_size / 2 and block_size tokens, and one token in
+block_size / 2 costs the reading of as many. Moving the window by one token each time would cost every token
+that, because all positions change.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Int, PRNGKeyArray
+
+from generation.decode import CHUNK, Likelihood, Rows, decode, read, start
+from model import GPT
+
+PROMPT_CHUNK = 128  # tokens of a prompt that are read at once, at most
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to continue, and how. Token i of the continuation is drawn with a key made of `key` and i."""
+
+    prompt: Int[np.ndarray, " P"]  # one token or more
+    key: PRNGKeyArray
+    max_new_tokens: int
+    temperature: float = 1.0  # see `sample` for these three
+    top_k: int | None = None
+    top_p: float | None = None
+    stop: tuple[int, ...] = ()  # tokens that end the continuation, of which they are the last
+    tell: bool = False  # how likely the new tokens are
+    tell_prompt: bool = False  # how likely those of the prompt are, from the second on
+
+
+class Piece(NamedTuple):
+    """What one step made for the sequence in a slot."""
+
+    slot: int
+    tokens: Int[np.ndarray, " n"]  # new ones; none while the prompt is read
+    likelihood: Likelihood | None  # of them, (n,) and (n, 20), if the request asks for it
+    prompt: Likelihood | None  # of the next tokens of the prompt, likewise
+    finished: bool  # the slot is free again
+
+
+@dataclass
+class Sequence:
+    """A request in a slot: what the model reads of it, and how far it is."""
+
+    request: Request
+    context: list[int]  # its last tokens, at most block_size + 1
+    length: int = 0  # of them in the cache
+    made: int = 0  # new tokens
+
+    @property
+    def unread(self) -> int:
+        """The tokens before the last one that are not in the cache. The last one `decode` reads."""
+        return len(self.context) - 1 - self.length
+
+
+class Engine:
+    """A model, a cache of `slots` rows, and the sequences in it. It belongs to one thread."""
+
+    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
+        self.vocab_size = vocab_size or model.config.vocab_size
+        self.block_size = model.config.block_size
+        self.prompt_chunk = min(PROMPT_CHUNK, max(1, self.block_size // 2))
+        self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
+        self.slots: list[Sequence | None] = [None] * slots
+        self.unread: list[int] = []  # the slots whose prompt is not read, the first come first
+        self.rows = Rows.empty(slots)
+        self.decoder, self.cache = start(model, slots, self.vocab_size)
+
+    @property
+    def free(self) -> int:
+        return self.slots.count(None)
+
+    @property
+    def idle(self) -> bool:
+        return self.free == len(self.slots)
+
+    def compile(self) -> None:
+        """Compile all that any request may need, so that none has to wait for it. The slots are free."""
+        for W in self.widths:
+            *_, self.cache = decode(self.decoder, self.cache, self.first_rows(W), np.int32(0))
+        tokens, nothing = np.zeros((1, self.prompt_chunk), np.int32), np.int32(0)
+        for following in (None, tokens):
+            _, self.cache = read(self.decoder, self.cache, nothing, tokens, nothing, following)
+
+    def first_rows(self, W: int) -> Rows:
+        return Rows(*(x[:W] for x in self.rows))
+
+    def add(self, request: Request) -> int:
+        """Put a request into the first free slot, and return the slot. Raises ValueError if all are taken."""
+        slot = self.slots.index(None)
+        sequence = Sequence(request, [int(i) for i in request.prompt[-self.block_size :]])
+        self.slots[slot] = sequence
+        self.rows.made[slot] = 0
+        self.rows.key[slot] = jax.random.key_data(request.key)
+        self.rows.temperature[slot] = request.temperature
+        self.rows.top_k[slot] = min(request.top_k or self.vocab_size, self.vocab_size)
+        self.rows.top_p[slot] = 1.0 if request.top_p is None else request.top_p
+        self.rows.told[slot] = request.tell
+        self.unread.append(slot)
+        return slot
+
+    def remove(self, slot: int) -> None:
+        """Free a slot, whatever its sequence has yet to make."""
+        self.slots[slot] = None
+        self.rows.left[slot] = 0
+        self.rows.told[slot] = self.rows.temperature[slot] = 0
+        if slot in self.unread:
+            self.unread.remove(slot)
+
+    def step(self, most: int = CHUNK) -> list[Piece]:
+        """Read a chunk of the first unread prompt, and draw up to `most` tokens for each read sequence."""
+        if not self.unread:
+            return self.draw(most)
+        return self.read() + self.draw(1)
+
+    def read(self) -> list[Piece]:
+        """Read a chunk of the first unread prompt."""
+        slot, T = self.unread[0], self.prompt_chunk
+        sequence, pieces = self._at(slot), []
+        n = min(sequence.unread, T)
+        if n:
+            tokens = np.zeros((2, 1, T), np.int32)  # those read, and those that follow them
+            for row, first in zip(tokens, (sequence.length, sequence.length + 1), strict=True):
+                row[0, :n] = sequence.context[first : first + n]
+            told = sequence.request.tell_prompt and not sequence.made
+            following = tokens[1] if told else None
+            place = np.int32(slot), tokens[0], np.int32(sequence.length)
+            likelihood, self.cache = read(self.decoder, self.cache, *place, following)
+            sequence.length += n
+            if likelihood is not None:
+                pieces = [Piece(slot, np.empty(0, np.int32), None, part_of(likelihood, 0, n), False)]
+        if not sequence.unread:
+            self.unread.pop(0)
+            self._make_ready(slot)
+            if sequence.made == sequence.request.max_new_tokens:  # which is 0
+                self.remove(slot)
+                pieces.append(Piece(slot, np.empty(0, np.int32), None, None, True))
+        return pieces
+
+    def _make_ready(self, slot: int) -> None:
+        sequence = self._at(slot)
+        self.rows.token[slot], self.rows.length[slot] = sequence.context[-1], sequence.length
+
+    def draw(self, most: int = CHUNK) -> list[Piece]:
+        """Draw up to `most` tokens for each sequence whose prompt is read."""
+        for slot, sequence in enumerate(self.slots):
+            if sequence and slot not in self.unread:
+                to_make = sequence.request.max_new_tokens - sequence.made
+                self.rows.left[slot] = min(to_make, self.block_size - sequence.length, most)
+        n = self.rows.left.max()
+        if n == 0:
+            return []
+        last = int(np.flatnonzero(self.rows.left)[-1])
+        W = next(width for width in self.widths if width > last)
+        rows = self.first_rows(W)
+        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, n)
+        tokens = np.asarray(tokens)
+        if rows.told.any():
+            likelihood = jax.device_get(likelihood)
+        return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
+
+    def _take(self, slot: int, tokens: Int[np.ndarray, " CHUNK"], likelihood: Likelihood) -> Piece:
+        """Add the new tokens to the sequence, and move its window or free its slot where it is time to."""
+        sequence = self._at(slot)
+        new = tokens[: self.rows.left[slot]]
+        request, S = sequence.request, self.block_size
+        stopped = np.flatnonzero(np.isin(new, request.stop)) if request.stop else ()
+        if len(stopped):
+            new = new[: stopped[0] + 1]
+        n = len(new)
+        sequence.context += new.tolist()
+        sequence.length += n
+        sequence.made += n
+        self.rows.left[slot] = 0
+        self.rows.made[slot] = sequence.made
+        finished = len(stopped) > 0 or sequence.made == request.max_new_tokens
+        told = part_of(likelihood, slot, n) if request.tell else None
+        if finished:
+            self.remove(slot)
+        elif len(sequence.context) > S:
+            sequence.context, sequence.length = sequence.context[-max(1, S // 2) :], 0
+            self.unread.append(slot)
+        else:
+            self._make_ready(slot)
+        return Piece(slot, new, told, None, finished)
+
+    def _at(self, slot: int) -> Sequence:
+        sequence = self.slots[slot]
+        assert sequence is not None, f"slot {slot} is free"
+        return sequence
+
+
+def part_of(likelihood: Likelihood, row: int, n: int) -> Likelihood:
+    """Copy what is told of the first n tokens of a row."""
+    return Likelihood(*(np.array(x[row, :n]) for x in likelihood))
+
+
+def generate(
+    model: GPT,
+    prompt: Int[np.ndarray, "B P"],
+    *,
+    key: PRNGKeyArray,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    vocab_size: int | None = None,
+) -> Iterator[Int[np.ndarray, "B _"]]:
+    """Yield the tokens that follow each row of the prompt as they are made: (B, n) int32, n varies.
+
+    The prompt has at least one token. Token i of row r is drawn with a key made of `key`, r and i: it depends
+    neither on the number of rows nor on `max_new_tokens`. See `sample` for temperature, top_k and top_p.
+    """
+    B = len(prompt)
+    engine = Engine(model, B, vocab_size)
+    for row, row_key in zip(prompt, keys_of_rows(key, B), strict=True):
+        engine.add(Request(row, row_key, max_new_tokens, temperature, top_k, top_p))
+    while not engine.idle:
+        most = 1 if engine.unread else CHUNK  # the first token comes at once
+        while engine.unread:
+            engine.read()
+        yield np.stack([piece.tokens for piece in engine.draw(most)])
+
+
+def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
+    """Return the keys of n continuations that are asked for together with one key."""
+    return [jax.random.fold_in(key, row) for row in range(n)]

@@ -1,0 +1,166 @@
+"""Serve a trained model: OpenAI's API at /v1, and a page in the browser at /.
+
+    python serve.py --out_dir=out-quickstart                        every option: python serve.py --help
+    python serve.py --init_from=gpt2 --slots=16
+    python serve.py --out_dir=out-quickstart --follow=True          each new checkpoint of a run in training
+    curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'
+
+Up to --slots requests are computed together, and others wait. See docs/serving.md.
+"""
+
+import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+
+import ipaddress
+import signal
+import socket
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import jax
+import uvicorn
+
+from config.command_line import Count, Limit, Name, UserError, command, given
+from data.tokenizer import end_of_text
+from generation.engine import Engine
+from parallel.mesh import check_fit, make_mesh
+from runs.hardware import choose_device
+from runs.load import load_pretrained, load_run, tokenizer_of
+from runs.memory import check_sampling
+from serving.app import make_app
+from serving.chat import Chat
+from serving.run import Run
+from serving.served import Limits, Served
+from serving.worker import Worker
+
+Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)]
+ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]
+
+FINISH = 30  # seconds that running requests are given after SIGTERM
+
+
+def is_key(text: str) -> bool:
+    return len(text) >= 8 and text.isascii() and text.isprintable() and " " not in text
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The options of serve.py. The comment behind a field is its text in `--help`."""
+
+    program: ClassVar[str] = "serve.py"
+    purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
+
+    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
+    out_dir: Name = "out"  # folder of the run
+    host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
+    port: Port = 8000  # 0: any that is free
+    api_key: ApiKey | None = None  # what clients have to send; None: nothing
+    allowed_hosts: str = ""  # names, with commas, by which it may be asked beside localhost; *: any
+    slots: Count = 16  # requests computed together
+    max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
+    max_tokens: Count = 4096  # new tokens that one request may ask for
+    max_prompt: Count = 65536  # tokens of a prompt
+    max_body: Count = 2**20  # bytes of a request
+    block_size: Count = 2048  # context at most, of weights that are not a run's
+    overflow: Literal["window", "error"] = "window"  # past block_size: read the last tokens alone, or refuse
+    mesh: Name = "data:1"  # devices per axis of fsdp and tensor, as in tensor:2
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+
+
+def main(argv: list[str]) -> None:
+    options = ServeOptions(**given(argv, ServeOptions))
+    check_reachable(options)
+    choose_device(options.device)
+    with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
+        served = load_served(options)
+        print(f"compiling for {options.slots} slots", flush=True)
+        served.worker.start()
+        host, port = listener.getsockname()[:2]
+        print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        # Uvicorn finishes what runs, restores this, and raises the signal again.
+        signal.signal(signal.SIGTERM, lambda number, frame: None)
+        run_http(served, listener)
+
+
+def check_reachable(options: ServeOptions) -> None:
+    """Raise UserError for a server that others could reach without a key."""
+    try:
+        loopback = options.host == "localhost" or ipaddress.ip_address(options.host).is_loopback
+    except ValueError:  # a name
+        loopback = False
+    if not loopback and options.api_key is None:
+        raise UserError(f"--host={options.host} lets other machines ask: give an --api_key, for them to send")
+
+
+def listen(options: ServeOptions) -> socket.socket:
+    """Open the port, before anything is loaded. Raises UserError."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"--host={options.host} --port={options.port}: {error.strerror}: choose another"
+        ) from None
+    return listener
+
+
+def load_served(options: ServeOptions) -> Served:
+    """Load the model and its tokenizer. Raises UserError."""
+    if options.init_from == "resume":
+        model, description, iteration = load_run(options.out_dir, dtype=options.dtype)
+        name, version = Path(options.out_dir).resolve().name, f"iter-{iteration}"
+    else:
+        model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
+        name, version = Path(options.init_from).name, "pretrained"
+    tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
+    check_fit(jax.sharding.get_mesh(), model.config, B=1)
+    check_sampling(model.config, options.slots, options.max_tokens)
+    vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
+    return Served(
+        name,
+        model,
+        tokenizer,
+        vocab_size,
+        end_of_text(description),
+        version,
+        int(time.time()),
+        Chat(),
+        Worker(partial(Engine, model, options.slots, vocab_size), same_mesh(), options.max_waiting),
+        Limits(options.max_body, options.max_prompt, options.max_tokens, options.overflow),
+        options.api_key,
+        frozenset(name.strip() for name in [*options.allowed_hosts.split(","), options.host] if name.strip()),
+        Run(options.out_dir, options.dtype) if options.init_from == "resume" else None,
+    )
+
+
+def same_mesh() -> "partial[AbstractContextManager]":
+    """Return what makes another thread compute on the devices that this one does."""
+    return partial(jax.set_mesh, jax.sharding.get_mesh())
+
+
+def run_http(served: Served, listener: socket.socket) -> None:
+    """Answer until a signal comes; then refuse new requests, and finish those that run."""
+    settings = uvicorn.Config(
+        make_app(served),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=FINISH,
+        ws="none",
+    )
+    server = uvicorn.Server(settings)
+    try:
+        server.run([listener])
+    finally:
+        served.worker.stop()
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,42 @@
+"""What is served: the model, its tokenizer, how to chat with it, the engine's thread, and the limits."""
+
+from dataclasses import dataclass, field
+
+from data.tokenizer import Tokenizer
+from model import GPT
+from serving.chat import Chat
+from serving.run import Run
+from serving.worker import Worker
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one request may ask for."""
+
+    max_body: int  # bytes
+    max_prompt: int  # tokens
+    max_tokens: int  # new ones
+    overflow: str  # past block_size: window, or error
+
+
+@dataclass
+class Served:
+    """All that the routes work with; `app.state.served`."""
+
+    name: str  # of the model, in the API
+    model: GPT
+    tokenizer: Tokenizer
+    vocab_size: int  # of tokens that both know
+    eot: int | None  # the token that ends a text
+    version: str  # of the weights: another checkpoint answers the same seed with another text
+    created: int  # seconds since 1970
+    chat: Chat
+    worker: Worker
+    limits: Limits
+    api_key: str | None = field(repr=False)
+    hosts: frozenset[str]  # names, beside localhost, by which the server may be asked; "*": any
+    run: Run | None = None  # that the model is of
+
+    @property
+    def block_size(self) -> int:
+        return self.model.config.block_size
