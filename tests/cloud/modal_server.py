@@ -25,7 +25,7 @@ from tests.cloud.modal_container import Call
 from tests.cloud.modal_service import Disturbance, Service
 
 SUCCESS = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
-GPUS = {"T4", "L4", "A10G", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200"}
+GPUS = {"T4", "L4", "A10", "A10G", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200"}
 BUILDER = pb.ImageMetadata(image_builder_version="2025.06")
 TOKEN = {"x-modal-token-id": "ak-test", "x-modal-token-secret": "as-test"}
 
