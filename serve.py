@@ -45,6 +45,7 @@ Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)
 ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]
 
 FINISH = 30  # seconds that running requests are given after SIGTERM
+KEEP = 75  # seconds that an idle connection is kept: clients, who keep theirs for less, close them first
 LOOK = 1.0  # seconds between looks for a new checkpoint
 
 
@@ -199,6 +200,7 @@ def run_http(served: Served, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=FINISH,
+        timeout_keep_alive=KEEP,
         ws="none",
     )
     server = uvicorn.Server(settings)

@@ -89,6 +89,8 @@ async def read_fields(request: Request, most: int) -> Fields:
         raise ApiError("the body was cut short") from None
     try:
         value = json.loads(bytes(body), parse_constant=not_a_number, parse_float=finite)
+        if b"\\ud" in body.lower():  # half a character, perhaps, which no text can have
+            json.dumps(value, ensure_ascii=False).encode()
     except (
         ValueError,
         RecursionError,

@@ -2,6 +2,7 @@
 
 import json
 import random
+import socket
 
 import httpx
 import pytest
@@ -15,24 +16,28 @@ GOOD = {
 }
 NEEDED = {"prompt", "messages", "tokens"}
 FIELDS = (
+    *("model", "prompt", "messages", "tokens", "max_tokens", "max_completion_tokens", "n", "temperature"),
     *(
-        "model",
-        "prompt",
-        "messages",
-        "tokens",
-        "max_tokens",
-        "max_completion_tokens",
-        "n",
-        "temperature",
         "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "logprobs",
+        "top_logprobs",
+        "echo",
+        "stream",
+        "stream_options",
+        "best_of",
     ),
-    *("top_k", "seed", "stop", "logprobs", "top_logprobs", "echo", "stream", "stream_options", "best_of"),
 )
+HUGE = object()  # a number of 4,500 digits
 # No field takes any of these.
 VALUES = (
-    *(-1e308, 1e308, -(10**30), 10**4000, 0.5j.imag + 1e-9, "\ud800", {"a": {}}, [[[]]], [{}], [None, 1]),
-    *({"role": "user"}, [True], [-1], [2**70], ["\x00", 3], [1.5], [[1], "a"], "x" * 3000),
+    *(-1e308, 1e308, -(10**30), HUGE, "\ud800", {"a": {}}, [[[]]], [{}], [None, 1], {"role": "user"}, [True]),
+    *([-1], [2**70], ["\x00", 3], [1.5], [[1], "a"]),
 )
+NOT_NUMBERS = (b"NaN", b"Infinity", b"1e999")
+TYPES = ("application/json", "text/plain", "application/json; charset=x")
 
 
 def malformed(draw: random.Random, path: str) -> bytes:
@@ -52,18 +57,12 @@ def malformed(draw: random.Random, path: str) -> bytes:
         case 4:  # nested deeply
             return b'{"prompt":' + b"[" * draw.choice([2, 100, 4000])
         case 5:  # no number of JSON's
-            return (
-                json.dumps(good)[:-1].encode()
-                + b', "temperature": '
-                + draw.choice([b"NaN", b"Infinity", b"1e999"])
-                + b"}"
-            )
+            return whole[:-1] + b', "temperature": ' + draw.choice(NOT_NUMBERS) + b"}"
         case 6:  # nothing that is needed
             return json.dumps({name: value for name, value in good.items() if name not in NEEDED}).encode()
-    field = draw.choice([*FIELDS, *NEEDED])
-    value = draw.choice(VALUES)
-    if value == 10**4000:
-        return json.dumps(good)[:-1].encode() + f', "{field}": 1{"0" * 4500}}}'.encode()
+    field, value = draw.choice([*FIELDS, *NEEDED]), draw.choice(VALUES)
+    if value is HUGE:
+        return whole[:-1] + f', "{field}": 1{"0" * 4500}}}'.encode()
     return json.dumps(good | {field: value}).encode()
 
 
@@ -78,9 +77,7 @@ def test_a_malformed_request_is_answered_with_an_error_object(server):
         for _ in range(300):
             path = draw.choice(PATHS)
             body = malformed(draw, path)
-            headers = {
-                "Content-Type": draw.choice(["application/json", "text/plain", "application/json; charset=x"])
-            }
+            headers = {"Content-Type": draw.choice(TYPES)}
             answer = client.post(path, content=body, headers=headers)
             assert 400 <= answer.status_code < 500, (path, body[:200], answer.text)
             error = answer.json()["error"]
@@ -104,8 +101,6 @@ def test_a_malformed_request_is_answered_with_an_error_object(server):
     ],
 )
 def test_what_is_no_http_does_not_stop_it(server, head):
-    import socket
-
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(head)
         connection.settimeout(1)
