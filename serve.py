@@ -35,7 +35,7 @@ from parallel.mesh import check_fit, make_mesh
 from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device
 from runs.load import load_pretrained, load_run, tokenizer_of
-from runs.memory import check_sampling
+from runs.memory import check_cache
 from serving.app import make_app
 from serving.chat import Chat
 from serving.served import Limits, Served
@@ -137,7 +137,7 @@ def load_served(options: ServeOptions) -> Served:
         version = "pretrained"
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
     check_mesh(options.mesh, model.config)
-    check_sampling(model.config, options.slots, options.max_tokens)
+    check_cache(model.config, options.slots, f"slots={options.slots}")
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
     on_devices = partial(jax.set_mesh, jax.sharding.get_mesh())  # for the engine's thread

@@ -20,7 +20,7 @@ ALLOWED = {
     "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
-    "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
+    "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "serving": {"config", "data", "generation", "model"},
     "cloud": {"config", "data", "runs"},
