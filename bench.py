@@ -5,6 +5,7 @@
     python bench.py config/train_shakespeare_char_cpu.py --loop       and what train.py's loop adds to it
     python bench.py config/train_shakespeare_char_cpu.py --decode     sampling with and without a cache
     python bench.py config/train_shakespeare_char_cpu.py --memory     what remat and microbatches save
+    python bench.py config/quickstart.py --serve                      the server, once that has trained
 
 Takes train.py's config files and options, and these of its own:
 
@@ -14,6 +15,7 @@ Takes train.py's config files and options, and these of its own:
     --loop            measure train.py's loop as well: it makes the batches and writes the records
     --decode          time sampling instead of training
     --memory          the step's memory as XLA plans it, in variants that need less; none is run
+    --serve           time serve.py and the engine on the run in out_dir, next to transformers' generate
 
 Variants take turns, a block of about half a second each, so that whatever else the machine does meets them
 all alike. A block is timed as a whole, because train.py does not wait for the device after every step either.
@@ -34,6 +36,7 @@ import numpy as np
 
 from benchmarks.decode import report_decoding
 from benchmarks.memory import report_memory
+from benchmarks.serve import report_serving
 from benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
 from config.command_line import UserError, command, split_options
 from config.options import Options, parse_options
@@ -72,6 +75,9 @@ def main(argv: list[str]) -> None:
 
 def measure(bench: "BenchOptions", options: Options) -> None:
     """Measure what was asked for on the device mesh, and print it."""
+    if bench.serve:
+        report_serving(options)
+        return
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     meta = load_or_assume_meta(options.dataset, bench.vocab_size or options.vocab_size)
@@ -118,6 +124,7 @@ class BenchOptions:
     loop: bool = False
     decode: bool = False
     memory: bool = False
+    serve: bool = False
 
 
 def check_rival(bench: BenchOptions) -> None:

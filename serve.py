@@ -13,8 +13,9 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 import ipaddress
 import signal
 import socket
+import sys
+import threading
 import time
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,14 +23,19 @@ from typing import Annotated, ClassVar, Literal
 
 import jax
 import uvicorn
+from jax.sharding import Mesh
 
 from config.command_line import Count, Limit, Name, UserError, command, given
-from data.tokenizer import end_of_text
+from data.tokenizer import Tokenizer, end_of_text
 from generation.engine import Engine
+from hub.chat import read_chat_template
+from hub.weights import open_pretrained
+from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
+from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device
 from runs.load import load_pretrained, load_run, tokenizer_of
-from runs.memory import check_sampling
+from runs.memory import check_cache
 from serving.app import make_app
 from serving.chat import Chat
 from serving.run import Run
@@ -40,6 +46,8 @@ Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)
 ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]
 
 FINISH = 30  # seconds that running requests are given after SIGTERM
+KEEP = 75  # seconds that an idle connection is kept: clients, who keep theirs for less, close them first
+LOOK = 1.0  # seconds between looks for a new checkpoint
 
 
 def is_key(text: str) -> bool:
@@ -55,6 +63,7 @@ class ServeOptions:
 
     init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
+    follow: bool = False  # serve each new checkpoint of a run that is still training
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # 0: any that is free
     api_key: ApiKey | None = None  # what clients have to send; None: nothing
@@ -74,6 +83,10 @@ class ServeOptions:
 def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
     check_reachable(options)
+    if options.follow and options.init_from != "resume":
+        raise UserError(
+            f"--follow=True follows a run, and init_from={options.init_from} is none: use --out_dir"
+        )
     choose_device(options.device)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
@@ -81,6 +94,9 @@ def main(argv: list[str]) -> None:
         served.worker.start()
         host, port = listener.getsockname()[:2]
         print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        if options.follow:
+            mesh = jax.sharding.get_mesh()
+            threading.Thread(target=follow, args=(served, options, mesh), daemon=True).start()
         # Uvicorn finishes what runs, restores this, and raises the signal again.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
         run_http(served, listener)
@@ -113,26 +129,27 @@ def listen(options: ServeOptions) -> socket.socket:
 
 def load_served(options: ServeOptions) -> Served:
     """Load the model and its tokenizer. Raises UserError."""
-    if options.init_from == "resume":
+    run = options.init_from == "resume"
+    if run:
         model, description, iteration = load_run(options.out_dir, dtype=options.dtype)
-        name, version = Path(options.out_dir).resolve().name, f"iter-{iteration}"
+        version = f"iter-{iteration}"
     else:
         model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
-        name, version = Path(options.init_from).name, "pretrained"
+        version = "pretrained"
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
-    check_fit(jax.sharding.get_mesh(), model.config, B=1)
-    check_sampling(model.config, options.slots, options.max_tokens)
+    check_mesh(options.mesh, model.config)
+    check_cache(model.config, options.slots, f"slots={options.slots}")
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
+    make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
+    on_devices = partial(jax.set_mesh, jax.sharding.get_mesh())  # for the engine's thread
     return Served(
-        name,
-        model,
+        Path(options.out_dir if run else options.init_from).resolve().name,
         tokenizer,
         vocab_size,
         end_of_text(description),
-        version,
         int(time.time()),
-        Chat(),
-        Worker(partial(Engine, model, options.slots, vocab_size), same_mesh(), options.max_waiting),
+        Chat() if run else load_chat(options.init_from, tokenizer),
+        Worker(model, version, make_engine, on_devices, options.max_waiting),
         Limits(options.max_body, options.max_prompt, options.max_tokens, options.overflow),
         options.api_key,
         frozenset(name.strip() for name in [*options.allowed_hosts.split(","), options.host] if name.strip()),
@@ -140,9 +157,41 @@ def load_served(options: ServeOptions) -> Served:
     )
 
 
-def same_mesh() -> "partial[AbstractContextManager]":
-    """Return what makes another thread compute on the devices that this one does."""
-    return partial(jax.set_mesh, jax.sharding.get_mesh())
+def check_mesh(text: str, config: GPTConfig) -> None:
+    """Raise UserError for a mesh that cannot split the model, or would not: rows and stages stay together."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.shape["data"] * mesh.shape["stage"] > 1:
+        raise UserError(f"mesh={text}: a server splits the weights alone: use tensor or fsdp, as in tensor:2")
+    check_fit(mesh, config, B=mesh.size)
+
+
+def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
+    """Load the chat template that a tokenizer of the hub or of a folder brings. Raises UserError."""
+    template, tokens = read_chat_template(open_pretrained(init_from).folder)
+    end = tokenizer.encode(tokens.get("eos_token", ""))
+    return Chat(template, tokens, ends=(int(end[0]),) if len(end) == 1 else ())
+
+
+def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
+    """Serve each new checkpoint of the run, from when it is saved. This is a thread's; it does not return."""
+    checkpoints, seen = Checkpoints(options.out_dir), served.version
+    while True:
+        time.sleep(LOOK)
+        checkpoints.look_again()
+        if f"iter-{checkpoints.latest()}" == seen or checkpoints.latest() is None:
+            continue
+        try:
+            with jax.set_mesh(mesh):
+                model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
+        except UserError as error:  # it may be whole a moment later
+            print(f"note: {error}", file=sys.stderr, flush=True)
+            continue
+        if model.config != served.model.config:
+            print("note: the run has another shape now, and is followed no more", file=sys.stderr, flush=True)
+            return
+        seen = f"iter-{iteration}"
+        served.worker.replace(model, seen)
+        print(f"serving iter {iteration}", flush=True)
 
 
 def run_http(served: Served, listener: socket.socket) -> None:
@@ -153,6 +202,7 @@ def run_http(served: Served, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=FINISH,
+        timeout_keep_alive=KEEP,
         ws="none",
     )
     server = uvicorn.Server(settings)

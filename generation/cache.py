@@ -48,7 +48,7 @@ def forward_with_cache(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Compute features of tokens that follow the first `length` of each row, and the cache with theirs added.
 
-    Tokens at position S and after have features without a meaning, and leave the cache as it is. `blocks` are
+    A row with less room than T overwrites its last tokens: it is not to be read again. `blocks` are
     `unstack_blocks(model)`, made once: making them for each token would copy all the weights each time, and
     take as long as the token itself. A row is read as one document, whatever `eot` is.
     """
@@ -60,16 +60,24 @@ def forward_with_cache(
     keys, values = [], []
     for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
         q, k, v = block.attn.heads(block.ln_1(x), context)
-        keys.append(write(old_keys, k, positions))
-        values.append(write(old_values, v, positions))
+        keys.append(write(old_keys, k, length))
+        values.append(write(old_values, v, length))
         x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, config))
         x = x + block.mlp(block.ln_2(x))
     return model.ln_f(x), Cache(keys, values)
 
 
 def write(
-    old: Float[Array, "B K S C"], new: Float[Array, "B K T C"], positions: Int[Array, "B T"]
+    old: Float[Array, "B K S C"], new: Float[Array, "B K T C"], length: Int[Array, " B"]
 ) -> Float[Array, "B K S C"]:
-    """Return `old` with `new` at the positions of each row. Those of S and after are left out."""
-    rows = jnp.arange(len(old))[:, None]  # (B, 1)
-    return old.at[rows, :, positions].set(new.swapaxes(1, 2).astype(old.dtype), mode="drop")
+    """Return `old` with `new` behind the length of each row.
+
+    Row by row: with one scatter for all, a step of 16 rows takes 1.3 times as long on a CPU.
+    """
+    new = new.astype(old.dtype)
+
+    def write_row(row, cache):
+        part = lax.dynamic_slice_in_dim(new, row, 1)  # (1, K, T, C)
+        return lax.dynamic_update_slice(cache, part, (row, 0, length[row], 0))
+
+    return lax.fori_loop(0, len(old), write_row, old)

@@ -119,6 +119,7 @@ class Engine:
         self.rows.top_p[slot] = 1.0 if request.top_p is None else request.top_p
         self.rows.told[slot] = request.tell
         self.unread.append(slot)
+        self._place(slot)
         return slot
 
     def remove(self, slot: int) -> None:
@@ -139,29 +140,28 @@ class Engine:
         """Read a chunk of the first unread prompt."""
         slot, T = self.unread[0], self.prompt_chunk
         sequence, pieces = self._at(slot), []
-        n = min(sequence.unread, T)
-        if n:
-            tokens = np.zeros((2, 1, T), np.int32)  # those read, and those that follow them
-            for row, first in zip(tokens, (sequence.length, sequence.length + 1), strict=True):
-                row[0, :n] = sequence.context[first : first + n]
+        if sequence.unread:
+            first = min(
+                sequence.length, self.block_size - T
+            )  # a last chunk may begin among those that are read
+            last = min(first + T, len(sequence.context) - 1)
+            tokens = np.zeros((2, 1, T), np.int32)  # those to read, and those that follow them
+            tokens[0, 0, : last - first] = sequence.context[first:last]
+            tokens[1, 0, : last - first] = sequence.context[first + 1 : last + 1]
             told = sequence.request.tell_prompt and not sequence.made
-            following = tokens[1] if told else None
-            place = np.int32(slot), tokens[0], np.int32(sequence.length)
-            likelihood, self.cache = read(self.decoder, self.cache, *place, following)
-            sequence.length += n
+            place = np.int32(slot), tokens[0], np.int32(first)
+            likelihood, self.cache = read(self.decoder, self.cache, *place, tokens[1] if told else None)
             if likelihood is not None:
-                pieces = [Piece(slot, np.empty(0, np.int32), None, part_of(likelihood, 0, n), False)]
+                new = part_of(likelihood, 0, slice(sequence.length - first, last - first))
+                pieces = [Piece(slot, np.empty(0, np.int32), None, new, False)]
+            sequence.length = last
+            self._place(slot)
         if not sequence.unread:
             self.unread.pop(0)
-            self._make_ready(slot)
             if sequence.made == sequence.request.max_new_tokens:  # which is 0
                 self.remove(slot)
                 pieces.append(Piece(slot, np.empty(0, np.int32), None, None, True))
         return pieces
-
-    def _make_ready(self, slot: int) -> None:
-        sequence = self._at(slot)
-        self.rows.token[slot], self.rows.length[slot] = sequence.context[-1], sequence.length
 
     def draw(self, most: int = CHUNK) -> list[Piece]:
         """Draw up to `most` tokens for each sequence whose prompt is read."""
@@ -196,15 +196,19 @@ class Engine:
         self.rows.left[slot] = 0
         self.rows.made[slot] = sequence.made
         finished = len(stopped) > 0 or sequence.made == request.max_new_tokens
-        told = part_of(likelihood, slot, n) if request.tell else None
-        if finished:
-            self.remove(slot)
-        elif len(sequence.context) > S:
+        told = part_of(likelihood, slot, slice(n)) if request.tell else None
+        if len(sequence.context) > S:
             sequence.context, sequence.length = sequence.context[-max(1, S // 2) :], 0
             self.unread.append(slot)
-        else:
-            self._make_ready(slot)
+        self._place(slot)
+        if finished:
+            self.remove(slot)
         return Piece(slot, new, told, None, finished)
+
+    def _place(self, slot: int) -> None:
+        """Tell `decode` where the sequence is. A row that waits is written too, behind its length."""
+        sequence = self._at(slot)
+        self.rows.token[slot], self.rows.length[slot] = sequence.context[-1], sequence.length
 
     def _at(self, slot: int) -> Sequence:
         sequence = self.slots[slot]
@@ -212,9 +216,9 @@ class Engine:
         return sequence
 
 
-def part_of(likelihood: Likelihood, row: int, n: int) -> Likelihood:
-    """Copy what is told of the first n tokens of a row."""
-    return Likelihood(*(np.array(x[row, :n]) for x in likelihood))
+def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
+    """Copy what is told of some tokens of a row."""
+    return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
 
 
 def generate(

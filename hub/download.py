@@ -9,7 +9,7 @@ from config.command_line import UserError
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = (  # what is downloaded
     *("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
 )
 
 

@@ -35,18 +35,20 @@ def check_training(config: GPTConfig, options: Options, planned: bool = False) -
 
 def check_sampling(config: GPTConfig, num_samples: int, max_new_tokens: int) -> None:
     """Raise UserError for samples whose key/value cache or tokens cannot fit."""
-    per_token = 2 * config.n_layer * config.kv_heads * config.head_size  # keys and values
-    per_number = 2 if config.dtype == "bfloat16" else 4
-    check(
-        f"the key/value cache of num_samples={num_samples}",
-        num_samples * config.block_size * per_token * per_number,
-        on_devices(),
-    )
+    check_cache(config, num_samples, f"num_samples={num_samples}")
     check(  # all samples but the first are kept to the end
         f"the tokens of num_samples={num_samples}, max_new_tokens={max_new_tokens}",
         4 * (num_samples - 1) * max_new_tokens,
         on_host(),
     )
+
+
+def check_cache(config: GPTConfig, rows: int, option: str) -> None:
+    """Raise UserError, which names the option, for rows of the key/value cache that cannot fit."""
+    per_token = 2 * config.n_layer * config.kv_heads * config.head_size  # keys and values
+    per_number = 2 if config.dtype == "bfloat16" else 4
+    needed = rows * config.block_size * per_token * per_number
+    check(f"the key/value cache of {option}", needed, on_devices())
 
 
 def check_evaluation(config: GPTConfig, B: int, T: int) -> None:

@@ -48,11 +48,8 @@ class Fields:
             return value
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not (above < value <= most or or_at and value == above):
-            refuse(
-                name,
-                value,
-                f"a number {'from' if or_at else 'above'} {above} {'' if or_at else 'up '}to {most}",
-            )
+            limits = f"from {above} to {most}" if or_at else f"above {above}, up to {most}"
+            refuse(name, value, f"a number {limits}")
         return float(value)
 
     def boolean(self, name: str, default: bool = False) -> bool:
@@ -92,6 +89,8 @@ async def read_fields(request: Request, most: int) -> Fields:
         raise ApiError("the body was cut short") from None
     try:
         value = json.loads(bytes(body), parse_constant=not_a_number, parse_float=finite)
+        if b"\\ud" in body.lower():  # half a character, perhaps, which no text can have
+            json.dumps(value, ensure_ascii=False).encode()
     except (
         ValueError,
         RecursionError,

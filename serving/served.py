@@ -24,11 +24,9 @@ class Served:
     """All that the routes work with; `app.state.served`."""
 
     name: str  # of the model, in the API
-    model: GPT
     tokenizer: Tokenizer
     vocab_size: int  # of tokens that both know
     eot: int | None  # the token that ends a text
-    version: str  # of the weights: another checkpoint answers the same seed with another text
     created: int  # seconds since 1970
     chat: Chat
     worker: Worker
@@ -36,6 +34,15 @@ class Served:
     api_key: str | None = field(repr=False)
     hosts: frozenset[str]  # names, beside localhost, by which the server may be asked; "*": any
     run: Run | None = None  # that the model is of
+
+    @property
+    def model(self) -> GPT:
+        return self.worker.model
+
+    @property
+    def version(self) -> str:
+        """The name of the weights: another checkpoint answers the same seed with another text."""
+        return self.worker.version
 
     @property
     def block_size(self) -> int:

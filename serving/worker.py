@@ -1,6 +1,6 @@
 """The engine's thread. HTTP handlers submit requests to it, and read what it makes of them from a queue.
 
-    worker = Worker(make_engine, on_devices, max_waiting=64)     worker.start()
+    worker = Worker(model, version, make_engine, on_devices, max_waiting=64)       worker.start()
     jobs = worker.submit([request, ...])                          Busy, if too many wait
     async for job, piece in jobs: ...                             until all are finished or cancelled
     worker.cancel(job)                                            its slot is free at the next step
@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager
 
 from generation.decode import CHUNK
 from generation.engine import Engine, Piece, Request
+from model import GPT
 
 # Seconds that the engine draws at a time, at most, if a token takes less. New requests enter in between, and
 # text is sent. A step more often costs throughput: see docs/serving.md.
@@ -68,10 +69,14 @@ class Worker:
 
     def __init__(
         self,
-        make_engine: Callable[[], Engine],
+        model: GPT,
+        version: str,  # of the model's weights
+        make_engine: Callable[[GPT], Engine],
         on_devices: Callable[[], AbstractContextManager],
         max_waiting: int,
     ):
+        self.model, self.version = model, version
+        self.newer: tuple[GPT, str] | None = None  # weights to go on with, when nothing runs
         self.make_engine, self.on_devices = make_engine, on_devices
         self.max_waiting = max_waiting
         self.inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -109,6 +114,10 @@ class Worker:
             self.end(job)
             self.inbox.put(lambda: self.drop(job))
 
+    def replace(self, model: GPT, version: str) -> None:
+        """Go on with newer weights of the same shape, once what runs is finished."""
+        self.inbox.put(lambda: setattr(self, "newer", (model, version)))
+
     def stop(self) -> None:
         """Take no new requests, and end the thread when those there are finished."""
         self.stopping = True
@@ -130,7 +139,7 @@ class Worker:
 
     def run(self) -> None:
         with self.on_devices():
-            self.engine = self.make_engine()
+            self.engine = self.make_engine(self.model)
             self.engine.compile()
             self.slots = len(self.engine.slots)
             self.ready.set()
@@ -147,7 +156,10 @@ class Worker:
         while idle or not self.inbox.empty():
             self.inbox.get()()
             idle = False
-        while self.waiting and self.engine.free:
+        if self.newer and not self.running:
+            (self.model, self.version), self.newer = self.newer, None
+            self.engine = self.make_engine(self.model)
+        while self.waiting and self.engine.free and not self.newer:
             job = self.waiting.popleft()
             self.running[self.engine.add(job.request)] = job
         if self.running:
@@ -174,7 +186,7 @@ class Worker:
         self.waiting.clear()
         failed = Stopped(f"computing failed ({type(error).__name__}); the server's log says more")
         self.tell([(job, failed) for job in lost])
-        self.engine = self.make_engine()
+        self.engine = self.make_engine(self.model)
 
     def tell(self, made: list[tuple[Job, Piece | Stopped]]) -> None:
         try:

@@ -21,7 +21,7 @@ ALLOWED = {
     "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
-    "benchmarks": {"config", "generation", "layers", "model", "parallel", "runs", "training"},
+    "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "serving": {"config", "data", "generation", "inside", "model", "runs"},
     "cloud": {"config", "data", "runs"},

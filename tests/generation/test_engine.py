@@ -1,0 +1,150 @@
+"""The engine: whatever runs beside a request, its tokens are those that it gets alone; slots come and go."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from generation.decode import LIKELIEST
+from generation.engine import Engine, Request, generate, keys_of_rows
+from parallel.mesh import make_mesh
+from parallel.sharding import shard
+from tests.models import TINY, forward, large
+
+CONFIG = replace(TINY, block_size=24, n_kv_head=2, position="rope")
+S, V = CONFIG.block_size, CONFIG.vocab_size
+
+
+@pytest.fixture(scope="module")
+def model():
+    return large(CONFIG)
+
+
+def request(seed: int, **settings) -> Request:
+    """Make up a request: its prompt may be longer than block_size, its settings are of every kind."""
+    random = np.random.default_rng(seed)
+    settings = {
+        "max_new_tokens": int(random.integers(1, 60)),
+        "temperature": [0.0, 0.7, 1.3][seed % 3],
+        "top_k": [None, 5, 30][seed // 3 % 3],
+        "top_p": [None, 0.8][seed % 2],
+        "tell": seed % 4 == 1,
+    } | settings
+    prompt = random.integers(0, V, random.integers(1, 2 * S), dtype=np.int32)
+    return Request(prompt, jax.random.key(seed), **settings)
+
+
+def alone(model, request: Request) -> list[int]:
+    """Return the tokens of a request that has the whole engine, without slots for others."""
+    engine = Engine(model, 1)
+    engine.add(request)
+    return [
+        token for _ in iter(lambda: engine.idle, True) for x in engine.step() for token in x.tokens.tolist()
+    ]
+
+
+def together(engine: Engine, requests: list[Request], most=lambda step: 32) -> list[list[int]]:
+    """Return the tokens of each request. They enter as slots are free; step i draws `most(i)` at most."""
+    made, owner, step = [[] for _ in requests], {}, 0
+    waiting = list(enumerate(requests))
+    while waiting or not engine.idle:
+        while waiting and engine.free:
+            i, one = waiting.pop(0)
+            owner[engine.add(one)] = i
+        for piece in engine.step(most(step)):
+            made[owner[piece.slot]] += piece.tokens.tolist()
+        step += 1
+    return made
+
+
+@pytest.mark.parametrize("slots", [5, 16])
+def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
+    """Greedy and sampled, told and not, short and past block_size, entering and leaving at any token."""
+    requests = [request(seed) for seed in range(18)]
+    made = together(Engine(model, slots), requests, most=lambda step: 1 + 7 * step % 32)
+    assert made == [alone(model, one) for one in requests]
+    assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
+
+
+def test_it_draws_what_sample_py_draws(model):
+    prompt, key = np.arange(7, dtype=np.int32), jax.random.key(3)
+    settings = dict(max_new_tokens=50, temperature=0.8, top_k=20, top_p=0.95)
+    rows = np.concatenate(list(generate(model, np.tile(prompt, (3, 1)), key=key, **settings)), axis=1)
+    requests = [Request(prompt, row_key, **settings) for row_key in keys_of_rows(key, 3)]
+    assert together(Engine(model, 4), requests) == rows.tolist()
+
+
+def test_a_long_prompt_holds_others_up_for_a_chunk_at_a_time(model):
+    engine = Engine(model, 2)
+    engine.add(request(0, max_new_tokens=40))
+    while engine.unread:
+        engine.step()
+    engine.add(Request(np.zeros(S, np.int32), jax.random.key(0), 1))
+    while engine.unread:
+        assert [(piece.slot, len(piece.tokens)) for piece in engine.step()][0] == (0, 1)
+
+
+def test_slots_that_are_freed_are_used_again(model):
+    engine = Engine(model, 3)
+    slots = [engine.add(request(seed, max_new_tokens=50)) for seed in range(3)]
+    assert (slots, engine.free, engine.idle) == ([0, 1, 2], 0, False)
+    with pytest.raises(ValueError):
+        engine.add(request(3))
+    engine.step()
+    engine.remove(1)  # while its prompt is read
+    assert engine.free == 1
+    assert engine.add(request(7)) == 1
+    engine.step()
+    for slot in range(3):
+        engine.remove(slot)
+    assert engine.idle and engine.step() == []
+    assert together(engine, [request(8)]) == [alone(model, request(8))]
+
+
+def test_a_stop_token_is_the_last(model):
+    whole = alone(model, request(4, max_new_tokens=60))
+    stop = whole[30]
+    assert alone(model, request(4, max_new_tokens=60, stop=(stop,))) == whole[: whole.index(stop) + 1]
+
+
+def test_it_says_how_likely_tokens_are(model):
+    """Of the prompt and of the new tokens, by the model's own logits, before temperature and top-k."""
+    asked = request(1, max_new_tokens=6, temperature=0.7, top_k=3, tell=True, tell_prompt=True)
+    asked = replace(asked, prompt=asked.prompt[:15])
+    engine = Engine(model, 2)
+    engine.add(replace(asked, tell=False, tell_prompt=False))
+    engine.add(asked)
+    pieces = [piece for _ in iter(lambda: engine.idle, True) for piece in engine.step()]
+    assert all(piece.likelihood is None and piece.prompt is None for piece in pieces if piece.slot == 0)
+    pieces = [piece for piece in pieces if piece.slot == 1]
+    told = [x for piece in pieces for x in (piece.prompt, piece.likelihood) if x is not None]
+    new = np.concatenate([piece.tokens for piece in pieces])
+    tokens = np.concatenate([asked.prompt, new])
+    expected = np.asarray(jax.nn.log_softmax(forward(model, tokens[None])))[
+        0, :-1
+    ]  # of tokens from the second
+    likelihood = [np.concatenate(x) for x in zip(*told, strict=True)]
+    chosen, values, likeliest = likelihood
+    np.testing.assert_allclose(chosen, expected[np.arange(len(expected)), tokens[1:]], atol=1e-4)
+    np.testing.assert_allclose(values, -np.sort(-expected)[:, :LIKELIEST], atol=1e-4)
+    np.testing.assert_allclose(np.take_along_axis(expected, likeliest, axis=1), values, atol=1e-4)
+
+
+def test_a_prompt_may_be_read_without_drawing(model):
+    engine = Engine(model, 1)
+    for P in (1, 2, S):
+        engine.add(Request(np.zeros(P, np.int32), jax.random.key(0), 0, tell_prompt=True))
+        pieces = [piece for _ in iter(lambda: engine.idle, True) for piece in engine.step()]
+        assert sum(len(piece.prompt.chosen) for piece in pieces if piece.prompt is not None) == P - 1
+        assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
+
+
+@pytest.mark.parametrize("mesh", ["tensor:2", "fsdp:2", "tensor:4"])
+def test_a_mesh_draws_what_one_device_draws(model, mesh):
+    """tensor:4 cannot split the two key/value heads, and leaves the cache whole."""
+    requests = [request(seed, max_new_tokens=30) for seed in range(4)]
+    expected = together(Engine(model, 2), requests)
+    with jax.set_mesh(make_mesh(mesh)):
+        split = jax.jit(shard)(model)
+        assert together(Engine(split, 2), requests) == expected

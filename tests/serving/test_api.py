@@ -1,0 +1,345 @@
+"""OpenAI's API, held by OpenAI's own client: completions, chats, streams, probabilities, errors."""
+
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+import sample
+
+PROMPT = "the quick"
+
+
+@pytest.fixture(scope="module")
+def server(serve, byte_run):
+    return serve(
+        f"--out_dir={byte_run}", "--slots=4", "--max_waiting=300", "--max_tokens=200", "--max_body=20000"
+    )
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    return server.client()
+
+
+@pytest.fixture(scope="module")
+def complete(client):
+    """`complete(prompt, ...)` is OpenAI's completion object."""
+    return lambda prompt=PROMPT, **options: client.completions.create(
+        **{"model": "bytes", "prompt": prompt, "max_tokens": 40, "seed": 1} | options
+    )
+
+
+@pytest.fixture(scope="module")
+def chat(client):
+    messages = [{"role": "system", "content": "be"}, {"role": "user", "content": "the"}]
+    return lambda **options: client.chat.completions.create(
+        **{"model": "bytes", "messages": messages, "max_tokens": 40, "seed": 1} | options
+    )
+
+
+@pytest.fixture(scope="module")
+def ids(tokenizer_json):
+    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    return lambda text: tokenizer.encode(text).ids
+
+
+def streamed(chunks) -> tuple[dict[int, str], dict[int, str]]:
+    """Return the text and the finish_reason of each choice of a stream of completions."""
+    texts, reasons = {}, {}
+    for chunk in chunks:
+        for choice in chunk.choices:
+            assert choice.index not in reasons
+            texts[choice.index] = texts.get(choice.index, "") + choice.text
+            if choice.finish_reason:
+                reasons[choice.index] = choice.finish_reason
+    return texts, reasons
+
+
+# --- what is answered -------------------------------------------------------------------------------------
+
+
+def test_models(client):
+    (model,) = client.models.list().data
+    assert (model.id, model.object, model.owned_by) == ("bytes", "model", "nanojaxgpt")
+    assert client.models.retrieve("bytes") == model
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+        client.models.retrieve("gpt-4")
+
+
+def test_a_completion_is_what_sample_py_writes(complete, byte_run, capsys):
+    """Past block_size, too: the same seed, the same text."""
+    settings = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
+    answer = complete(n=2, max_tokens=100, **settings)
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=2", "--max_new_tokens=100"]
+    sample.main([*options, *flags, f"--start={PROMPT}", "--top_k=260"])
+    *texts, _ = capsys.readouterr().out.split(f"\n{sample.SEPARATOR}\n")
+    assert [PROMPT + choice.text for choice in answer.choices] == texts
+    assert [choice.index for choice in answer.choices] == [0, 1]
+    assert answer.object == "text_completion" and answer.id.startswith("cmpl-") and answer.model == "bytes"
+
+
+def test_the_forms_of_a_prompt(complete, ids):
+    text = complete().choices[0].text
+    assert complete(prompt=[PROMPT]).choices[0].text == text
+    assert complete(prompt=ids(PROMPT)).choices[0].text == text
+    assert complete(prompt=[ids(PROMPT)]).choices[0].text == text
+    several = complete(prompt=["dog", PROMPT], n=2)
+    assert len(several.choices) == 4 and len({choice.text for choice in several.choices}) == 4
+    assert [choice.text for choice in complete(prompt=["dog"], n=2).choices] == [
+        choice.text for choice in several.choices[:2]
+    ]
+
+
+def test_usage_counts_tokens(complete, ids):
+    usage = complete(prompt=[PROMPT, "dog"], n=2, max_tokens=7).usage
+    assert usage.prompt_tokens == len(ids(PROMPT)) + len(ids("dog"))
+    assert usage.completion_tokens == 2 * 2 * 7 and usage.total_tokens == usage.prompt_tokens + 28
+
+
+def test_the_same_seed_gives_the_same_text_and_none_another_each_time(complete):
+    assert complete(seed=3).choices == complete(seed=3).choices
+    assert len({complete(seed=seed).choices[0].text for seed in (None, None, 3, -3)}) == 4
+
+
+def test_temperature_0_and_top_k_1_are_greedy(complete):
+    greedy = complete(temperature=0).choices[0].text
+    assert complete(extra_body={"top_k": 1}).choices[0].text == greedy == complete(top_p=1e-9).choices[0].text
+    assert complete().choices[0].text != greedy
+
+
+def test_the_end_of_text_ends_it(complete):
+    """The random model draws it within some hundred tokens; it is not in the text, but counted."""
+    answer = next(
+        x
+        for x in (complete(seed=seed, max_tokens=200) for seed in range(50))
+        if x.usage.completion_tokens < 200
+    )
+    assert answer.choices[0].finish_reason == "stop" and "endoftext" not in answer.choices[0].text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_a_stop_string_is_left_out_wherever_it_falls(complete, stream, length):
+    """In the middle of tokens or over several; the earliest counts."""
+    text = complete(max_tokens=60).choices[0].text
+    for place in range(10, 40, 7):
+        stops = ["never there", text[place : place + length], text[place + 3 : place + 8]]
+        expected = text[: min(x for x in map(text.find, stops) if x >= 0)]
+        answer = complete(max_tokens=60, stop=stops, stream=stream)
+        if stream:
+            texts, reasons = streamed(answer)
+            assert (texts[0], reasons[0]) == (expected, "stop")
+        else:
+            assert (answer.choices[0].text, answer.choices[0].finish_reason) == (expected, "stop")
+            assert answer.usage.completion_tokens < 60
+
+
+def test_without_a_stop_string_in_it_the_text_is_whole(complete):
+    whole = complete().choices[0]
+    assert whole.finish_reason == "length"
+    last = whole.text[-3:]  # may begin the stop string, until it ends
+    assert complete(stop=[last + "x", "y" * 50]).choices[0].text == whole.text
+
+
+# --- probabilities ----------------------------------------------------------------------------------------
+
+
+def test_logprobs_of_a_completion(complete, ids):
+    choice = complete(logprobs=3, echo=True, max_tokens=12, temperature=0).choices[0]
+    told, n = choice.logprobs, len(ids(PROMPT))
+    assert choice.text.startswith(PROMPT)
+    assert (
+        len(told.tokens)
+        == len(told.token_logprobs)
+        == len(told.top_logprobs)
+        == len(told.text_offset)
+        == n + 12
+    )
+    assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
+    assert all(p <= 0 for p in told.token_logprobs[1:])
+    for token, p, top in list(zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True))[n:]:
+        assert top[token] == p == max(top.values()) and len(top) == 3  # greedy
+    for token, offset in zip(told.tokens[:n], told.text_offset, strict=False):
+        assert choice.text[offset:].startswith(token)
+    assert told.text_offset == sorted(told.text_offset)
+    plain = complete(logprobs=0, max_tokens=12, temperature=0).choices[0]
+    assert plain.logprobs.tokens == told.tokens[n:] and PROMPT + plain.text == choice.text
+    np.testing.assert_allclose(plain.logprobs.token_logprobs, told.token_logprobs[n:], atol=1e-5)
+
+
+def test_a_prompt_alone_can_be_scored(complete, ids):
+    """As lm-evaluation-harness asks: nothing new, echo, and the likeliest token of each place."""
+    choice = complete(echo=True, max_tokens=0, logprobs=1).choices[0]
+    assert choice.text == PROMPT and len(choice.logprobs.tokens) == len(ids(PROMPT))
+    again = complete(echo=True, max_tokens=1, logprobs=1).choices[0].logprobs.token_logprobs[:-1]
+    assert again == choice.logprobs.token_logprobs
+
+
+def test_of_a_prompt_past_block_size_the_end_is_scored(complete):
+    told = complete(prompt="dog " * 20, echo=True, max_tokens=0, logprobs=0).choices[0].logprobs
+    assert [p is None for p in told.token_logprobs] == [True] * (80 - 31) + [False] * 31
+
+
+def test_logprobs_of_a_chat(chat):
+    choice = chat(logprobs=True, top_logprobs=2, max_tokens=10).choices[0]
+    assert len(choice.logprobs.content) == 10
+    assert (
+        b"".join(bytes(x.bytes) for x in choice.logprobs.content).decode(errors="replace")
+        == choice.message.content
+    )
+    for token in choice.logprobs.content:
+        assert len(token.top_logprobs) == 2 and token.logprob <= token.top_logprobs[0].logprob
+    assert chat(max_tokens=10).choices[0].logprobs is None
+
+
+# --- streams ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 3}, {"echo": True}, {"temperature": 0, "max_tokens": 100}])
+def test_a_stream_has_the_text_of_the_whole(complete, options):
+    whole = complete(**options)
+    texts, reasons = streamed(complete(stream=True, **options))
+    assert texts == {choice.index: choice.text for choice in whole.choices}
+    assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
+
+
+def test_a_character_is_never_cut(complete):
+    """The random model writes broken UTF-8: it becomes U+FFFD in a stream as in the whole."""
+    for seed in range(5):
+        whole = complete(seed=seed, max_tokens=120).choices[0].text
+        texts, _ = streamed(complete(seed=seed, max_tokens=120, stream=True))
+        assert texts[0] == whole
+
+
+def test_a_character_of_several_tokens_is_whole_in_a_stream(complete, ids):
+    chunks = complete(prompt=ids("é€🙂"), echo=True, max_tokens=1, stream=True)
+    assert "".join(choice.text for chunk in chunks for choice in chunk.choices).startswith("é€🙂")
+
+
+def test_streamed_logprobs_are_those_of_the_whole(complete):
+    whole = complete(logprobs=2, stop=["zzz"]).choices[0].logprobs
+    parts = [x.logprobs for chunk in complete(logprobs=2, stop=["zzz"], stream=True) for x in chunk.choices]
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [x for part in parts for x in getattr(part, name)] == getattr(whole, name)
+
+
+def test_usage_at_the_end_of_a_stream(complete):
+    *chunks, last = complete(stream=True, stream_options={"include_usage": True})
+    assert last.choices == [] and last.usage == complete().usage
+    assert all(chunk.usage is None for chunk in chunks)
+    assert all(chunk.object == "text_completion" and chunk.id == last.id for chunk in chunks)
+
+
+def test_a_streamed_chat(chat):
+    whole = chat()
+    assert whole.object == "chat.completion" and whole.choices[0].message.role == "assistant"
+    first, *chunks = chat(stream=True)
+    assert first.choices[0].delta.role == "assistant" and first.object == "chat.completion.chunk"
+    assert (
+        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
+    )
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == whole.choices[0].finish_reason
+
+
+def test_what_is_sent_is_server_sent_events(server):
+    body = {"prompt": PROMPT, "max_tokens": 5, "stream": True}
+    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, done, end = answer.content.decode().split("\n\n")
+    assert (done, end) == ("data: [DONE]", "")
+    assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
+
+
+# --- chat -------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_continues_the_plain_template(chat, complete):
+    text = complete(prompt="System: be\n\nUser: the\n\nAssistant:", stop=["\nUser:"]).choices[0].text
+    assert chat().choices[0].message.content == text
+    parts = [
+        {"role": "developer", "content": "be"},
+        {"role": "user", "content": [{"type": "text", "text": "the"}]},
+    ]
+    assert chat(messages=parts).choices[0].message.content == text
+    assert chat(max_tokens=None, max_completion_tokens=40).choices[0].message.content == text
+
+
+# --- tokens -----------------------------------------------------------------------------------------------
+
+
+def test_tokens_and_back(server, ids):
+    answer = httpx.post(f"{server.url}/tokenize", json={"prompt": "the é"}).json()
+    assert answer == {"tokens": ids("the é"), "count": len(ids("the é")), "max_model_len": 32}
+    assert httpx.post(f"{server.url}/detokenize", json={"tokens": answer["tokens"]}).json() == {
+        "prompt": "the é"
+    }
+
+
+# --- what is refused --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, param, says",
+    [
+        ({"temperature": 2.1}, "temperature", "expected a number from 0 to 2"),
+        ({"temperature": "warm"}, "temperature", "is 'warm'"),
+        ({"top_p": 0}, "top_p", "above 0, up to 1"),
+        ({"extra_body": {"top_k": 0}}, "top_k", "an integer from 1"),
+        ({"extra_body": {"top_k": True}}, "top_k", "is True"),
+        ({"max_tokens": 201}, "max_tokens", "from 1 to 200"),
+        ({"max_tokens": 0}, "max_tokens", "from 1 to 200"),
+        ({"n": 129}, "n", "from 1 to 128"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n", "more than 128"),
+        ({"logprobs": 21}, "logprobs", "from 0 to 20"),
+        ({"stop": ["a"] * 5}, "stop", "a list of up to 4"),
+        ({"stop": ""}, "stop", "not empty"),
+        ({"seed": 2**63}, "seed", "an integer"),
+        ({"prompt": []}, "prompt", "expected a string"),
+        ({"prompt": [1, "a"]}, "prompt", "is 'a', expected token ids"),
+        ({"prompt": [100000]}, "prompt", "token ids from 0 to"),
+        ({"prompt": [[]]}, "prompt", "is empty"),
+        ({"prompt": {}}, "prompt", "expected a string"),
+        ({"extra_body": {"stream": "yes"}}, "stream", "true or false"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "with stream: true"),
+        ({"extra_body": {"tempurature": 1}}, "tempurature", "unknown field"),
+        ({"presence_penalty": 1}, "presence_penalty", "not supported"),
+        ({"best_of": 2}, "best_of", "not supported"),
+    ],
+)
+def test_a_bad_field_is_named(complete, options, param, says):
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(**options)
+    assert says in str(caught.value) and caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "messages, says",
+    [
+        ([], "expected a list of messages"),
+        (["hi"], "expected an object with role and content"),
+        ([{"role": "robot", "content": "hi"}], "messages[0].role is 'robot'"),
+        ([{"role": "user", "content": 5}], "messages[0].content"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of type text"),
+    ],
+)
+def test_a_bad_message_is_named(chat, messages, says):
+    with pytest.raises(openai.BadRequestError) as caught:
+        chat(messages=messages)
+    assert says in str(caught.value)
+
+
+def test_what_asks_for_nothing_is_accepted(complete, chat):
+    complete(presence_penalty=0, frequency_penalty=0.0, user="me", logit_bias={}, best_of=1, suffix=None)
+    chat(tools=[], tool_choice="none", response_format={"type": "text"}, metadata={"a": "b"})
+
+
+def test_another_model_is_not_there(complete):
+    with pytest.raises(openai.NotFoundError) as caught:
+        complete(model="gpt-4")
+    assert caught.value.code == "model_not_found"
