@@ -21,6 +21,7 @@ function fill(element, props, children) {
 
 // A control with its label and, on hovering over it, what it does.
 export function field(label, help, control) {
+  (control.matches("span") ? control.firstChild : control).setAttribute("aria-label", label);
   return el("label", { class: "field", title: help }, el("span", {}, label), control);
 }
 
@@ -46,9 +47,9 @@ export function messages() {
   return [line, say];
 }
 
-// A token where its spaces and line ends have to be seen.
+// A token whose spaces and line ends can be seen; one in the middle of a character has no text.
 export function visible(text) {
-  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "◌";
 }
 
 export function percent(p) {

@@ -28,6 +28,7 @@ export class Popover {
 
   // Show it at a token. `pinned`: it stays when the pointer leaves.
   at(anchor, content, pinned) {
+    if (this.returning) return;
     clearTimeout(this.timer);
     if (this.anchor !== anchor) this.anchor?.classList.remove("looked");
     this.anchor = anchor;
@@ -54,8 +55,11 @@ export class Popover {
     const inside = this.element.contains(document.activeElement);
     this.element.hidden = true;
     this.anchor.classList.remove("looked");
-    if (inside && this.anchor.isConnected) this.anchor.focus();
+    const { anchor } = this;
     this.anchor = null;
+    this.returning = true; // the focus comes back to the token, and the panel stays away
+    if (inside) anchor.focus();
+    this.returning = false;
   }
 
   place() {
@@ -94,7 +98,7 @@ export class Popover {
     });
     const titles = el("p", { class: "choice titles", "aria-hidden": "true" }, el("span", {}, "token"), el("span"),
       el("span", { class: "number" }, "model"), settled && el("span", { class: "number" }, "as drawn"));
-    const note = this.choose && el("p", { class: "faint" }, "Click one to go on from there instead.");
+    const note = this.choose && el("p", { class: "faint" }, "As drawn: after temperature, top-k and top-p. Click one to go on from there instead.");
     return el("div", { class: settled ? "place" : "place plain" }, this.note(...head), titles, ...rows, note);
   }
 
