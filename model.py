@@ -24,10 +24,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
+from layers.activation import gelu, swiglu
 from layers.attention import fits, fused_attention
 from layers.dropout import dropout, keys_of_layers, split_key
+from layers.fold import fold_norms
 from layers.mask import causal_mask
-from layers.products import contract, matmul
+from layers.products import contract, matmul, result_dtype
 from layers.remat import remat
 from layers.residual import shard_residual
 from layers.rotary import inverse_frequencies, rotary_table, rotate
@@ -102,16 +104,16 @@ class GPTConfig:
 
 
 class Norm(eqx.Module):
-    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis; computed in float32."""
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis; computed in float32, for a product."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
     center: bool = eqx.field(static=True)
     eps: float = eqx.field(static=True)
+    dtype: str = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, size: int):
-        self.center = config.norm == "layernorm"
-        self.eps = config.norm_eps
+        self.center, self.eps, self.dtype = config.norm == "layernorm", config.norm_eps, config.dtype
         self.weight = jnp.ones(size)
         self.bias = jnp.zeros(size) if config.bias and self.center else None
 
@@ -120,7 +122,7 @@ class Norm(eqx.Module):
         if self.center:
             y = y - y.mean(-1, keepdims=True)
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
-        return (y if self.bias is None else y + self.bias).astype(x.dtype)
+        return (y if self.bias is None else y + self.bias).astype(result_dtype(self.dtype))
 
 
 class Linear(eqx.Module):
@@ -242,10 +244,9 @@ class MLP(eqx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
         if self.c_gate is None:
-            h = jax.nn.gelu(self.c_fc(x), approximate=True)  # (B, T, F)
+            h = gelu(self.c_fc(x))  # (B, T, F)
         else:
-            gate, h = apply_each([self.c_gate, self.c_fc], x)
-            h = jax.nn.silu(gate) * h
+            h = swiglu(*apply_each([self.c_gate, self.c_fc], x))
         return dropout(self.c_proj(h), self.config.dropout, key)
 
 
@@ -298,8 +299,7 @@ class GPT(eqx.Module):
         """Compute all but the head. The loss takes features, so as not to hold all the logits at once."""
         context = self.context(tokens)
         x = self.embed(tokens, context, key=key)
-        x = self.apply_blocks(self.blocks, x, context, key=key)
-        return self.ln_f(x)
+        return self.ln_f(self.apply_blocks(self.blocks, x, context, key=key))
 
     def context(self, tokens: Int[Array, "B T"]) -> Context:
         """Find positions and documents: from one `eot` to the next is a document, which reads no other.
@@ -335,7 +335,7 @@ class GPT(eqx.Module):
 
         def layer(x, block_and_key):
             block, key = block_and_key
-            return block(shard_residual(x), context, key), None
+            return fold_norms(block)(shard_residual(x), context, key), None
 
         unroll = min(self.config.unroll or n, n)
         rematerialised = remat(layer, self.config.remat, in_loop=unroll < n)

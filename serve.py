@@ -33,7 +33,7 @@ from hub.weights import open_pretrained
 from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from runs.checkpoint import Checkpoints
-from runs.hardware import choose_device
+from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
 from serving.app import make_app
@@ -77,7 +77,8 @@ class ServeOptions:
     overflow: Literal["window", "error"] = "window"  # past block_size: read the last tokens alone, or refuse
     mesh: Name = "data:1"  # devices per axis of fsdp and tensor, as in tensor:2
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 on GPU/TPU, else float32
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
 
 def main(argv: list[str]) -> None:
@@ -88,6 +89,8 @@ def main(argv: list[str]) -> None:
             f"--follow=True follows a run, and init_from={options.init_from} is none: use --out_dir"
         )
     choose_device(options.device)
+    if options.compilation_cache:
+        keep_compiled_programs()
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         print(f"compiling for {options.slots} slots", flush=True)

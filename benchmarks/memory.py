@@ -60,7 +60,7 @@ def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     shapes = state_shapes(config, options)
     logits = options.batch_size * options.block_size * config.vocab_size
     # Not options of training, which would gain nothing by other values.
-    at_once = loss.MAX_LOGITS if n_chunks is None else -(-logits // n_chunks)
-    with mock.patch.object(loss, "MAX_LOGITS", at_once), mock.patch.object(step, "CPU_TOKENS", math.inf):
+    n = loss.max_logits() if n_chunks is None else -(-logits // n_chunks)
+    with mock.patch.object(loss, "max_logits", lambda: n), mock.patch.object(step, "CPU_TOKENS", math.inf):
         jax.clear_caches()  # or the step as it was traced for another value would be planned again
         return step.compile_step(shapes, options).memory_analysis()

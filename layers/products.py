@@ -12,11 +12,16 @@ from layers.target import target
 def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array:
     """Compute `einsum` of two arrays with operands in `dtype`, summed in float32; the result is in `out`.
 
-    Without `out` the result is in float32 on a CPU and in `dtype` elsewhere.
+    Without `out` the result is in `result_dtype(dtype)`.
     """
-    # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
-    out = out or (jnp.float32 if target().platform == "cpu" else dtype)
+    out = out or result_dtype(dtype)
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=out)
+
+
+def result_dtype(dtype: str) -> str:
+    """Return the dtype of what a product of operands in `dtype` gives: on a CPU float32, else `dtype`."""
+    # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
+    return "float32" if target().platform == "cpu" else dtype
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

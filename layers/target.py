@@ -17,6 +17,18 @@ def target() -> jax.Device | AbstractDevice:
     return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
+# GiB of memory of the devices that have more than LEAST, by what JAX calls them; the first pattern that fits
+# counts. From the same sources as planning/devices.py.
+MEMORY = {r"40GB": 40, r"[AH]100": 80, r"H200": 141, r"B200": 178, r"TPU v5p|TPU v5$": 95, r"TPU v[46]": 32}
+LEAST = 15
+
+
+def memory() -> int:
+    """Return about how many bytes of memory the target has; a CPU's, like an unknown device's, as LEAST."""
+    kind = target().device_kind
+    return 2**30 * next((size for pattern, size in MEMORY.items() if re.search(pattern, kind)), LEAST)
+
+
 def multiplies_bfloat16() -> bool:
     """Tell whether the target multiplies matrices of bfloat16 faster than of float32.
 

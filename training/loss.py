@@ -1,9 +1,9 @@
 """The loss: cross entropy between what the head predicts and the next tokens.
 
 The (B, T, V) logits are the largest array of a small model's step: for GPT-2's 50,257 tokens and a batch of
-12 x 1024 they are 2.5 GB. So they are computed a chunk of T at a time, and never exist all at once. A chunk's
-gradient is formed while its logits are at hand: computing them again in the backward pass would cost GPT-2
-124M a tenth of the step's arithmetic.
+12 x 1024 they are 2.5 GB in float32. So no more of them exist at once than `max_logits` says: of longer
+batches, they are computed a chunk of T at a time. A chunk's gradient is formed while its logits are at hand:
+computing them again in the backward pass would cost GPT-2 124M a tenth of the step's arithmetic.
 """
 
 from functools import partial
@@ -14,8 +14,9 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from layers.products import contract
+from layers.target import memory, target
 
-MAX_LOGITS = 2**26  # at once on a device; in float32, 256 MiB
+MAX_LOGITS = 2**26  # at once on a CPU; in float32, 256 MiB
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -35,30 +36,34 @@ def nll_of_rows(
 ) -> Float[Array, " B"]:
     """Return -log of the probability of each row's targets >= 0 together, in nats, float32."""
 
+    weights = head.astype(dtype)
+
     def add(total, chunk):
-        logits = contract("btd,vd->btv", chunk[0], head, dtype, out=jnp.float32)
-        return total + nll(logits, chunk[1]).sum(-1), None
+        logits = contract("btd,vd->btv", chunk[0], weights, dtype)
+        return total + nll(*shift(logits), chunk[1]).sum(-1), None
 
     total, _ = lax.scan(add, jnp.zeros(len(x)), chunks(x, targets, len(head)))
     return total
 
 
 def _forward(x, head, targets, dtype):
+    weights, n_targets = head.astype(dtype), count(targets)
+
     def add(carry, chunk):
         total, dhead = carry
         x, targets = chunk
-        logits = contract("btd,vd->btv", x, head, dtype, out=jnp.float32)  # (B, T / n, V)
-        dlogits = jax.nn.softmax(logits) - is_target(logits, targets)
-        dlogits *= (targets >= 0)[..., None] / count(all_targets)
-        dx = contract("btv,vd->btd", dlogits, head, dtype).astype(x.dtype)
+        logits = contract("btd,vd->btv", x, weights, dtype)  # (B, T / n, V)
+        shifted, sums = shift(logits)
+        dlogits = jnp.exp(shifted) / sums - is_target(logits, targets)
+        dlogits *= (targets >= 0)[..., None] / n_targets
+        dx = contract("btv,vd->btd", dlogits, weights, dtype).astype(x.dtype)
         dhead += contract("btv,btd->vd", dlogits, x, dtype, out=jnp.float32)
-        return (total + nll(logits, targets).sum(), dhead), dx
+        return (total + nll(shifted, sums, targets).sum(), dhead), dx
 
-    all_targets = targets
     start = (jnp.zeros(()), jnp.zeros(head.shape))
     (total, dhead), dx = lax.scan(add, start, chunks(x, targets, len(head)))
     dx = dx.swapaxes(0, 1).reshape(x.shape)  # (n, B, T / n, D) -> (B, T, D)
-    return total / count(targets), (dx, dhead)
+    return total / n_targets, (dx, dhead)
 
 
 def _backward(dtype, gradients, dloss):
@@ -72,20 +77,36 @@ cross_entropy.defvjp(_forward, _backward)
 def chunks(x, targets, V):
     """Split x and targets into n parts of T, on a new leading axis.
 
-    They are as few as keep a part's logits, which the devices of a mesh share, to MAX_LOGITS for each device.
+    They are as few as keep a part's logits, which the devices of a mesh share, to `max_logits` a device.
     For every part the devices sum the head's gradient: fewer parts, less communication.
     """
     B, T, D = x.shape
     mesh = jax.sharding.get_abstract_mesh()  # without devices where there is none
-    limit = MAX_LOGITS * (1 if mesh.empty else mesh.size // mesh.shape["stage"])  # a stage's have them all
+    devices = 1 if mesh.empty else mesh.size // mesh.shape["stage"]  # a stage's have them all
+    limit = max_logits() * devices
     n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * limit or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
 
 
-def nll(logits, targets):
-    """Return -log softmax(logits)[target], and 0 where the target is below 0."""
-    label = jnp.where(is_target(logits, targets), logits, 0).sum(-1)
-    return jnp.where(targets >= 0, jax.nn.logsumexp(logits, -1) - label, 0)
+def max_logits() -> int:
+    """Return how many logits a device may hold at once: as many as, in bfloat16, a 16th of its memory holds.
+
+    For every chunk the head's gradient is read and written: 10 of GPT-2's 143 ms on an H100, as planned.
+    A CPU holds few: it is as fast with many chunks, and it clears the memory of a step anew each time.
+    """
+    return MAX_LOGITS if target().platform == "cpu" else memory() // (16 * 2)
+
+
+def shift(logits):
+    """Return the logits less each token's highest, in float32, and the sum of their exponentials (..., 1)."""
+    shifted = logits.astype(jnp.float32) - logits.max(-1, keepdims=True).astype(jnp.float32)
+    return shifted, jnp.exp(shifted).sum(-1, keepdims=True)
+
+
+def nll(shifted, sums, targets):
+    """Return -log softmax(logits)[target] of what `shift` returns, and 0 where the target is below 0."""
+    label = jnp.where(is_target(shifted, targets), shifted, 0).sum(-1)
+    return jnp.where(targets >= 0, jnp.log(sums[..., 0]) - label, 0)
 
 
 def is_target(logits, targets):
