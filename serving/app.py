@@ -58,11 +58,12 @@ def make_app(served: Served) -> Starlette:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Say that the server can answer; 503 while it stops."""
+    """Say whether the server can compute, how many requests have a slot, and how many wait or have one."""
     worker = request.app.state.served.worker
-    state = "stopping" if worker.stopping else "ok"
     figures = {"running": len(worker.running), "pending": worker.pending, "slots": worker.slots}
-    return JSONResponse({"status": state, **figures}, 503 if worker.stopping else 200)
+    if worker.works:
+        return JSONResponse({"status": "ok", **figures})
+    return JSONResponse({"status": "stopped", **figures}, 503)
 
 
 async def models(request: Request) -> JSONResponse:

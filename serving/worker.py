@@ -18,6 +18,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
 
+from config.command_line import UserError
+from config.files import first_line
 from generation.decode import CHUNK
 from generation.engine import Engine, Piece, Request
 from model import GPT
@@ -25,6 +27,8 @@ from model import GPT
 # Seconds that the engine draws at a time, at most, if a token takes less. New requests enter in between, and
 # text is sent. A step more often costs throughput: see docs/serving.md.
 TURN = 0.02
+
+STOP = 10.0  # seconds that the thread is given to end
 
 
 class Busy(Exception):
@@ -86,18 +90,21 @@ class Worker:
         self.stopping = False
         self.per_token = 0.0  # seconds, of the last step
         self.ready = threading.Event()
+        self.error: Exception | None = None  # that kept it from starting
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called by asyncio's thread
 
     def start(self) -> None:
-        """Start the thread, and return when everything is compiled."""
+        """Start the thread, and return when everything is compiled. Raises UserError."""
         self.thread.start()
         self.ready.wait()
+        if self.error:
+            raise UserError(f"the engine cannot start ({first_line(self.error)}): try fewer --slots")
 
     def submit(self, requests: list[Request]) -> Jobs:
         """Have requests computed. Raises Busy if too many wait, and Stopped if the server is stopping."""
-        if self.stopping or not self.thread.is_alive():
+        if not self.works:
             raise Stopped("the server is stopping")
         if self.pending + len(requests) > self.slots + self.max_waiting:
             raise Busy(f"{self.pending} requests are running or waiting: try again later")
@@ -106,6 +113,10 @@ class Worker:
         jobs = Jobs(requests)
         self.inbox.put(lambda: self.waiting.extend(jobs.jobs))
         return jobs
+
+    @property
+    def works(self) -> bool:
+        return self.thread.is_alive() and not self.stopping
 
     def cancel(self, job: Job) -> None:
         """Free a job's slot at the next step, or its place among those that wait. A finished one has none."""
@@ -119,9 +130,10 @@ class Worker:
         self.inbox.put(lambda: setattr(self, "newer", (model, version)))
 
     def stop(self) -> None:
-        """Take no new requests, and end the thread when those there are finished."""
+        """Take no new requests, and return when those there are finished or cancelled, or after a while."""
         self.stopping = True
         self.inbox.put(lambda: None)
+        self.thread.join(STOP)
 
     def deliver(self, made: list[tuple[Job, Piece | Stopped]]) -> None:
         """Put what was made into the queues of those that want it."""
@@ -139,10 +151,15 @@ class Worker:
 
     def run(self) -> None:
         with self.on_devices():
-            self.engine = self.make_engine(self.model)
-            self.engine.compile()
-            self.slots = len(self.engine.slots)
-            self.ready.set()
+            try:
+                self.engine = self.make_engine(self.model)
+                self.engine.compile()
+                self.slots = len(self.engine.slots)
+            except Exception as error:
+                self.error = error
+                return
+            finally:
+                self.ready.set()
             while not (self.stopping and not self.waiting and not self.running and self.inbox.empty()):
                 try:
                     self.turn()
