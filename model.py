@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from layers.activation import gelu, swiglu
 from layers.attention import fits, fused_attention
 from layers.dropout import dropout, keys_of_layers, split_key
+from layers.embedding import look_up
 from layers.fold import fold_norms
 from layers.mask import causal_mask
 from layers.products import contract, matmul, result_dtype
@@ -119,8 +120,7 @@ class Norm(eqx.Module):
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
-        if self.center:
-            y = y - y.mean(-1, keepdims=True)
+        y = y - y.mean(-1, keepdims=True) if self.center else y
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
         return (y if self.bias is None else y + self.bias).astype(result_dtype(self.dtype))
 
@@ -317,7 +317,7 @@ class GPT(eqx.Module):
 
     def embed(self, tokens: Int[Array, "B T"], context: Context, *, key: DropoutKey = None):
         """Token and position embeddings, after dropout. Pass the same key as to `features`."""
-        x = self.wte[tokens].astype(jnp.float32)  # weights below adapters may be stored in bfloat16
+        x = look_up(self.wte, tokens, self.config.dtype)
         if self.wpe is not None:
             x = x + self.wpe[context.positions]
         return dropout(x, self.config.dropout, split_key(key)[0])

@@ -12,9 +12,11 @@ import jax.numpy as jnp
 def fold_norms(block):
     """Return a block that computes the same, to rounding, and whose norms' weights are the constant 1.
 
-    A norm with a bias keeps its weight: the bias's gradient is a sum over tokens anyway.
+    A norm with a bias keeps its weight: the bias's gradient is a sum over tokens anyway. So do all where
+    `tensor` splits the layers: XLA would sum over its devices for each sum in the norm's gradient as well.
     """
-    if block.ln_1.bias is not None:
+    mesh = jax.sharding.get_abstract_mesh()
+    if block.ln_1.bias is not None or not mesh.empty and mesh.shape["tensor"] > 1:
         return block
     one, two = block.ln_1.weight, block.ln_2.weight
     read = {"c_q": one, "c_k": one, "c_v": one, "c_gate": two, "c_fc": two}

@@ -1,4 +1,4 @@
-"""The sharding of the residual stream, the one array inside the model whose sharding is written down."""
+"""The sharding of the residual stream and of logits, the arrays whose sharding is written down."""
 
 import jax
 from jax import lax
@@ -15,3 +15,14 @@ def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading 
     if jax.sharding.get_abstract_mesh().empty:
         return x
     return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), ("data", "fsdp")))
+
+
+def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
+    """Split the batch axis of logits like the residual stream's, and leave the others to XLA.
+
+    Without it, XLA moves features on TPUs, and not the head, where both are about as large.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return logits
+    free = PartitionSpec.UNCONSTRAINED
+    return lax.with_sharding_constraint(logits, PartitionSpec(("data", "fsdp"), free, free))

@@ -36,7 +36,9 @@ RULES = (
         ("stage", None, "tensor"),
     ),  # (L, r, H, C), (L, r, K, C), (L, r, F)
     (r"c_proj\.lora_a", ("stage", "tensor")),  # (L, H C, r), (L, F, r)
-    (r"blocks\..*", ("stage",)),  # (L, D): norms
+    # A norm's weight is split like the input axis of the layers that it moves into (layers/fold.py).
+    (r"ln_[12]\.weight", ("stage", "fsdp")),  # (L, D)
+    (r"blocks\..*", ("stage",)),  # (L, D), (L, C): what is left of the norms
     (r".*", ()),  # what is left is small, and every device has it
 )
 

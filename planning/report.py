@@ -10,6 +10,7 @@ from config.files import put_in_place, write_whole
 from planning.cost import MEMORY, NETWORK, PRODUCT, START, Cost, Row
 from planning.devices import GIB, PRICES_READ
 from planning.fit import Memory, Planned
+from planning.ideal import least_sent, sent_along
 from planning.target import Target
 from runs.speed import flops_per_token
 
@@ -111,6 +112,16 @@ def run_figures(planned: Planned, target: Target, parameters: int) -> dict[str, 
     return figures
 
 
+def sent_figures(planned: Planned, parameters: int) -> dict[str, tuple[float, float]]:
+    """Return what a device sends along each mesh axis, and the least, in bytes. With LoRA none is known."""
+    options = planned.options
+    if planned.cost is None or options.lora_rank:
+        return {}
+    microbatches = options.gradient_accumulation_steps
+    least = least_sent(planned.config, planned.mesh_shape, microbatches, parameters)
+    return {axis: (sent_along(planned.cost, axis), size) for axis, size in least.items()}
+
+
 def short(number: float) -> str:
     """Format a number with three digits, or all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
@@ -130,6 +141,10 @@ def run_table(planned: Planned, target: Target, parameters: int) -> str:
         f"{short(figures['tokens'] / 1e9)} billion, {short(figures['tokens_per_parameter'])} per parameter "
         f"(Chinchilla: {CHINCHILLA})"
     )
+    for axis, (sent, least) in sent_figures(planned, parameters).items():
+        lines[f"sent along {axis}"] = (
+            f"{sent / 1e9:.2f} GB a step, {sent / least:.2f} times the least, {least / 1e9:.2f}"
+        )
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
 
 
@@ -158,6 +173,10 @@ def as_json(planned: Planned, target: Target, parameters: int) -> dict[str, Any]
             "classes": [asdict(row) for row in cost.by_class()],
             "lines": [asdict(row) for row in cost.by_line()],
             "run": run_figures(planned, target, parameters),
+            "sent": {
+                axis: {"bytes": sent, "least": least}
+                for axis, (sent, least) in sent_figures(planned, parameters).items()
+            },
         }
     return found
 
