@@ -195,7 +195,9 @@ class Container(Service):
         )
 
     def environment(self, arguments: Path) -> dict[str, str]:
-        passed_on = {name: os.environ[name] for name in os.environ if name.startswith(("JAX_", "XLA_", "ONEDNN_"))}
+        passed_on = {
+            name: os.environ[name] for name in os.environ if name.startswith(("JAX_", "XLA_", "ONEDNN_"))
+        }
         secrets = (self.server.secret_values[secret] for secret in self.call.function.secret_ids)
         return {
             "PATH": os.environ["PATH"],
