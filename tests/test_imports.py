@@ -17,6 +17,7 @@ ALLOWED = {
     "parallel": {"config", "data", "layers", "model"},
     "training": {"config", "layers", "model", "parallel"},
     "generation": {"layers", "model"},
+    "inside": {"layers", "model"},
     "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
