@@ -38,6 +38,7 @@ from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
 from serving.app import make_app
 from serving.chat import Chat
+from serving.run import Run
 from serving.served import Limits, Served
 from serving.worker import Worker
 
@@ -152,6 +153,7 @@ def load_served(options: ServeOptions) -> Served:
         Limits(options.max_body, options.max_prompt, options.max_tokens, options.overflow),
         options.api_key,
         frozenset(name.strip() for name in [*options.allowed_hosts.split(","), options.host] if name.strip()),
+        Run(options.out_dir, options.dtype) if options.init_from == "resume" else None,
     )
 
 

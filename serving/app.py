@@ -2,8 +2,8 @@
 
     app = make_app(served)          an ASGI application; app.state.served has all that the routes work with
 
-A route is a line of `API`, for those who have the key, or of `OPEN`. The files of page/ are served at /, to
-anybody: they hold nothing of the model.
+A route is a line of `API`, or of `INSIDE` in inside.py, for those who have the key, or of `OPEN`. The files of
+page/ are served at /, to anybody: they hold nothing of the model.
 """
 
 import hmac
@@ -24,6 +24,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.completions import chat_completions, completions
 from serving.errors import ApiError
 from serving.fields import read_fields
+from serving.inside import INSIDE
+from serving.insight import Desk
 from serving.requests import check_ids, check_model, encode, refuse
 from serving.served import Served
 
@@ -38,13 +40,17 @@ def make_app(served: Served) -> Starlette:
     app = Starlette(
         routes=[
             *OPEN,
-            *(Route(path, endpoint, methods=[method], middleware=keyed) for method, path, endpoint in API),
+            *(
+                Route(path, endpoint, methods=[method], middleware=keyed)
+                for method, path, endpoint in API + INSIDE
+            ),
             Mount("/", StaticFiles(directory=PAGE, html=True, check_dir=False)),
         ],
         middleware=[Middleware(SecurityHeaders), Middleware(KnownHosts, names=served.hosts)],
         exception_handlers={ApiError: api_error, HTTPException: http_error, Exception: unexpected_error},
     )
     app.state.served = served
+    app.state.desk = Desk(served)
     return app
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from data.tokenizer import Tokenizer
 from model import GPT
 from serving.chat import Chat
+from serving.run import Run
 from serving.worker import Worker
 
 
@@ -32,6 +33,7 @@ class Served:
     limits: Limits
     api_key: str | None = field(repr=False)
     hosts: frozenset[str]  # names, beside localhost, by which the server may be asked; "*": any
+    run: Run | None = None  # that the model is of
 
     @property
     def model(self) -> GPT:

@@ -23,7 +23,7 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
-    "serving": {"config", "data", "generation", "model"},
+    "serving": {"config", "data", "generation", "inside", "model", "runs"},
     "cloud": {"config", "data", "runs"},
 }
 # Users type these. Nobody imports them.

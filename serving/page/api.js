@@ -1,0 +1,61 @@
+// Talks to the server: JSON questions, and the stream of a text being written. Errors carry what to do.
+
+let key = sessionStorage.getItem("api-key") ?? "";
+let askForKey = () => {};
+
+export function onKeyWanted(ask) {
+  askForKey = ask;
+}
+
+export function useKey(value) {
+  key = value;
+  sessionStorage.setItem("api-key", value); // forgotten when the tab is closed
+}
+
+export async function get(path) {
+  return (await ask(path, {})).json();
+}
+
+export async function post(path, body, signal) {
+  return (await ask(path, { method: "POST", body: JSON.stringify(body), signal })).json();
+}
+
+// Yields the server's events, until it says that there are no more. Raises an Error for one that is an error.
+export async function* stream(path, body, signal) {
+  const answer = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const events = (rest + value).split("\n\n");
+    rest = events.pop();
+    for (const event of events) {
+      const data = event.replace(/^data: /, "");
+      if (data === "[DONE]") return;
+      const parsed = JSON.parse(data);
+      if (parsed.error) throw new Error(parsed.error.message);
+      yield parsed;
+    }
+  }
+}
+
+async function ask(path, options) {
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  let answer;
+  try {
+    answer = await fetch(path, { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. See that serve.py still runs, and try again.");
+  }
+  if (answer.ok) return answer;
+  if (answer.status === 401) askForKey();
+  const said = await answer.json().catch(() => null);
+  const message = said?.error?.message ?? `the server answered ${answer.status}`;
+  throw Object.assign(new Error(sentence(message)), { status: answer.status });
+}
+
+function sentence(text) {
+  return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+}

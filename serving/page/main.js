@@ -1,0 +1,80 @@
+// Starts the page: the tabs, the model's name, and the key if the server asks for one. Each view is a module
+// with `make(panel, app)`, which returns what is to be done when the view is shown (and hidden).
+
+import { get, onKeyWanted, useKey } from "./api.js";
+import { short } from "./dom.js";
+import * as write from "./write.js";
+import * as attention from "./attention.js";
+import * as lens from "./lens.js";
+import * as loss from "./loss.js";
+import * as run from "./run.js";
+
+const views = { write, attention, lens, loss, run };
+const tabs = [...document.querySelectorAll("[role=tab]")];
+
+// What the views share: the model's description, and the text that the reader works on, as tokens.
+const app = { model: null, tokens: [] };
+const made = {};
+let shown = null;
+
+function show(name, focus = false) {
+  if (!(name in views)) name = "write";
+  for (const tab of tabs) {
+    const mine = tab.getAttribute("aria-controls") === name;
+    tab.setAttribute("aria-selected", mine);
+    tab.tabIndex = mine ? 0 : -1;
+    document.getElementById(tab.getAttribute("aria-controls")).hidden = !mine;
+    if (mine && focus) tab.focus();
+  }
+  if (!app.model || shown === name) return;
+  made[shown]?.hide?.();
+  shown = name;
+  made[name] ??= views[name].make(document.getElementById(name), app);
+  made[name].show?.();
+}
+
+function place() {
+  return location.hash.replace(/^#\/?/, "");
+}
+
+async function start() {
+  const key = document.getElementById("key");
+  try {
+    app.model = await get("inside/model");
+  } catch (error) {
+    document.getElementById("model").textContent = error.message;
+    return;
+  }
+  key.hidden = true;
+  const { name, version, config, parameters } = app.model;
+  const count = parameters.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
+  document.title = `${name} · nanoJAXGPT`;
+  document.getElementById("model").textContent =
+    `${name}, ${version} · ${short(count)} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
+  show(place());
+}
+
+for (const tab of tabs) {
+  tab.addEventListener("click", () => { location.hash = `#/${tab.getAttribute("aria-controls")}`; });
+}
+document.getElementById("tabs").addEventListener("keydown", (event) => {
+  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+  if (!step) return;
+  event.preventDefault();
+  const next = tabs[(tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length];
+  location.hash = `#/${next.getAttribute("aria-controls")}`;
+  next.focus();
+});
+window.addEventListener("hashchange", () => show(place()));
+
+onKeyWanted(() => {
+  document.getElementById("key").hidden = false;
+  document.getElementById("key-field").focus();
+});
+document.getElementById("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  useKey(document.getElementById("key-field").value);
+  start();
+});
+show(place());
+start();

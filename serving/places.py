@@ -1,0 +1,106 @@
+"""What could have stood at each place of a text: the likeliest tokens, before and after the settings.
+
+    for start, first, last in windows(len(tokens), prompt, block_size):
+        places(model, tokens[start:last], tokens[start + 1 : last + 1], settings, vocab_size)
+
+A place is that of one token, between those before it and those behind it. `Places` tells how the model would
+fill it: by its own probabilities, and by those that are drawn from once temperature, top_k and top_p are
+applied, which is what `generation.sampling.sample` does.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from generation.sampling import keep_top_k, keep_top_p, scale
+from model import GPT
+
+TOLD = 10  # tokens of a place
+AT_ONCE = 32  # places whose logits are held together
+
+
+class Settings(NamedTuple):
+    """How tokens are drawn: see `generation.sampling.sample`, whose defaults these are."""
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+
+
+class Places(NamedTuple):
+    """The TOLD likeliest tokens behind each token, and the probabilities of the one that follows it."""
+
+    tokens: Int[Array | np.ndarray, "T n"]  # n is TOLD, or less in a smaller vocabulary
+    before: Float[Array | np.ndarray, "T n"]
+    after: Float[Array | np.ndarray, "T n"]
+    chosen_before: Float[Array | np.ndarray, " T"]
+    chosen_after: Float[Array | np.ndarray, " T"]
+
+
+def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, first, last): the places from `first` to `last` are filled by tokens from `start` on.
+
+    This is the window rule of `generation.engine`, for a text whose first `prompt` tokens were given. Places
+    before the first window, of a prompt that is longer than block_size, are in none.
+    """
+    start = max(0, prompt - block_size)
+    first = start + 1
+    while True:
+        last = min(total, start + block_size)
+        yield start, first, last
+        if last == total:
+            return
+        first, start = last + 1, last + 1 - max(1, block_size // 2)
+
+
+def places(
+    model: GPT,
+    tokens: Int[np.ndarray, " T"],
+    following: Int[np.ndarray, " _"],
+    settings: Settings,
+    vocab_size: int,
+) -> Places:
+    """Tell of the places behind each of the tokens, where those `following` stand.
+
+    Of the last place it may not be known: then its `chosen` probabilities mean nothing.
+    """
+    T = min(1 << (len(tokens) - 1).bit_length(), model.config.block_size)  # few lengths to compile
+    padded = np.zeros((2, T), np.int32)
+    padded[0, : len(tokens)], padded[1, : len(following)] = tokens, following
+    drawn = (
+        np.float32(settings.temperature),
+        np.int32(min(settings.top_k or vocab_size, vocab_size)),
+        np.float32(1 if settings.top_p is None else settings.top_p),
+    )
+    told = jax.device_get(_places(model, padded[:1], padded[1], drawn, vocab_size))
+    return Places(*(x[: len(tokens)] for x in told))
+
+
+@partial(jax.jit, static_argnames="vocab_size")
+def _places(
+    model: GPT,
+    tokens: Int[Array, "1 T"],
+    following: Int[Array, " T"],
+    drawn: tuple[Float[Array, ""], Int[Array, ""], Float[Array, ""]],
+    vocab_size: int,
+) -> Places:
+    temperature, top_k, top_p = drawn
+
+    def tell(x: Float[Array, " D"], chosen: Int[Array, ""]) -> Places:
+        logits = model.logits(x[None, None])[0, :, :vocab_size]  # (1, V)
+        kept = scale(logits, jnp.where(temperature == 0, 1, temperature)[None])
+        kept = keep_top_p(keep_top_k(kept, top_k[None]), top_p[None])
+        greedy = jax.nn.one_hot(jnp.argmax(logits), vocab_size)
+        after = jnp.where(temperature == 0, greedy, jax.nn.softmax(kept[0]))
+        before = jax.nn.softmax(logits[0])
+        likeliest, ids = lax.top_k(before, min(TOLD, vocab_size))
+        return Places(ids, likeliest, after[ids], before[chosen], after[chosen])
+
+    x = model.features(tokens)[0]  # (T, D)
+    return lax.map(lambda pair: tell(*pair), (x, following), batch_size=AT_ONCE)
