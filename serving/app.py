@@ -2,8 +2,8 @@
 
     app = make_app(served)          an ASGI application; app.state.served has all that the routes work with
 
-A route is a line of `API`, or of `INSIDE` in inside.py, for those who have the key, or of `OPEN`. The files of
-page/ are served at /, to anybody: they hold nothing of the model.
+A route is a line of `API`, or of `INSIDE` in inside.py, for those who have the key, or of `OPEN`. The files
+of page/ are served at /, to anybody: they hold nothing of the model.
 """
 
 import hmac

@@ -73,3 +73,9 @@ export function debounced(action, wait) {
     timer = setTimeout(() => action(...args), wait);
   };
 }
+
+// Make a textarea as high as its text.
+export function grow(area) {
+  area.style.height = "auto";
+  area.style.height = `${area.scrollHeight + 2}px`;
+}

@@ -1,6 +1,6 @@
 // A text that is either read, as tokens, or changed, in a textarea at the same place.
 
-import { el } from "./dom.js";
+import { el, grow } from "./dom.js";
 
 export class Editor {
   constructor(text, write) {
@@ -9,7 +9,7 @@ export class Editor {
       class: "text", rows: "4", spellcheck: "false", autocapitalize: "off", hidden: true,
       "aria-label": "the text to go on with",
       placeholder: "Type the beginning of a text here, then press Write.",
-      oninput: () => this.grow(),
+      oninput: () => grow(this.area),
       onkeydown: (event) => {
         if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
           event.preventDefault();
@@ -34,16 +34,11 @@ export class Editor {
     this.text.hidden = true;
     this.area.focus({ preventScroll: true });
     this.area.setSelectionRange(caret, caret);
-    this.grow();
+    grow(this.area);
   }
 
   show() {
     this.area.hidden = true;
     this.text.hidden = false;
-  }
-
-  grow() {
-    this.area.style.height = "auto";
-    this.area.style.height = `${this.area.scrollHeight + 2}px`;
   }
 }

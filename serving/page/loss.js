@@ -1,1 +1,204 @@
-export function make() { return {}; }
+// The view Loss: how many bits each token of a text costs the model, how that came about over the run's
+// checkpoints, and where two of them differ.
+
+import { get, post } from "./api.js";
+import { Chart } from "./chart.js";
+import { debounced, el, field, lead, select, visible } from "./dom.js";
+import { Popover } from "./popover.js";
+import { TextBox } from "./textbox.js";
+import { Tokens, legend } from "./tokens.js";
+
+const FULL = 4; // bits of difference between two checkpoints at which the tint is full
+const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
+const NONE = "";
+
+export function make(panel, app) {
+  const view = new Loss(app);
+  panel.append(...view.elements);
+  return { show: () => view.show(), hide: () => view.hide() };
+}
+
+class Loss {
+  constructor(app) {
+    this.app = app;
+    this.checkpoints = [{ name: app.model.version }];
+    this.popover = new Popover();
+    this.box = new TextBox(app, {
+      label: "the text whose loss is shown", placeholder: "Paste a text, then press Look.", least: 2,
+      most: app.model.limits.tokens, look: (tokens) => this.load(tokens),
+    });
+    this.text = new Tokens("the text, token by token", {
+      look: (i, span) => this.look(i, span, false),
+      leave: () => this.popover.leave(),
+      open: (i, span) => this.look(i, span, true),
+    });
+    const moved = debounced(() => this.draw(), 60);
+    this.slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "checkpoint", oninput: () => { this.name(); moved(); } });
+    this.named = el("output", {});
+    this.play = el("button", { type: "button", onclick: () => this.replay() }, "Replay");
+    this.other = select([], () => this.draw());
+    this.figures = el("dl", { class: "figures" });
+    this.chart = new Chart({ title: "Bits per token of this text, by checkpoint", size: "small", format: (y) => y.toFixed(2) });
+    this.slide = el("div", { class: "row controls" },
+      field("Checkpoint", "the model as it was at this iteration of its training", el("span", { class: "slider" }, this.slider, this.named)),
+      this.play, field("Compared with", "tokens are tinted by which of the two knew them better", this.other));
+    this.scale = legend();
+    this.sides = el("p", { class: "legend" }, "The checkpoint of the slider is ", side("better", "good"), side("worse", "bad"),
+      ` by ${FULL} bits or more; fainter for less.`);
+    this.shown = el("div", { class: "stack", hidden: true }, this.slide,
+      el("div", { class: "card" }, this.figures, this.text.element), this.scale, this.sides,
+      el("div", { class: "card" }, this.chart.element));
+    this.elements = [
+      lead("Loss", "The loss says how surprised the model is by a text: a token that it gave the probability p costs log₂ 1/p bits. "
+        + "Move the slider to see what the model learned while it was trained."),
+      this.box.element, this.shown];
+  }
+
+  async show() {
+    try {
+      const { checkpoints } = await get("inside/checkpoints");
+      if (checkpoints.length) this.offer(checkpoints);
+    } catch (error) {
+      this.box.say(error.message, "bad");
+    }
+    this.box.show();
+  }
+
+  hide() {
+    this.popover.close();
+    this.playing = false;
+  }
+
+  // Set the slider to the run's checkpoints, at the one that is served.
+  offer(checkpoints) {
+    const before = this.checkpoints[this.slider.value]?.name, compared = this.other.value;
+    this.checkpoints = checkpoints;
+    const at = (name) => checkpoints.findIndex((checkpoint) => checkpoint.name === name);
+    this.slider.max = checkpoints.length - 1;
+    this.slider.value = Math.max(at(before), at(this.app.model.version), 0);
+    this.other.replaceChildren(...[[NONE, "nothing"], ...checkpoints.map((checkpoint) => [checkpoint.name, title(checkpoint)])]
+      .map(([value, text]) => el("option", { value }, text)));
+    this.other.value = at(compared) >= 0 ? compared : NONE;
+    this.name();
+  }
+
+  get checkpoint() {
+    return this.checkpoints[Number(this.slider.value)] ?? this.checkpoints[0];
+  }
+
+  name() {
+    this.named.textContent = title(this.checkpoint);
+  }
+
+  async load(tokens) {
+    Object.assign(this, { tokens, bits: new Map(), places: new Map() });
+    this.text.show(tokens);
+    await this.bitsOf(this.checkpoint.name);
+    this.shown.hidden = false;
+    this.slide.hidden = this.checkpoints.length < 2;
+    this.chart.element.parentElement.hidden = this.checkpoints.length < 2;
+    await this.draw();
+  }
+
+  // The bits of each token but the first, as a checkpoint has it: asked for once.
+  async bitsOf(name) {
+    if (!this.bits.has(name)) {
+      const answer = await post("inside/loss", { tokens: this.tokens.map(({ id }) => id), checkpoints: [name] });
+      this.bits.set(name, answer.losses[0].nats.map((nats) => nats / Math.LN2));
+    }
+    return this.bits.get(name);
+  }
+
+  async draw() {
+    if (!this.tokens) return;
+    const drawing = (this.drawing = Symbol()), { name } = this.checkpoint, other = this.other.value;
+    let bits, others;
+    try {
+      bits = await this.bitsOf(name);
+      others = other && await this.bitsOf(other);
+    } catch (error) {
+      this.box.say(error.message, "bad");
+      return;
+    }
+    if (drawing !== this.drawing) return; // the slider has moved on
+    this.popover.close();
+    bits.forEach((value, i) => {
+      if (others) this.text.strength(i + 1, Math.min(1, Math.abs(others[i] - value) / FULL), value < others[i] ? "good" : "bad");
+      else this.text.tint(i + 1, 2 ** -value), delete this.text.spans[i + 1].dataset.side;
+    });
+    this.sides.hidden = !others;
+    this.scale.hidden = Boolean(others);
+    this.tell(bits, others);
+    this.chart.show([{ name: "", kind: "dots", colour: 1, points: this.checkpoints
+      .filter((checkpoint) => this.bits.has(checkpoint.name))
+      .map((checkpoint) => [checkpoint.iteration ?? 0, mean(this.bits.get(checkpoint.name))]) }]);
+  }
+
+  tell(bits, others) {
+    const bytes = new TextEncoder().encode(this.tokens.slice(1).map(({ text }) => text).join("")).length;
+    const each = (figure) => (others ? `${figure(bits)} / ${figure(others)}` : figure(bits));
+    const figures = [
+      ["bits per token", each((x) => mean(x).toFixed(3))],
+      ["perplexity", each((x) => (2 ** mean(x)).toPrecision(4))],
+      ["bits per byte", each((x) => ((mean(x) * x.length) / bytes).toFixed(3))],
+      ["tokens", bits.length.toLocaleString("en")],
+    ];
+    this.figures.replaceChildren(...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+  }
+
+  // Move the slider over all checkpoints, from the first.
+  async replay() {
+    if (this.playing) {
+      this.playing = false;
+      return;
+    }
+    this.playing = true;
+    this.play.textContent = "Stop";
+    for (let i = 0; i < this.checkpoints.length && this.playing; i += 1) {
+      this.slider.value = i;
+      this.name();
+      await this.draw();
+      await new Promise((done) => setTimeout(done, PAUSE));
+    }
+    this.playing = false;
+    this.play.textContent = "Replay";
+  }
+
+  // Tell what the checkpoint would have had at a place.
+  async look(i, span, pinned) {
+    const { name } = this.checkpoint, bits = this.bits.get(name)?.[i - 1];
+    const head = i === 0 ? "Nothing stands before the first token, so that it is not counted."
+      : bits === undefined ? "" : `${visible(this.tokens[i].text)} costs ${bits.toFixed(2)} bits`;
+    const looking = (this.looking = Symbol());
+    this.popover.at(span, this.popover.note(head), pinned);
+    if (i === 0) return;
+    try {
+      if (!this.places.has(name)) {
+        const body = { tokens: this.tokens.map(({ id }) => id), checkpoint: name };
+        this.places.set(name, post("inside/places", body));
+      }
+      const { places, names } = await this.places.get(name);
+      if (looking !== this.looking || !this.popover.open) return;
+      const content = el("div", {}, this.popover.table(places[i], this.tokens[i], names, false));
+      content.prepend(el("p", { class: "what faint" }, head));
+      this.popover.at(span, content, pinned);
+    } catch (error) {
+      this.places.delete(name);
+      this.popover.at(span, this.popover.note(error.message), pinned);
+    }
+  }
+}
+
+function title({ name, iteration }) {
+  return iteration == null && name === "start" ? "what it started from" : name.replace("iter-", "iteration ");
+}
+
+function side(text, kind) {
+  const chip = el("span", { class: "token chip", "data-side": kind }, text);
+  chip.style.setProperty("--strength", 1);
+  return chip;
+}
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
