@@ -15,7 +15,7 @@ function fill(element, props, children) {
     else if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.filter((child) => child != null));
+  element.append(...children.filter((child) => child != null && child !== false));
   return element;
 }
 

@@ -44,7 +44,7 @@ class Loss {
       this.play, field("Compared with", "tokens are tinted by which of the two knew them better", this.other));
     this.scale = legend();
     this.sides = el("p", { class: "legend" }, "The checkpoint of the slider is ", side("better", "good"), side("worse", "bad"),
-      ` by ${FULL} bits or more; fainter for less.`);
+      ` by ${FULL} bits or more; fainter for less. Of two figures the first is its own.`);
     this.shown = el("div", { class: "stack", hidden: true }, this.slide,
       el("div", { class: "card" }, this.figures, this.text.element), this.scale, this.sides,
       el("div", { class: "card" }, this.chart.element));
@@ -117,6 +117,7 @@ class Loss {
       bits = await this.bitsOf(name);
       others = other && await this.bitsOf(other);
     } catch (error) {
+      if (error.status === 404) await this.show(); // a run in training deletes checkpoints
       this.box.say(error.message, "bad");
       return;
     }
@@ -166,31 +167,34 @@ class Loss {
 
   // Tell what the checkpoint would have had at a place.
   async look(i, span, pinned) {
-    const { name } = this.checkpoint, bits = this.bits.get(name)?.[i - 1];
-    const head = i === 0 ? "Nothing stands before the first token, so that it is not counted."
-      : bits === undefined ? "" : `${visible(this.tokens[i].text)} costs ${bits.toFixed(2)} bits`;
-    const looking = (this.looking = Symbol());
-    this.popover.at(span, this.popover.note(head), pinned);
-    if (i === 0) return;
+    const { name } = this.checkpoint, looking = (this.looking = Symbol());
+    const show = (content) => {
+      if (looking === this.looking) this.popover.at(span, content, pinned);
+    };
+    if (i === 0) return show(this.popover.note("Nothing stands before the first token, so that it is not counted."));
+    const head = [el("code", {}, visible(this.tokens[i].text)), ` costs ${this.cost(name, i)}`,
+      this.other.value && `, and ${this.cost(this.other.value, i)} with ${title({ name: this.other.value })}`];
+    show(this.popover.note(...head));
     try {
       if (!this.places.has(name)) {
         const body = { tokens: this.tokens.map(({ id }) => id), checkpoint: name };
         this.places.set(name, post("inside/places", body));
       }
       const { places, names } = await this.places.get(name);
-      if (looking !== this.looking || !this.popover.open) return;
-      const content = el("div", {}, this.popover.table(places[i], this.tokens[i], names, false));
-      content.prepend(el("p", { class: "what faint" }, head));
-      this.popover.at(span, content, pinned);
+      if (this.popover.open) show(this.popover.table(head, places[i], this.tokens[i].id, names, false));
     } catch (error) {
       this.places.delete(name);
-      this.popover.at(span, this.popover.note(error.message), pinned);
+      show(this.popover.note(error.message));
     }
+  }
+
+  cost(name, i) {
+    return `${this.bits.get(name)[i - 1].toFixed(2)} bits`;
   }
 }
 
-function title({ name, iteration }) {
-  return iteration == null && name === "start" ? "what it started from" : name.replace("iter-", "iteration ");
+function title({ name }) {
+  return name === "start" ? "what it started from" : name.replace("iter-", "iteration ");
 }
 
 function side(text, kind) {

@@ -76,34 +76,30 @@ export class Popover {
     rows[(rows.indexOf(document.activeElement) + step + rows.length) % rows.length]?.focus();
   }
 
-  // The table of a place, as /inside/places tells it.
-  table(place, token, names, settled = true) {
-    const head = token == null || token.id == null
-      ? el("p", { class: "what" }, "What comes next")
-      : el("p", { class: "what" }, el("code", {}, visible(token.text)), ` had ${percent(place.before)}`,
-          settled ? `, and ${percent(place.after)} as drawn` : "");
+  // The table of a place, as /inside/places tells it, below a head; `settled`: also as tokens are drawn.
+  table(head, place, chosen, names, settled) {
     const most = Math.max(...place.likeliest_before, ...(settled ? place.likeliest_after : []));
     const rows = place.likeliest.map((id, n) => {
       const before = place.likeliest_before[n], after = place.likeliest_after[n];
-      const bars = el("span", { class: "bars", "aria-hidden": "true" }, bar("before", before / most),
-        settled ? bar("after", after / most) : null);
+      const bars = el("span", { class: "bars", "aria-hidden": "true" }, bar(settled ? "before" : "", before / most),
+        settled && bar("after", after / most));
       const cells = [el("code", {}, visible(names[id])), bars, el("span", { class: "number" }, percent(before)),
-        settled ? el("span", { class: "number drawn" }, percent(after) ) : null];
+        settled && el("span", { class: "number" }, percent(after))];
       const said = `${visible(names[id])}: ${percent(before)}${settled ? `, ${percent(after)} as drawn` : ""}`;
-      const mine = id === token?.id ? " mine" : "";
+      const mine = id === chosen ? " mine" : "";
       return this.choose
         ? el("button", { type: "button", class: `choice${mine}`, "aria-label": `go on with ${said}`,
             onclick: () => this.choose(id, names[id]) }, ...cells)
         : el("div", { class: `choice${mine}`, "aria-label": said }, ...cells);
     });
     const titles = el("p", { class: "choice titles", "aria-hidden": "true" }, el("span", {}, "token"), el("span"),
-      el("span", { class: "number" }, "model"), settled ? el("span", { class: "number" }, "as drawn") : null);
+      el("span", { class: "number" }, "model"), settled && el("span", { class: "number" }, "as drawn"));
     const note = this.choose && el("p", { class: "faint" }, "Click one to go on from there instead.");
-    return el("div", { class: settled ? "place" : "place plain" }, head, titles, ...rows, note);
+    return el("div", { class: settled ? "place" : "place plain" }, this.note(...head), titles, ...rows, note);
   }
 
-  note(text) {
-    return el("p", { class: "what" }, text);
+  note(...parts) {
+    return el("p", { class: "what" }, ...parts);
   }
 }
 

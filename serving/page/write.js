@@ -2,7 +2,7 @@
 // on from there. `settings.js` has the controls of sampling, `editor.js` the text that can be changed.
 
 import { post, stream } from "./api.js";
-import { debounced, el, lead, messages } from "./dom.js";
+import { debounced, el, lead, messages, percent, visible } from "./dom.js";
 import { Editor } from "./editor.js";
 import { Popover } from "./popover.js";
 import { Settings } from "./settings.js";
@@ -231,7 +231,10 @@ class Write {
     if (this.popover.pinned && this.popover.open && !pinned) return;
     this.at = i;
     const place = this.places.length === this.tokens.length - (this.skipped ?? 0) + 1 ? this.place(i) : undefined;
-    const content = place ? this.popover.table(place, this.tokens[i], this.names)
+    const token = this.tokens[i]; // none behind the last
+    const head = token && place ? [el("code", {}, visible(token.text)), ` had ${percent(place.before)}, and ${percent(place.after)} as drawn`]
+      : ["What comes next"];
+    const content = place ? this.popover.table(head, place, token?.id, this.names, true)
       : this.popover.note(place === undefined ? "looked up once the text is written …"
         : i === 0 ? "Nothing stands before the first token, so that the model had nothing to go by."
           : `The model reads ${this.app.model.config.block_size} tokens at most, and no longer reads this one.`);
