@@ -21,6 +21,7 @@ function fill(element, props, children) {
 
 // A control with its label and, on hovering over it, what it does.
 export function field(label, help, control) {
+  (control.matches("span") ? control.firstChild : control).setAttribute("aria-label", label);
   return el("label", { class: "field", title: help }, el("span", {}, label), control);
 }
 

@@ -33,7 +33,7 @@ class Loss {
       open: (i, span) => this.look(i, span, true),
     });
     const moved = debounced(() => this.draw(), 60);
-    this.slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "checkpoint", oninput: () => { this.name(); moved(); } });
+    this.slider = el("input", { type: "range", min: 0, step: 1, oninput: () => { this.name(); moved(); } });
     this.named = el("output", {});
     this.play = el("button", { type: "button", onclick: () => this.replay() }, "Replay");
     this.other = select([], () => this.draw());

@@ -28,6 +28,7 @@ export class Popover {
 
   // Show it at a token. `pinned`: it stays when the pointer leaves.
   at(anchor, content, pinned) {
+    if (this.returning) return;
     clearTimeout(this.timer);
     if (this.anchor !== anchor) this.anchor?.classList.remove("looked");
     this.anchor = anchor;
@@ -54,8 +55,11 @@ export class Popover {
     const inside = this.element.contains(document.activeElement);
     this.element.hidden = true;
     this.anchor.classList.remove("looked");
-    if (inside && this.anchor.isConnected) this.anchor.focus();
+    const { anchor } = this;
     this.anchor = null;
+    this.returning = true; // the focus comes back to the token, and the panel stays away
+    if (inside) anchor.focus();
+    this.returning = false;
   }
 
   place() {

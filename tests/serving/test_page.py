@@ -137,7 +137,7 @@ def test_a_seed_writes_the_same_again_and_regenerate_another(open_page):
 
 
 def test_the_text_is_edited_anywhere(open_page):
-    page = open_page()
+    page = open_page(expected=["400 (Bad Request)"])
     write(page, "the quick")
     written = text_of(page)
     page.locator("#write .token").nth(4).dblclick()
@@ -221,7 +221,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     assert max(read[:7]) > 0 and not any(read[7:])  # none behind it
     average = page.evaluate("() => document.querySelector('.matrix').toDataURL()")
     page.locator("#attention .grid button").nth(1).click()
-    assert page.get_by_label("Head").input_value() == "1" and page.get_by_label("Layer").input_value() == "0"
+    assert page.get_by_label("Head", exact=True).input_value() == "1" and page.get_by_label("Layer", exact=True).input_value() == "0"
     assert page.evaluate("() => document.querySelector('.matrix').toDataURL()") != average
     assert page.locator("#attention .most").inner_text() != told
     page.locator(".matrix").hover(position={"x": 3, "y": 3})
@@ -256,7 +256,7 @@ def test_the_slider_replays_the_training(open_page):
     figures = page.locator("#loss .figures dd")
     figures.first.wait_for()
     last = float(figures.first.inner_text())
-    slider = page.get_by_label("checkpoint", exact=True)
+    slider = page.get_by_label("Checkpoint", exact=True)
     slider.focus()
     page.keyboard.press("Home")
     page.wait_for_selector("#loss output:has-text('iteration 5')")
@@ -293,7 +293,7 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
     assert page.locator("#run path.c3").get_attribute("d") != before
     page.locator("#run svg").first.hover()
     assert "at " in page.locator("#run .told").first.inner_text()
-    assert page.locator("#run .parameters tbody tr").count() == 11
+    assert page.locator("#run .parameters tbody tr").count() == 12  # with positions, and an embedding
     page.click("#tab-write")  # then nothing more is asked
     asked = []
     page.on("request", lambda request: asked.append(request.url))
