@@ -3,7 +3,7 @@
 import { el, svg } from "./dom.js";
 
 const HEIGHT = { large: 300, small: 150 };
-const MARGIN = { left: 52, right: 12, top: 10, bottom: 26 };
+const MARGIN = { left: 52, right: 20, top: 10, bottom: 26 };
 
 export class Chart {
   // `format` writes a value of the y axis.

@@ -39,12 +39,12 @@ class Loss {
     this.other = select([], () => this.draw());
     this.figures = el("dl", { class: "figures" });
     this.chart = new Chart({ title: "Bits per token of this text, by checkpoint", size: "small", format: (y) => y.toFixed(2) });
-    this.slide = el("div", { class: "row controls" },
+    this.slide = el("div", { class: "card row controls" },
       field("Checkpoint", "the model as it was at this iteration of its training", el("span", { class: "slider" }, this.slider, this.named)),
       this.play, field("Compared with", "tokens are tinted by which of the two knew them better", this.other));
     this.scale = legend();
     this.sides = el("p", { class: "legend" }, "The checkpoint of the slider is ", side("better", "good"), side("worse", "bad"),
-      ` by ${FULL} bits or more; fainter for less. Of two figures the first is its own.`);
+      ` by ${FULL} bits or more; fainter for less. Of two figures the first is the slider’s.`);
     this.shown = el("div", { class: "stack", hidden: true }, this.slide,
       el("div", { class: "card" }, this.figures, this.text.element), this.scale, this.sides,
       el("div", { class: "card" }, this.chart.element));

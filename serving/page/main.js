@@ -17,14 +17,13 @@ const app = { model: null, tokens: [] };
 const made = {};
 let shown = null;
 
-function show(name, focus = false) {
+function show(name) {
   if (!(name in views)) name = "write";
   for (const tab of tabs) {
     const mine = tab.getAttribute("aria-controls") === name;
     tab.setAttribute("aria-selected", mine);
     tab.tabIndex = mine ? 0 : -1;
     document.getElementById(tab.getAttribute("aria-controls")).hidden = !mine;
-    if (mine && focus) tab.focus();
   }
   if (!app.model || shown === name) return;
   made[shown]?.hide?.();
@@ -46,12 +45,27 @@ async function start() {
     return;
   }
   key.hidden = true;
+  describe();
+  show(place());
+}
+
+// A server that follows a run may serve a newer checkpoint by now.
+async function refresh() {
+  try {
+    Object.assign(app.model, await get("inside/model"));
+    describe();
+  } catch {
+    // the view that is shown says what is wrong when it asks for something
+  }
+}
+
+// Write what is served into the head of the page.
+function describe() {
   const { name, version, config, parameters } = app.model;
   const count = parameters.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
   document.title = `${name} · nanoJAXGPT`;
   document.getElementById("model").textContent =
     `${name}, ${version} · ${short(count)} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
-  show(place());
 }
 
 for (const tab of tabs) {
@@ -65,7 +79,10 @@ document.getElementById("tabs").addEventListener("keydown", (event) => {
   location.hash = `#/${next.getAttribute("aria-controls")}`;
   next.focus();
 });
-window.addEventListener("hashchange", () => show(place()));
+window.addEventListener("hashchange", () => {
+  show(place());
+  if (app.model) refresh();
+});
 
 onKeyWanted(() => {
   document.getElementById("key").hidden = false;

@@ -98,7 +98,7 @@ export class Popover {
     });
     const titles = el("p", { class: "choice titles", "aria-hidden": "true" }, el("span", {}, "token"), el("span"),
       el("span", { class: "number" }, "model"), settled && el("span", { class: "number" }, "as drawn"));
-    const note = this.choose && el("p", { class: "faint" }, "Click one to go on from there instead.");
+    const note = this.choose && el("p", { class: "faint" }, "As drawn: after temperature, top-k and top-p. Click one to go on from there instead.");
     return el("div", { class: settled ? "place" : "place plain" }, this.note(...head), titles, ...rows, note);
   }
 

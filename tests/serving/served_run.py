@@ -50,7 +50,7 @@ def train_run(folder: Path, **changes) -> Path:
 @contextmanager
 def serving(**options) -> Iterator[tuple[str, Served]]:
     """Serve in a thread; yield the address, and what is served."""
-    options = ServeOptions(**{"slots": 2, "port": 0, "device": "cpu", "max_tokens": 256} | options)
+    options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.start()
