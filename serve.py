@@ -153,7 +153,7 @@ def load_served(options: ServeOptions) -> Served:
         Limits(options.max_body, options.max_prompt, options.max_tokens, options.overflow),
         options.api_key,
         frozenset(name.strip() for name in [*options.allowed_hosts.split(","), options.host] if name.strip()),
-        Run(options.out_dir, options.dtype) if options.init_from == "resume" else None,
+        Run(options.out_dir, options.dtype) if run else None,
     )
 
 

@@ -136,6 +136,17 @@ def test_places_past_the_block_size_are_those_that_the_engine_drew_from(server, 
     assert told == pytest.approx([token["logprob"] for token in tokens], abs=2e-3)
 
 
+def test_a_token_in_the_middle_of_a_character_has_no_text_but_its_bytes_are_named(byte_run):
+    with serving(out_dir=str(byte_run)) as (address, _):
+        _, answer = ask(f"{address}/inside/places", {"text": "né"})
+        tokens = written(address, prompt="né", max_tokens=60, seed=3)
+        _, completion = ask(f"{address}/v1/completions", {"prompt": "né", "max_tokens": 60, "seed": 3})
+    assert [token["text"] for token in answer["tokens"]] == ["n", "", "é"]
+    assert answer["names"][str(answer["tokens"][1]["id"])] == "(c3)"
+    texts = [token["text"] for token in tokens]
+    assert "" in texts and "".join(texts) == completion["choices"][0]["text"]
+
+
 @pytest.mark.parametrize(
     "total, prompt, block", [(1, 1, 8), (8, 3, 8), (30, 3, 8), (30, 20, 8), (30, 0, 7), (9, 9, 2)]
 )

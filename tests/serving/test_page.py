@@ -221,7 +221,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     assert max(read[:7]) > 0 and not any(read[7:])  # none behind it
     average = page.evaluate("() => document.querySelector('.matrix').toDataURL()")
     page.locator("#attention .grid button").nth(1).click()
-    assert page.get_by_label("Head", exact=True).input_value() == "1" and page.get_by_label("Layer", exact=True).input_value() == "0"
+    assert [page.get_by_label(name, exact=True).input_value() for name in ("Layer", "Head")] == ["0", "1"]
     assert page.evaluate("() => document.querySelector('.matrix').toDataURL()") != average
     assert page.locator("#attention .most").inner_text() != told
     page.locator(".matrix").hover(position={"x": 3, "y": 3})
