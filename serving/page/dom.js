@@ -47,9 +47,9 @@ export function messages() {
   return [line, say];
 }
 
-// A token where its spaces and line ends have to be seen.
+// A token whose spaces and line ends can be seen; one in the middle of a character has no text.
 export function visible(text) {
-  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "◌";
 }
 
 export function percent(p) {

@@ -140,7 +140,7 @@ class Loss {
     const each = (figure) => (others ? `${figure(bits)} / ${figure(others)}` : figure(bits));
     const figures = [
       ["bits per token", each((x) => mean(x).toFixed(3))],
-      ["perplexity", each((x) => (2 ** mean(x)).toPrecision(4))],
+      ["perplexity", each((x) => Number((2 ** mean(x)).toPrecision(4)).toLocaleString("en"))],
       ["bits per byte", each((x) => ((mean(x) * x.length) / bytes).toFixed(3))],
       ["tokens", bits.length.toLocaleString("en")],
     ];
