@@ -87,3 +87,10 @@ export function legend() {
   });
   return el("p", { class: "legend" }, "how likely the token was: ", ...made);
 }
+
+// The tokens of an edited text, where those that are as before keep what is known of them.
+export function merged(before, after) {
+  let same = 0;
+  while (same < Math.min(before.length, after.length) && before[same].id === after[same].id) same += 1;
+  return after.map((token, i) => (i < same ? before[i] : { ...token, mine: true }));
+}

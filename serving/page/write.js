@@ -6,7 +6,7 @@ import { debounced, el, lead, messages, percent, visible } from "./dom.js";
 import { Editor } from "./editor.js";
 import { Popover } from "./popover.js";
 import { Settings } from "./settings.js";
-import { Tokens, legend } from "./tokens.js";
+import { Tokens, legend, merged } from "./tokens.js";
 
 const NEXT = { text: "▸" }; // behind the last token: what comes next
 
@@ -110,6 +110,7 @@ class Write {
     const text = this.editor.value;
     if (!text) {
       this.say("Type the beginning of a text first.");
+      if (this.tokens.length) this.remember();
       this.tokens = [];
       this.refresh();
       return false;
@@ -138,7 +139,11 @@ class Write {
   // Writing
 
   async write() {
-    if (this.writing || !(await this.settle())) return;
+    if (this.writing || this.starting) return;
+    this.starting = true; // a second click finds the first under way
+    const there = await this.settle();
+    this.starting = false;
+    if (!there) return;
     this.remember();
     this.from = this.tokens.length;
     await this.continue();
@@ -240,11 +245,4 @@ class Write {
           : `The model reads ${this.app.model.config.block_size} tokens at most, and no longer reads this one.`);
     this.popover.at(span, content, pinned);
   }
-}
-
-// The tokens of an edited text, where those that are as before keep what is known of them.
-function merged(before, after) {
-  let same = 0;
-  while (same < Math.min(before.length, after.length) && before[same].id === after[same].id) same += 1;
-  return after.map((token, i) => (i < same ? before[i] : { ...token, mine: true }));
 }

@@ -1,12 +1,12 @@
 """The page in a real browser: Debian's chromium, headless, driven by Playwright.
 
-Whatever a test does, the page asks no other host and logs no error.
+Whatever a test does, the page asks no other host and logs no error. A test of each view runs by default, and the
+others with -m slow.
 """
 
 import json
 import re
 import shutil
-import time
 
 import pytest
 
@@ -120,6 +120,7 @@ def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
     playwright.expect(page.locator("#write div.text")).to_have_text(first + "▸")
 
 
+@pytest.mark.slow
 def test_a_seed_writes_the_same_again_and_regenerate_another(open_page):
     page = open_page()
     write(page, "the ", seed=7)
@@ -136,6 +137,7 @@ def test_a_seed_writes_the_same_again_and_regenerate_another(open_page):
     assert again != first and again.startswith("the ") and len(again) == len(first)
 
 
+@pytest.mark.slow
 def test_the_text_is_edited_anywhere(open_page):
     page = open_page(expected=["400 (Bad Request)"])
     write(page, "the quick")
@@ -155,6 +157,7 @@ def test_the_text_is_edited_anywhere(open_page):
     assert area.is_visible()  # what was typed is not lost
 
 
+@pytest.mark.slow
 def test_all_of_writing_by_keyboard(open_page):
     page = open_page()
     page.locator("#write textarea").focus()
@@ -187,6 +190,7 @@ def test_all_of_writing_by_keyboard(open_page):
         assert page.get_attribute(f"#tab-{view}", "aria-selected") == "true"
 
 
+@pytest.mark.slow
 def test_stop_ends_the_writing(open_page):
     page = open_page()
     page.get_by_label("Tokens", exact=True).fill("256")
@@ -198,6 +202,7 @@ def test_stop_ends_the_writing(open_page):
     assert button(page, "Write").is_enabled()
 
 
+@pytest.mark.slow
 def test_a_models_text_is_text(open_page):
     page = open_page()
     write(page, "jumps over <img src=x onerror=alert(1)> the <b>", tokens=100)
@@ -228,6 +233,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     page.wait_for_selector("#attention .told:has-text('t (0) reads 100% of t (0)')")
 
 
+@pytest.mark.slow
 def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(open_page):
     page = open_page("attention")
     look(page, "the quick brown fox jumps over the lazy dog", "attention")
@@ -297,11 +303,11 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
     page.click("#tab-write")  # then nothing more is asked
     asked = []
     page.on("request", lambda request: asked.append(request.url))
-    time.sleep(2.5)
+    page.wait_for_timeout(2500)
     assert asked == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     page = open_page(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
     write(page, "the quick brown fox jumps over <img src=x onerror=alert(1)>", tokens=40)
@@ -319,6 +325,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     assert (sum(map(int, re.findall(r"\d+", paper))) < 3 * 128) == (scheme == "dark")
 
 
+@pytest.mark.slow
 def test_the_key_is_asked_for_and_used(open_page, browser, run):
     with serving(out_dir=str(run), api_key="a-secret-key") as (at, _):
         page = browser.new_context().new_page()
