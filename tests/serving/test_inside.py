@@ -275,6 +275,17 @@ def test_a_run_without_records_has_none_yet(tmp_path):
     assert Run(str(tmp_path)).records(0, "")["records"] == []
 
 
+def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, monkeypatch):
+    address, served = server
+    monkeypatch.setattr(served, "run", None)
+    assert ask(f"{address}/inside/model")[1]["run"] is False
+    assert ask(f"{address}/inside/checkpoints") == (200, {"served": "iter-20", "checkpoints": []})
+    status, answer = ask(f"{address}/inside/run")
+    assert (status, answer["error"]["code"]) == (404, "no_run")
+    status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoints": ["iter-5"]})
+    assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
+
+
 # --- what is refused ----------------------------------------------------------------------------------------
 
 BAD = [

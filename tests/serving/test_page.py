@@ -1,6 +1,6 @@
 """The page in a real browser: Debian's chromium, headless, driven by Playwright.
 
-Whatever a test does, the page asks no other host and logs no error. A test of each view runs by default, and the
+Whatever a test does, the page asks no other host and logs no error. A test of each view runs by default, the
 others with -m slow.
 """
 
@@ -27,9 +27,9 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def address(run):
-    with serving(out_dir=str(run)) as (address, _):
-        yield address
+def server(run):
+    with serving(out_dir=str(run)) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -41,11 +41,11 @@ def browser():
 
 
 @pytest.fixture
-def open_page(browser, address):
+def open_page(browser, server):
     """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at."""
     contexts, asked, logged = [], [], []
 
-    def open_page(view="write", at=None, expected=(), **settings):
+    def open_page(view="write", expected=(), **settings):
         context = browser.new_context(**settings)
         contexts.append(context)
         page = context.new_page()
@@ -59,7 +59,7 @@ def open_page(browser, address):
                 logged.append(message.text)
 
         page.on("console", log)
-        page.goto(f"{at or address}/#/{view}")
+        page.goto(f"{server[0]}/#/{view}")
         page.wait_for_selector("#model:has-text('parameters')")
         return page
 
@@ -323,6 +323,18 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
         assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"], view
     paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) < 3 * 128) == (scheme == "dark")
+
+
+@pytest.mark.slow
+def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monkeypatch):
+    monkeypatch.setattr(server[1], "run", None)
+    page = open_page("run")
+    page.wait_for_selector("#run .message:has-text('not loaded from a run')")
+    assert page.locator("#run .parameters tbody tr").count() == 12
+    page.click("#tab-loss")
+    look(page, "the quick", "loss")
+    page.wait_for_selector("#loss .figures dd")
+    assert page.locator("#loss input[type=range]").is_hidden()
 
 
 @pytest.mark.slow
