@@ -80,7 +80,7 @@ async def checkpoints(request: Request) -> Response:
     def work() -> dict:
         return {"served": served.version, "checkpoints": served.run.checkpoints() if served.run else []}
 
-    return await request.app.state.desk.answer(work)
+    return await request.app.state.desk.answer(request, work)
 
 
 async def run(request: Request) -> JSONResponse:

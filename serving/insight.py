@@ -43,16 +43,20 @@ class Desk:
     def __init__(self, served: Served):
         self.on_devices = served.worker.on_devices
         self.thread = ThreadPoolExecutor(1, "inside")
+        self.turn = asyncio.Lock()
         self.pending = 0
 
-    async def answer(self, work: Callable[[], dict]) -> Response:
-        """Compute an answer. Raises ApiError, also with 429 when too many wait already."""
+    async def answer(self, request: Request, work: Callable[[], dict]) -> Response:
+        """Compute an answer, unless the client has gone. Raises ApiError, with 429 when too many wait."""
         if self.pending > WAITING:
             message = "the page's questions before this one are still being computed: ask again in a moment"
             raise ApiError(message, status=429, code="overloaded", headers={"Retry-After": "1"})
         self.pending += 1
         try:
-            body = await asyncio.get_running_loop().run_in_executor(self.thread, self.compute, work)
+            async with self.turn:
+                if await request.is_disconnected():
+                    return Response(status_code=499)  # nobody reads it
+                body = await asyncio.get_running_loop().run_in_executor(self.thread, self.compute, work)
         finally:
             self.pending -= 1
         return Response(body, media_type="application/json")
@@ -153,7 +157,7 @@ async def places_of(request: Request) -> Response:
             "names": names(served, np.concatenate(seen)),
         }
 
-    return await request.app.state.desk.answer(work)
+    return await request.app.state.desk.answer(request, work)
 
 
 def tell(place: tuple, following: bool) -> dict[str, Any]:
@@ -181,7 +185,7 @@ async def attention_of(request: Request) -> Response:
             "weights": base64.b64encode(parts.tobytes()).decode(),
         }
 
-    return await request.app.state.desk.answer(work)
+    return await request.app.state.desk.answer(request, work)
 
 
 async def lens_of(request: Request) -> Response:
@@ -202,7 +206,7 @@ async def lens_of(request: Request) -> Response:
             **numbers,
         }
 
-    return await request.app.state.desk.answer(work)
+    return await request.app.state.desk.answer(request, work)
 
 
 async def loss_of(request: Request) -> Response:
@@ -228,7 +232,7 @@ async def loss_of(request: Request) -> Response:
             told.append({"checkpoint": name, "nats": rounded(found)})
         return {"tokens": spelled(served, ids), "losses": told}
 
-    return await request.app.state.desk.answer(work)
+    return await request.app.state.desk.answer(request, work)
 
 
 def surprise(model: GPT, ids: Int[np.ndarray, " T"], block_size: int) -> Float[np.ndarray, " T-1"]:

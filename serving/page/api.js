@@ -1,5 +1,7 @@
 // Talks to the server: JSON questions, and the stream of a text being written. Errors carry what to do.
 
+const BUSY = 429, TRIES = 6; // a busy server is asked again, so often
+
 let key = sessionStorage.getItem("api-key") ?? "";
 let askForKey = () => {};
 
@@ -43,11 +45,14 @@ export async function* stream(path, body, signal) {
 async function ask(path, options) {
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   let answer;
-  try {
-    answer = await fetch(path, { ...options, headers });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new Error("The server does not answer. See that serve.py still runs, and try again.");
+  for (let tries = 0; !answer || (answer.status === BUSY && tries < TRIES); tries += 1) {
+    if (answer) await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
+    try {
+      answer = await fetch(path, { ...options, headers });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new Error("The server does not answer. See that serve.py still runs, and try again.");
+    }
   }
   if (answer.ok) return answer;
   if (answer.status === 401) askForKey();

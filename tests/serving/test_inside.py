@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from starlette.requests import Request
 
 from inside.views import attention, lens
 from runs.load import load_run
@@ -358,40 +359,52 @@ def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):
     assert status == 404 and str(tmp_path) not in answer["error"]["message"]
 
 
+def request_of(client: str) -> Request:
+    """Return a request whose client waits, or has gone."""
+
+    async def receive():
+        if client == "waits":
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http"}, receive)
+
+
 def test_heavy_questions_wait_in_a_short_row(server):
     """While one is computed a few wait, the next is refused, and afterwards all is as before."""
-    desk, go_on = Desk(server[1]), threading.Event()
+    go_on = threading.Event()
 
     def hold():
         return {"went_on": go_on.wait(60)}
 
     async def pile():
-        held = [
-            asyncio.ensure_future(desk.answer(lambda: {"went_on": go_on.wait(60)}))
-            for _ in range(WAITING + 1)
-        ]
+        desk, request = Desk(server[1]), request_of("waits")
+        held = [asyncio.ensure_future(desk.answer(request, hold)) for _ in range(WAITING + 1)]
         await asyncio.sleep(0)
         with pytest.raises(ApiError) as refused:
-            await desk.answer(dict)
+            await desk.answer(request, dict)
         go_on.set()
         answers = await asyncio.gather(*held)
         assert [json.loads(answer.body) for answer in answers] == [{"went_on": True}] * (WAITING + 1)
-        assert (await desk.answer(dict)).status_code == 200
+        assert (await desk.answer(request, dict)).status_code == 200
         return refused.value
 
     refused = asyncio.run(pile())
     assert refused.status == 429 and "Retry-After" in refused.headers
 
 
+def test_nothing_is_computed_for_a_client_that_has_gone(server):
+    asyncio.run(Desk(server[1]).answer(request_of("has gone"), pytest.fail))
+
+
 def test_a_question_that_fails_leaves_the_row(server):
-    desk = Desk(server[1])
+    async def fail():
+        desk = Desk(server[1])
+        with pytest.raises(ZeroDivisionError):
+            await desk.answer(request_of("waits"), lambda: {"impossible": 1 / 0})
+        assert desk.pending == 0 and (await desk.answer(request_of("waits"), dict)).status_code == 200
 
-    def fail():
-        raise ApiError("no")
-
-    with pytest.raises(ApiError):
-        asyncio.run(desk.answer(fail))
-    assert desk.pending == 0
+    asyncio.run(fail())
 
 
 def test_without_the_key_nothing_of_the_model_is_told(run):
