@@ -57,7 +57,8 @@ class Rows(NamedTuple):
         """Return the rows of slots that are free."""
         token, length, left, made, top_k, told = np.zeros((6, slots), np.int32)
         temperature, top_p = np.zeros((2, slots), np.float32)
-        key = np.zeros((slots, *jax.random.key_data(jax.random.key(0)).shape), np.uint32)
+        one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
+        key = np.zeros((slots, *one.shape), one.dtype)
         return cls(token, length, left, made, key, temperature, top_k + 1, top_p + 1, told)
 
 
