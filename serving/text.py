@@ -96,9 +96,9 @@ class Continuation:
 
     def _send(self, end: int) -> Part:
         text, self.sent = self.text[self.sent : end], end
-        whole = next((i for i, token in enumerate(self.tokens) if token.end > end), len(self.tokens))
-        if self.stopped:  # the last may be cut
-            whole = len(self.tokens)
+        # One that begins at the end is the first part of a character, which may yet be cut away.
+        kept = (i for i, token in enumerate(self.tokens) if token.end > end or token.start == end)
+        whole = len(self.tokens) if self.stopped else next(kept, len(self.tokens))
         tokens, self.tokens = self.tokens[:whole], self.tokens[whole:]
         return Part(text, tokens)
 
