@@ -95,6 +95,7 @@ def main(argv: list[str]) -> None:
         served = load_served(options)
         print(f"compiling for {options.slots} slots", flush=True)
         served.worker.start()
+        listener.listen(2048)  # who asks from here on waits for the answer
         host, port = listener.getsockname()[:2]
         print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
         if options.follow:

@@ -187,7 +187,7 @@ def test_options_travel_with_their_values(tmp_path):
         (["--gpu"], "--gpu is '', expected a name"),
         (["--gpu=H1000"], "--gpu=H1000: H1000 is none of T4, L4, A10,"),
         (["--gpu=H100:9"], "H100:9 is none of"),
-        (["--gpu=H100"], "that is above --max-dollars=20: give --max-dollars="),
+        (["--n_layer=2", "--gpu=H100"], "that is above --max-dollars=20: give --max-dollars=51"),
         (["--timeout-hours=24", "--retries=10"], "above --max-dollars=20"),
         (["--nodes=2", "--gpu=H100", "--max-dollars=200"], "--nodes=2 needs whole machines: --gpu=H100:8"),
         (["--dry-run=maybe"], "--dry_run is 'Maybe', expected True or False"),

@@ -486,7 +486,7 @@ llama = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False,
 def use(config, key):
     model, tokens = GPT(config, key=key), jnp.zeros((2, 7), jnp.int32)
     jax.grad(lambda model: model(tokens, key=key).sum())(model)
-    forward_with_cache(model, unstack_blocks(model), tokens, Cache.empty(config, 2))
+    forward_with_cache(model, unstack_blocks(model), tokens, Cache.empty(config, 2), jnp.zeros(2, jnp.int32))
 
 for variant in (dict(mlp="gelu", bias=True), llama):
     for dtype, eot in (("float32", None), ("bfloat16", 16)):

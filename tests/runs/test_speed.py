@@ -90,7 +90,7 @@ def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch)
 
 @pytest.mark.parametrize("remat", ["none", "block"])
 def test_hfu_counts_what_is_computed_twice(clock, monkeypatch, remat):
-    T, V, D, L = 64, 512, 256, 2
+    T, V, D, L = 64, 512, 512, 2
     options = replace(OPTIONS, block_size=T)
     shape = dict(vocab_size=V, n_layer=L, n_head=4, n_embd=D, mlp="gelu", unroll=1, remat=remat)
     config = GPTConfig(block_size=T, dtype="bfloat16", **shape)

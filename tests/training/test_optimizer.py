@@ -277,7 +277,7 @@ def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
             missing.discard(name)
     assert not missing
     assert sum(not sharding.is_fully_replicated for sharding in shardings.values()) == len(
-        MATRICES | {"wte", "wpe"}
+        MATRICES | {"blocks.ln_1.weight", "blocks.ln_2.weight", "wte", "wpe"}
     )
 
 
