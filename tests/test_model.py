@@ -238,6 +238,7 @@ def test_nanogpts_sizes():
 # --- the same result in other ways ---
 
 
+@pytest.mark.slow
 def test_unrolling_the_layers_changes_nothing():
     tokens, targets = random_tokens(TINY), random_tokens(TINY, seed=1)
     config = replace(TINY, n_layer=3)
@@ -359,7 +360,7 @@ def test_the_mask_without_an_end_of_text_changes_nothing(dtype):
     assert distance(forward(with_mask, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
 
 
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
+@pytest.mark.parametrize("kernel", [pytest.param("splash", marks=pytest.mark.slow), "cudnn"])
 def test_kernels_compute_the_same_model_and_leave_dropout_to_einsum(kernel):
     config = replace(PACKED, block_size=128, window=20, dropout=0.1)
     tokens = jnp.where(jnp.arange(128) % 31 == 7, EOT, random_tokens(config))

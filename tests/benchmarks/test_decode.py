@@ -11,6 +11,7 @@ from training.state import create_state, model_config
 SHAPE = dict(n_layer=2, n_head=4, n_embd=32, block_size=decode.DECODED + 1)
 
 
+@pytest.mark.slow
 def test_decoding_gives_the_same_text_with_and_without_a_cache():
     # Within block_size, that is: past it, the two choose their windows by different rules.
     model = create_state(model_config(Options(**SHAPE), vocab_size=33), Options(**SHAPE)).model

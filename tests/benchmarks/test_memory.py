@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from bench import tokens_per_step
 from benchmarks.memory import planned, variants
 from config.options import Options
@@ -22,6 +24,7 @@ def test_microbatches_are_planned_where_the_batch_divides():
     assert tokens == {2 * 16}
 
 
+@pytest.mark.slow
 def test_the_loss_is_planned_in_the_chunks_named():
     config = GPTConfig(block_size=64, vocab_size=2000, n_layer=1, n_head=2, n_embd=8)
     shape = dict(n_layer=1, n_head=2, n_embd=8, block_size=64, batch_size=8, gradient_accumulation_steps=1)

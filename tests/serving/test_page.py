@@ -254,6 +254,7 @@ def test_the_lens_layer_by_layer(open_page):
     assert page.locator("#lens .norm").count() == 3 + 2 + 2
 
 
+@pytest.mark.slow
 def test_the_slider_replays_the_training(open_page):
     page = open_page("loss")
     last = str(len(ITERATIONS) - 1)
@@ -286,6 +287,7 @@ def test_the_slider_replays_the_training(open_page):
     assert page.locator(".popover button").count() == 0  # here nothing can be chosen
 
 
+@pytest.mark.slow
 def test_the_curves_grow_while_the_run_trains(open_page, run):
     page = open_page("run")
     page.wait_for_selector("#run .figures dd")

@@ -192,6 +192,7 @@ def test_one_that_waits_may_leave_too(server):
     wait_for(server, running=0, pending=0)
 
 
+@pytest.mark.slow
 def test_a_slow_reader_holds_up_nobody(server, post):
     with open_stream(server, max_tokens=30000) as slow:
         wait_for(server, pending=1)

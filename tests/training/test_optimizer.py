@@ -264,7 +264,9 @@ def first_step(mesh, options):
         return before, after
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "lion"))]
+)
 def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
     _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
     shardings = {leaf_name(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}
@@ -281,6 +283,7 @@ def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
     )
 
 
+@pytest.mark.slow
 def test_muons_step_on_a_mesh_is_that_on_one_device():
     """Matrices are split along all axes, those that Newton-Schulz sums over as well."""
     options = replace(TINY, optimizer="muon")
