@@ -1,4 +1,4 @@
-"""What a launch at Modal can cost at most, said before anything is rented.
+"""Modal's prices, and the most that a launch can cost: it is said before anything is rented.
 
 Prices are dollars an hour in Modal's default regions, preemptible, without tax; chosen regions cost 1.5 to
 1.75 times as much. They change: look at modal.com/pricing. These are its prices as others wrote them down:

@@ -37,7 +37,7 @@ PROMPT_CHUNK = 128  # tokens of a prompt that are read at once, at most
 
 @dataclass(frozen=True)
 class Request:
-    """What to continue, and how. Token i of the continuation is drawn with a key made of `key` and i."""
+    """A prompt to continue. Token i of its continuation is drawn with a key made of `key` and i."""
 
     prompt: Int[np.ndarray, " P"]  # one token or more
     key: PRNGKeyArray
@@ -51,7 +51,7 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """What one step made for the sequence in a slot."""
+    """The tokens that one step made for the sequence in a slot."""
 
     slot: int
     tokens: Int[np.ndarray, " n"]  # new ones; none while the prompt is read

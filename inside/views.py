@@ -1,4 +1,4 @@
-"""What a trained model computes on the way to its prediction, for a page to show.
+"""Views of a trained model at work: they compute what it goes through on the way to its prediction.
 
     attention(model, tokens)      (L, H, T, T)      how much each token reads of each before it
     lens(model, tokens, k)        Lens              what the head would predict after each layer

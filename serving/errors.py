@@ -1,4 +1,4 @@
-"""What a client is told when its request cannot be answered: OpenAI's error object, and its HTTP status."""
+"""Errors that a client is told of: each is OpenAI's error object, with an HTTP status."""
 
 from starlette.responses import JSONResponse
 

@@ -1,4 +1,4 @@
-"""What the page asks for beside OpenAI's API: the model and its run, and text with the ids of its tokens.
+"""Routes of the page beside OpenAI's API: they answer with the model, its run, and the ids of tokens.
 
     GET  /inside/model  /inside/checkpoints  /inside/run
     POST /inside/tokens  /inside/write        and, in insight.py:  /places  /attention  /lens  /loss

@@ -123,7 +123,7 @@ def rounded(x: np.ndarray) -> list:
     return [rounded(row) if row.ndim else float(f"{row:.5g}") for row in x]
 
 
-# What is computed
+# The routes
 
 
 async def places_of(request: Request) -> Response:
@@ -145,7 +145,7 @@ async def places_of(request: Request) -> Response:
         for start, first, last in windows(len(ids), prompt, served.block_size):
             following = ids[start + 1 : last + 1]
             found = places(model, ids[start:last], following, settings, served.vocab_size)
-            # What stands at place i is told behind token i - 1.
+            # The model tells of place i behind token i - 1.
             parts = [rounded(np.asarray(x)[first - 1 - start :]) for x in found[1:]]
             kept = found.tokens[first - 1 - start :].tolist()
             for i, place in enumerate(zip(kept, *parts, strict=True), first):
