@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from cloud import MOUNTED, VOLUME
-from cloud.prices import READ, Machine, ceiling
+from cloud.prices import READ, Machine
 from cloud.supervise import ROOT, run_script
 from config.command_line import (
     Count,
@@ -198,27 +198,29 @@ def sampling_job(argv: list[str], options: LaunchOptions) -> Job:
 
 def describe_cost(options: LaunchOptions) -> str:
     """Return the line that says what a launch can cost at most. Raises UserError for an unknown GPU."""
-    machine, attempts = Machine.parse(options.gpu), 1 + options.retries
-    most = ceiling(machine, options.nodes, options.timeout_hours, attempts)
     machines = f"{options.nodes} machines x " if options.nodes > 1 else ""
-    attempts = f"{attempts} attempts x " if attempts > 1 else ""
+    attempts = f"{1 + options.retries} attempts x " if options.retries else ""
     return (
-        f"costs at most ${most:,.2f}: {machines}{attempts}{options.timeout_hours:g} h x "
-        f"${machine.price:.2f} ({options.gpu}, cores and memory; prices of {READ}, see cloud/prices.py)"
+        f"costs at most ${most_dollars(options):,.2f}: {machines}{attempts}{options.timeout_hours:g} h x "
+        f"${Machine.parse(options.gpu).price:.2f} "
+        f"({options.gpu}, cores and memory; prices of {READ}, see cloud/prices.py)"
     )
 
 
 def check_cost(options: LaunchOptions) -> None:
     """Raise UserError for what could cost more than the user allows, or cannot be rented."""
-    machine, attempts = Machine.parse(options.gpu), 1 + options.retries
-    most = ceiling(machine, options.nodes, options.timeout_hours, attempts)
-    if most > options.max_dollars:
+    if (most := most_dollars(options)) > options.max_dollars:
         raise UserError(
             f"that is above --max-dollars={options.max_dollars:g}: give --max-dollars={math.ceil(most)}, "
             "or fewer --timeout-hours or --retries"
         )
-    if options.nodes > 1 and machine.count < 8:
+    if options.nodes > 1 and Machine.parse(options.gpu).count < 8:
         raise UserError(f"--nodes={options.nodes} needs whole machines: --gpu=H100:8")
+
+
+def most_dollars(options: LaunchOptions) -> float:
+    """Return what a launch costs when every attempt takes all its time."""
+    return Machine.parse(options.gpu).price * options.nodes * options.timeout_hours * (1 + options.retries)
 
 
 def files_to_send() -> list[Path]:

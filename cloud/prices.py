@@ -74,8 +74,3 @@ def split(gpu: str) -> tuple[str, int]:
         return gpu, 1
     name = found[1].upper()
     return ALIASES.get(name, name), int(found[2] or 1)
-
-
-def ceiling(machine: Machine, nodes: int, hours: float, attempts: int) -> float:
-    """Return the dollars that a launch can cost at most, when every attempt takes all its time."""
-    return machine.price * nodes * hours * attempts

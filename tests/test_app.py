@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import app
-from cloud.prices import CORE, GIB, Machine, ceiling
+from cloud.prices import CORE, GIB, Machine
 from config.command_line import given, option_types
 from config.options import Options
 from model import GPT
@@ -237,7 +237,8 @@ def test_the_price_of_a_machine_is_its_gpus_cores_and_memory(gpu, price):
     machine = Machine.parse(gpu)
     rest = machine.cores * CORE + machine.gib * GIB
     assert machine.price == pytest.approx(price + rest) and 0 < rest < 3
-    assert ceiling(machine, nodes=2, hours=3, attempts=4) == pytest.approx(24 * machine.price)
+    launched = app.LaunchOptions(gpu=gpu, nodes=2, timeout_hours=3, retries=3)
+    assert app.most_dollars(launched) == pytest.approx(24 * machine.price)
 
 
 def test_the_most_that_a_launch_can_cost_is_said_first(capsys):
