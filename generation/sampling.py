@@ -32,13 +32,27 @@ def sample(
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def draw():
-        kept = scale(logits, jnp.where(temperatures == 0, 1, temperatures))
-        kept = lax.cond((ks < V).any(), keep_top_k, lambda kept, _: kept, kept, ks)
-        kept = lax.cond((ps < 1).any(), keep_top_p, lambda kept, _: kept, kept, ps)
+        kept = drawn_from(logits, temperatures, ks, ps)
         return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
 
     drawn = lax.cond((temperatures > 0).any(), draw, lambda: greedy)
     return jnp.where(temperatures == 0, greedy, drawn)
+
+
+def drawn_from(
+    logits: Float[Array, "B V"],
+    temperatures: Float[Array, " B"],
+    ks: Int[Array, " B"],
+    ps: Float[Array, " B"],
+) -> Float[Array, "B V"]:
+    """Return the logits that tokens are drawn by, -inf for those that are left out.
+
+    A temperature of 0 counts as 1: a greedy row is not drawn.
+    """
+    V = logits.shape[1]
+    kept = scale(logits, jnp.where(temperatures == 0, 1, temperatures))
+    kept = lax.cond((ks < V).any(), keep_top_k, lambda kept, _: kept, kept, ks)
+    return lax.cond((ps < 1).any(), keep_top_p, lambda kept, _: kept, kept, ps)
 
 
 def scale(logits: Float[Array, "B V"], temperature: Float[Array, " B"] | float) -> Float[Array, "B V"]:

@@ -18,7 +18,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from generation.sampling import keep_top_k, keep_top_p, scale
+from generation.sampling import drawn_from
 from model import GPT
 
 TOLD = 10  # tokens of a place
@@ -94,8 +94,7 @@ def _places(
 
     def tell(x: Float[Array, " D"], chosen: Int[Array, ""]) -> Places:
         logits = model.logits(x[None, None])[0, :, :vocab_size]  # (1, V)
-        kept = scale(logits, jnp.where(temperature == 0, 1, temperature)[None])
-        kept = keep_top_p(keep_top_k(kept, top_k[None]), top_p[None])
+        kept = drawn_from(logits, temperature[None], top_k[None], top_p[None])
         greedy = jax.nn.one_hot(jnp.argmax(logits), vocab_size)
         after = jnp.where(temperature == 0, greedy, jax.nn.softmax(kept[0]))
         before = jax.nn.softmax(logits[0])
