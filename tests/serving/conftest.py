@@ -13,6 +13,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer, load_tokenizer
 from runs.manifest import Manifest
 from tests.helpers import DEADLINE, ROOT, free_port, save_run
+from tests.serving.served_run import serving, train_run
 from training.state import create_state, model_config
 
 SHAPE = replace(Options(), n_layer=1, n_head=2, n_embd=16, block_size=32, position="rope", device="cpu")
@@ -24,6 +25,19 @@ def save_random(folder, tokenizer, seed=1337):
     state = create_state(model_config(options, tokenizer.vocab_size), options)
     state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
     return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.to_json(), None))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that has trained, with several checkpoints."""
+    return train_run(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    """A server of `run`; test files may have their own."""
+    with serving(out_dir=str(run)) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")

@@ -26,17 +26,6 @@ from tests.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask,
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return train_run(tmp_path_factory.mktemp("inside"))
-
-
-@pytest.fixture(scope="module")
-def server(run):
-    with serving(out_dir=str(run)) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
 def post(server):
     """`post(route, **body)` returns the answer, which has to be a good one."""
 

@@ -10,7 +10,7 @@ import shutil
 
 import pytest
 
-from tests.serving.served_run import ITERATIONS, serving, train_run
+from tests.serving.served_run import ITERATIONS, serving
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
@@ -19,17 +19,6 @@ CHROMIUM = shutil.which("chromium")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
 PHONE = {"width": 360, "height": 740}
 VIEWS = ["write", "attention", "lens", "loss", "run"]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return train_run(tmp_path_factory.mktemp("page"))
-
-
-@pytest.fixture(scope="module")
-def server(run):
-    with serving(out_dir=str(run)) as server:
-        yield server
 
 
 @pytest.fixture(scope="module")
