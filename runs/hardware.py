@@ -121,16 +121,20 @@ def keep_compiled_programs() -> None:
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other as long as it takes, from before JAX starts any.
 
-    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine.
+    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And it has as
+    many threads as devices, all of which can come to wait in sums that begin at the same time, with none left
+    for the devices that they wait for: the tests of pipelines once stopped so. So it gets four times as many.
     """
     flags = os.environ.get("XLA_FLAGS", "")
-    devices = jax.config.jax_num_cpu_devices  # ty: ignore[missing-attribute]
-    if devices > 1 or "xla_force_host_platform_device_count" in flags:
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", flags)
+    devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
+    if devices > 1:
         for event in ("warn_stuck", "terminate"):
             name = f"--xla_cpu_collective_call_{event}_timeout_seconds"
             if name not in flags:
                 flags += f" {name}=1000000"
         os.environ["XLA_FLAGS"] = flags.strip()
+        os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
 def share_one_heap() -> None:

@@ -61,6 +61,16 @@ def test_simulated_devices_wait_for_each_other_unless_the_user_says_how_long(mon
     assert os.environ["XLA_FLAGS"] == once
 
 
+@pytest.mark.parametrize("given", [None, "5"])
+def test_simulated_devices_have_threads_to_spare_unless_the_user_says_how_many(monkeypatch, given):
+    monkeypatch.setenv("XLA_FLAGS", os.environ["XLA_FLAGS"])
+    monkeypatch.delenv("PJRT_NPROC", raising=False)
+    if given:
+        monkeypatch.setenv("PJRT_NPROC", given)
+    wait_for_simulated_devices()
+    assert os.environ["PJRT_NPROC"] == (given or "32")
+
+
 COMPILES = """
 import jax
 from runs.hardware import keep_compiled_programs
