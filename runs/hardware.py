@@ -121,9 +121,9 @@ def keep_compiled_programs() -> None:
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other as long as it takes, from before JAX starts any.
 
-    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And it has as
-    many threads as devices, all of which can come to wait in sums that begin at the same time, with none left
-    for the devices that they wait for: the tests of pipelines once stopped so. So it gets four times as many.
+    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And it has
+    as many threads as devices, all of which can come to wait in sums that begin at the same time, with none
+    left for the devices that they wait for: a pipeline's step stopped so. Here it gets four times as many.
     """
     flags = os.environ.get("XLA_FLAGS", "")
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", flags)
