@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.hardware import peak_flops, wait_for_simulated_devices
+from runs.hardware import compile_sooner, peak_flops, wait_for_simulated_devices
 
 
 @pytest.mark.parametrize(
@@ -69,6 +69,28 @@ def test_simulated_devices_have_threads_to_spare_unless_the_user_says_how_many(m
         monkeypatch.setenv("PJRT_NPROC", given)
     wait_for_simulated_devices()
     assert os.environ["PJRT_NPROC"] == (given or "32")
+
+
+@pytest.mark.parametrize(
+    "device, found, given, level",
+    [
+        ("cpu", (), "", "1"),
+        ("auto", (), "", "1"),
+        ("auto", ("jax_plugins",), "", None),  # a GPU's plugin
+        ("auto", ("libtpu",), "", None),
+        ("cpu", ("jax_plugins",), "", "1"),
+        ("cuda", ("jax_plugins",), "", None),
+        ("cpu", (), "--xla_backend_optimization_level=2", "2"),
+    ],
+)
+def test_programs_for_a_cpu_compile_sooner_unless_the_user_says_otherwise(
+    monkeypatch, device, found, given, level
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name in found)
+    monkeypatch.setenv("XLA_FLAGS", given)
+    compile_sooner(device)
+    flags = dict(flag.split("=") for flag in os.environ["XLA_FLAGS"].split())
+    assert flags.get("--xla_backend_optimization_level") == level
 
 
 COMPILES = """
