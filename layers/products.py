@@ -33,8 +33,8 @@ def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Flo
     XLA's CPU library takes in bfloat16 too. It took the CPU Shakespeare step from 81 to 47 ms
     (docs/benchmarks.md). The weight gradient is float32.
     """
-    o = "fgh"[: w.ndim - 1]
-    return contract(f"btd,d{o}->bt{o}", x, w, dtype)
+    y = contract("btd,df->btf", x, flat(w), dtype)
+    return y.reshape(*x.shape[:2], *w.shape[1:])
 
 
 def _matmul_forward(x, w, dtype):
@@ -43,10 +43,19 @@ def _matmul_forward(x, w, dtype):
 
 def _matmul_backward(dtype, saved, dy):
     x, w = saved
-    o = "fgh"[: w.ndim - 1]
-    dx = contract(f"bt{o},d{o}->btd", dy, w, dtype).astype(x.dtype)
-    dw = contract(f"btd,bt{o}->d{o}", x, dy, dtype, out=jnp.float32)
-    return dx, dw
+    dy = dy.reshape(*x.shape[:2], -1)
+    dx = contract("btf,df->btd", dy, flat(w), dtype).astype(x.dtype)
+    dw = contract("btd,btf->df", x, dy, dtype, out=jnp.float32)
+    return dx, dw.reshape(w.shape)
 
 
 matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def flat(w: Float[Array, "i *o"]) -> Float[Array, "i f"]:
+    """Return w with its output axes as one.
+
+    A TPU keeps arrays in tiles, which heads of 64 fill by half: flat, the weights that `fsdp` gathers are smaller,
+    and XLA sums and scatters their gradients at once.
+    """
+    return w.reshape(len(w), -1)

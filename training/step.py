@@ -31,9 +31,15 @@ from training.state import TrainState
 # thirds of the time in 8 parts, and a seventh of the memory, all of which the kernel clears in each step.
 CPU_TOKENS = 2048
 
-# On several GPUs XLA goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
-# (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
-OVERLAP = "xla_gpu_enable_latency_hiding_scheduler"
+# XLA's options for the step on several devices, by platform.
+SEVERAL: dict[str, dict[str, str | bool]] = {
+    # It goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
+    # (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    # Without this it cuts products into parts that pass around a ring: for GPT-2 on eight v5e, as planned, half
+    # as much time again, a third more memory and more to send (docs/benchmarks.md). MaxText has it as well.
+    "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
+}
 
 
 @eqx.filter_jit(donate="all")
@@ -71,10 +77,11 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
 
 
 def compiler_options() -> dict[str, str | bool]:
-    """Return XLA's options for the step on this mesh, without those that the user's XLA_FLAGS name."""
+    """Return XLA's options for the step on this mesh, without those that the user has set."""
     several = jax.sharding.get_abstract_mesh().size > 1
-    options: dict[str, str | bool] = {OVERLAP: True} if target().platform == "gpu" and several else {}
-    return {name: value for name, value in options.items() if name not in os.environ.get("XLA_FLAGS", "")}
+    options = SEVERAL.get(target().platform, {}) if several else {}
+    by_user = os.environ.get("XLA_FLAGS", "") + os.environ.get("LIBTPU_INIT_ARGS", "")
+    return {name: value for name, value in options.items() if name not in by_user}
 
 
 def mean_gradients(
