@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -59,22 +58,24 @@ def report_engine(model: GPT) -> None:
             f"transformers, batch of {n}": (n, lambda n=n: run_transformers(theirs, n)) for n in (1, SLOTS)
         }
     times = in_turns({name: way for name, (_, way) in ways.items()})
-    print(f"\n{NEW} tokens after {PROMPT}, greedy{'tokens/s':>20}{'of one':>10}")
-    rates = {name: n * NEW / statistics.median(times[name]) for name, (n, _) in ways.items()}
+    title = f"{NEW} tokens after {PROMPT}, greedy"
+    print(f"\n{title:30}{'tokens/s':>12}{'of one':>9}{'tokens/CPU s':>15}{'of one':>9}")
+    rates = {name: n * NEW / np.median(times[name], axis=0) for name, (n, _) in ways.items()}
     first = next(iter(rates.values()))
     for name, rate in rates.items():
-        print(f"{name:30}{rate:20,.0f}{rate / first:9.2f}x")
+        (wall, cpu), (wall_of_one, cpu_of_one) = rate, rate / first
+        print(f"{name:30}{wall:12,.0f}{wall_of_one:8.2f}x{cpu:15,.0f}{cpu_of_one:8.2f}x")
 
 
-def in_turns(ways: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
-    """Time each way TURNS times, all in turns, once each has run."""
+def in_turns(ways: dict[str, Callable[[], None]]) -> dict[str, list[tuple[float, float]]]:
+    """Time each way TURNS times, all in turns, once each has run: seconds, and CPU seconds of the process."""
     times = {name: [] for name in ways}
     for turn in range(TURNS + 1):
         for name, way in ways.items():
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.process_time()
             way()
             if turn:
-                times[name].append(time.perf_counter() - began)
+                times[name].append((time.perf_counter() - began, time.process_time() - cpu_began))
     return times
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import sample
-from model import GPT, Block
+from model import GPT, Block, Linear
 
 # Tokens per call of the compiled loop, at most. With nanoGPT's CPU Shakespeare model (4 layers, 4 heads,
 # D 128, T 64, V 65) on 2 CPU cores, one sample: 0.33 ms per token one by one, 0.15 in chunks of 8, 0.11
@@ -28,7 +28,8 @@ LIKELIEST = 20  # tokens whose probabilities are told, at most: as many as OpenA
 class Decoder(eqx.Module):
     """The model as it decodes: its blocks one by one, and the size of its tokenizer's vocabulary.
 
-    Tokens from `vocab_size` on are never drawn: a model's vocabulary may be padded beyond the tokenizer's.
+    The weights of products are in the dtype that these take, so that no token has to cast them. Tokens from
+    `vocab_size` on are never drawn: a model's vocabulary may be padded beyond the tokenizer's.
     """
 
     model: GPT
@@ -86,7 +87,19 @@ class Likelihood(NamedTuple):
 def start(model: GPT, slots: int, vocab_size: int) -> tuple[Decoder, Cache]:
     """Return the model as it decodes, and an empty cache."""
     cache = Cache.empty(model.config, slots)
+    model = cast_products(model)
     return Decoder(model, unstack_blocks(model), vocab_size), shard_cache(cache)
+
+
+def cast_products(model: GPT) -> GPT:
+    """Return the model with the weights of its products in their dtype. It computes the same, to the bit."""
+
+    def cast(x):
+        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(x.dtype)) if isinstance(x, Linear) else x
+
+    blocks = jax.tree.map(cast, model.blocks, is_leaf=lambda x: isinstance(x, Linear))
+    head = model.head.astype(model.config.dtype)  # tied embeddings, too: tokens are looked up in float32
+    return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
 
 @partial(jax.jit, donate_argnames="cache")

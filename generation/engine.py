@@ -32,7 +32,7 @@ from jaxtyping import Int, PRNGKeyArray
 from generation.decode import CHUNK, Likelihood, Rows, decode, read, start
 from model import GPT
 
-PROMPT_CHUNK = 128  # tokens of a prompt that are read at once, at most
+PROMPT_CHUNKS = 16, 128  # tokens of a prompt that are read at once: the least that hold the rest, or most
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Engine:
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
         self.vocab_size = vocab_size or model.config.vocab_size
         self.block_size = model.config.block_size
-        self.prompt_chunk = min(PROMPT_CHUNK, max(1, self.block_size // 2))
+        self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PROMPT_CHUNKS})
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # the slots whose prompt is not read, the first come first
@@ -100,9 +100,10 @@ class Engine:
         """Compile all that any request may need, so that none has to wait for it. The slots are free."""
         for W in self.widths:
             *_, self.cache = decode(self.decoder, self.cache, self.first_rows(W), np.int32(0))
-        tokens, nothing = np.zeros((1, self.prompt_chunk), np.int32), np.int32(0)
-        for following in (None, tokens):
-            _, self.cache = read(self.decoder, self.cache, nothing, tokens, nothing, following)
+        for T in self.prompt_chunks:
+            tokens, nothing = np.zeros((1, T), np.int32), np.int32(0)
+            for following in (None, tokens):
+                _, self.cache = read(self.decoder, self.cache, nothing, tokens, nothing, following)
 
     def first_rows(self, W: int) -> Rows:
         return Rows(*(x[:W] for x in self.rows))
@@ -138,9 +139,10 @@ class Engine:
 
     def read(self) -> list[Piece]:
         """Read a chunk of the first unread prompt."""
-        slot, T = self.unread[0], self.prompt_chunk
+        slot = self.unread[0]
         sequence, pieces = self._at(slot), []
         if sequence.unread:
+            T = next((T for T in self.prompt_chunks if T >= sequence.unread), self.prompt_chunks[-1])
             first = min(
                 sequence.length, self.block_size - T
             )  # a last chunk may begin among those that are read
