@@ -123,12 +123,14 @@ def read(
     return likelihood, shard_cache(cache)
 
 
-@partial(jax.jit, donate_argnames="cache")
+@partial(jax.jit, donate_argnames="cache", static_argnames="room")
 def decode(
-    decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""]
+    decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""], room: int
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
+    Of the cache the first `room` tokens are read and written: rows, those that wait as well, have fewer after
+    this, or else so many as the cache can hold. Attention thus does not read the room of tokens to come.
     Of a row's tokens the first `left` count; what the row computes after them is not meant to be read. How
     likely they are is told if one of the rows asks for it, and is zeros if none does.
     """
@@ -150,7 +152,7 @@ def decode(
         return jax.tree.map(put, drawn, (token[:, None], likelihood)), token, part
 
     drawn = jnp.zeros((W, CHUNK), jnp.int32), Likelihood.zeros(W, CHUNK, V)
-    part = jax.tree.map(lambda x: x[:W], cache)
+    part = jax.tree.map(lambda x: x[:W, :, :room], cache)
     (tokens, likelihood), _, part = lax.fori_loop(0, n, draw_next, (drawn, rows.token, part))
     cache = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, 0, axis=0), cache, part)
     return tokens, likelihood, shard_cache(cache)

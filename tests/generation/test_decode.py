@@ -118,9 +118,9 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2,
         chunks.append((int(length), tokens.shape[1], len(contexts)))
         return read(decoder, cache, slot, tokens, length, following)
 
-    def spied_decode(decoder, cache, rows, n):
+    def spied_decode(decoder, cache, rows, n, room):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
-        return decode(decoder, cache, rows, n)
+        return decode(decoder, cache, rows, n, room)
 
     monkeypatch.setattr(engine, "read", spied_read)
     monkeypatch.setattr(engine, "decode", spied_decode)
