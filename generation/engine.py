@@ -256,6 +256,8 @@ def generate(
     """
     B = len(prompt)
     engine = Engine(model, B, vocab_size)
+    longest = min(prompt.shape[1] + max_new_tokens, engine.block_size)
+    engine.rooms = [next(room for room in engine.rooms if room >= longest)]  # the rest is not compiled
     for row, row_key in zip(prompt, keys_of_rows(key, B), strict=True):
         engine.add(Request(row, row_key, max_new_tokens, temperature, top_k, top_p))
     while not engine.idle:
