@@ -39,9 +39,9 @@ LOAD = 0.6  # of the tokens/s of 16 together, for requests that come at random
 
 def report_serving(options: Options) -> None:
     """Print both tables for the run in out_dir. Raises UserError when there is none."""
-    model, _, _ = load_run(options.out_dir, dtype="float32")
+    model, _, _ = load_run(options.out_dir, dtype=options.dtype)
     report_engine(model)
-    report_server(options.out_dir)
+    report_server(options.out_dir, options.dtype)
 
 
 # The engine alone
@@ -59,7 +59,8 @@ def report_engine(model: GPT) -> None:
         }
     times = in_turns({name: way for name, (_, way) in ways.items()})
     title = f"{NEW} tokens after {PROMPT}, greedy"
-    print(f"\n{title:30}{'tokens/s':>12}{'of one':>9}{'tokens/CPU s':>15}{'of one':>9}")
+    print(f"\n{model.config.dtype}, transformers in float32")
+    print(f"{title:30}{'tokens/s':>12}{'of one':>9}{'tokens/CPU s':>15}{'of one':>9}")
     rates = {name: n * NEW / np.median(times[name], axis=0) for name, (n, _) in ways.items()}
     first = next(iter(rates.values()))
     for name, rate in rates.items():
@@ -108,10 +109,10 @@ def run_transformers(theirs, n: int) -> None:
 # The server
 
 
-def report_server(out_dir: str) -> None:
+def report_server(out_dir: str, dtype: str) -> None:
     print(f"\n{'requests':30}{'tokens/s':>12}{'first token, ms':>22}{'between parts, ms':>22}")
     print(f"{'':42}{'median':>13}{'p95':>9}{'median':>13}{'p95':>9}")
-    with serving(out_dir) as ask:
+    with serving(out_dir, dtype) as ask:
         ask(SLOTS, SLOTS, 0)  # warms up
         for together, n in TOGETHER.items():
             rate = print_row(f"{together} at a time", ask(n, together, 0))
@@ -127,9 +128,10 @@ def print_row(name: str, figures: dict) -> float:
 
 
 @contextmanager
-def serving(out_dir: str) -> Generator[Callable[[int, int, float], dict]]:
+def serving(out_dir: str, dtype: str) -> Generator[Callable[[int, int, float], dict]]:
     """Within, a server runs. The function yielded has clients ask it: see benchmarks/clients.py."""
-    command = [sys.executable, "serve.py", f"--out_dir={out_dir}", "--port=0", f"--slots={SLOTS}"]
+    options = [f"--out_dir={out_dir}", f"--dtype={dtype}", "--port=0", f"--slots={SLOTS}"]
+    command = [sys.executable, "serve.py", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None
