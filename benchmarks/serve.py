@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -40,9 +39,9 @@ LOAD = 0.6  # of the tokens/s of 16 together, for requests that come at random
 
 def report_serving(options: Options) -> None:
     """Print both tables for the run in out_dir. Raises UserError when there is none."""
-    model, _, _ = load_run(options.out_dir, dtype="float32")
+    model, _, _ = load_run(options.out_dir, dtype=options.dtype)
     report_engine(model)
-    report_server(options.out_dir)
+    report_server(options.out_dir, options.dtype)
 
 
 # The engine alone
@@ -59,22 +58,25 @@ def report_engine(model: GPT) -> None:
             f"transformers, batch of {n}": (n, lambda n=n: run_transformers(theirs, n)) for n in (1, SLOTS)
         }
     times = in_turns({name: way for name, (_, way) in ways.items()})
-    print(f"\n{NEW} tokens after {PROMPT}, greedy{'tokens/s':>20}{'of one':>10}")
-    rates = {name: n * NEW / statistics.median(times[name]) for name, (n, _) in ways.items()}
+    title = f"{NEW} tokens after {PROMPT}, greedy"
+    print(f"\n{model.config.dtype}, transformers in float32")
+    print(f"{title:30}{'tokens/s':>12}{'of one':>9}{'tokens/CPU s':>15}{'of one':>9}")
+    rates = {name: n * NEW / np.median(times[name], axis=0) for name, (n, _) in ways.items()}
     first = next(iter(rates.values()))
     for name, rate in rates.items():
-        print(f"{name:30}{rate:20,.0f}{rate / first:9.2f}x")
+        (wall, cpu), (wall_of_one, cpu_of_one) = rate, rate / first
+        print(f"{name:30}{wall:12,.0f}{wall_of_one:8.2f}x{cpu:15,.0f}{cpu_of_one:8.2f}x")
 
 
-def in_turns(ways: dict[str, Callable[[], None]]) -> dict[str, list[float]]:
-    """Time each way TURNS times, all in turns, once each has run."""
+def in_turns(ways: dict[str, Callable[[], None]]) -> dict[str, list[tuple[float, float]]]:
+    """Time each way TURNS times, all in turns, once each has run: seconds, and CPU seconds of the process."""
     times = {name: [] for name in ways}
     for turn in range(TURNS + 1):
         for name, way in ways.items():
-            began = time.perf_counter()
+            began, cpu_began = time.perf_counter(), time.process_time()
             way()
             if turn:
-                times[name].append(time.perf_counter() - began)
+                times[name].append((time.perf_counter() - began, time.process_time() - cpu_began))
     return times
 
 
@@ -107,10 +109,10 @@ def run_transformers(theirs, n: int) -> None:
 # The server
 
 
-def report_server(out_dir: str) -> None:
+def report_server(out_dir: str, dtype: str) -> None:
     print(f"\n{'requests':30}{'tokens/s':>12}{'first token, ms':>22}{'between parts, ms':>22}")
     print(f"{'':42}{'median':>13}{'p95':>9}{'median':>13}{'p95':>9}")
-    with serving(out_dir) as ask:
+    with serving(out_dir, dtype) as ask:
         ask(SLOTS, SLOTS, 0)  # warms up
         for together, n in TOGETHER.items():
             rate = print_row(f"{together} at a time", ask(n, together, 0))
@@ -126,9 +128,10 @@ def print_row(name: str, figures: dict) -> float:
 
 
 @contextmanager
-def serving(out_dir: str) -> Generator[Callable[[int, int, float], dict]]:
+def serving(out_dir: str, dtype: str) -> Generator[Callable[[int, int, float], dict]]:
     """Within, a server runs. The function yielded has clients ask it: see benchmarks/clients.py."""
-    command = [sys.executable, "serve.py", f"--out_dir={out_dir}", "--port=0", f"--slots={SLOTS}"]
+    options = [f"--out_dir={out_dir}", f"--dtype={dtype}", "--port=0", f"--slots={SLOTS}"]
+    command = [sys.executable, "serve.py", *options]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

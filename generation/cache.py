@@ -1,5 +1,6 @@
 """The key/value cache: keys and values of the tokens so far, so that a new token costs one token's work."""
 
+from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -10,11 +11,16 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from layers.mask import causal_mask
+from layers.products import result_dtype
 from model import GPT, Block, GPTConfig, attention, context_at
 
 
 class Cache(NamedTuple):
-    """Room for S = block_size tokens of each of B sequences. How many each has is the caller's to know."""
+    """Room for S = block_size tokens of each of B sequences. How many each has is the caller's to know.
+
+    Keys and values are in the dtype that products give, which on a CPU is float32: XLA has no bfloat16 there
+    to write one token in place, and would convert the whole cache to float32 and back for each.
+    """
 
     keys: list[Float[Array, "B K S C"]]  # one for each layer
     values: list[Float[Array, "B K S C"]]
@@ -22,7 +28,8 @@ class Cache(NamedTuple):
     @classmethod
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
         shape = (batch_size, config.kv_heads, config.block_size, config.head_size)
-        keys, values = ([jnp.zeros(shape, config.dtype) for _ in range(config.n_layer)] for _ in range(2))
+        dtype = result_dtype(config.dtype)
+        keys, values = ([jnp.zeros(shape, dtype) for _ in range(config.n_layer)] for _ in range(2))
         return cls(keys, values)
 
 
@@ -48,13 +55,15 @@ def forward_with_cache(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Compute features of tokens that follow the first `length` of each row, and the cache with theirs added.
 
-    A row with less room than T overwrites its last tokens: it is not to be read again. `blocks` are
-    `unstack_blocks(model)`, made once: making them for each token would copy all the weights each time, and
-    take as long as the token itself. A row is read as one document, whatever `eot` is.
+    The cache may have room for fewer than block_size tokens. A row with less room than T overwrites its last
+    tokens: it is not to be read again. `blocks` are `unstack_blocks(model)`, made once: making them for each
+    token would copy all the weights each time, and take as long as the token itself. A row is read as one
+    document, whatever `eot` is.
     """
     config = model.config
+    within = replace(config, dtype=result_dtype(config.dtype))  # attention reads the cache as it is
     positions = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
-    mask = causal_mask(positions, config.block_size, config.window)
+    mask = causal_mask(positions, cache.keys[0].shape[2], config.window)
     context = context_at(positions, config)
     x = model.embed(tokens, context)
     keys, values = [], []
@@ -62,7 +71,7 @@ def forward_with_cache(
         q, k, v = block.attn.heads(block.ln_1(x), context)
         keys.append(write(old_keys, k, length))
         values.append(write(old_values, v, length))
-        x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, config))
+        x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, within))
         x = x + block.mlp(block.ln_2(x))
     return model.ln_f(x), Cache(keys, values)
 

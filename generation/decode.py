@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import sample
-from model import GPT, Block
+from model import GPT, Block, Linear
 
 # Tokens per call of the compiled loop, at most. With nanoGPT's CPU Shakespeare model (4 layers, 4 heads,
 # D 128, T 64, V 65) on 2 CPU cores, one sample: 0.33 ms per token one by one, 0.15 in chunks of 8, 0.11
@@ -28,7 +28,8 @@ LIKELIEST = 20  # tokens whose probabilities are told, at most: as many as OpenA
 class Decoder(eqx.Module):
     """The model as it decodes: its blocks one by one, and the size of its tokenizer's vocabulary.
 
-    Tokens from `vocab_size` on are never drawn: a model's vocabulary may be padded beyond the tokenizer's.
+    The weights of products are in the dtype that these take, so that no token has to cast them. Tokens from
+    `vocab_size` on are never drawn: a model's vocabulary may be padded beyond the tokenizer's.
     """
 
     model: GPT
@@ -86,7 +87,19 @@ class Likelihood(NamedTuple):
 def start(model: GPT, slots: int, vocab_size: int) -> tuple[Decoder, Cache]:
     """Return the model as it decodes, and an empty cache."""
     cache = Cache.empty(model.config, slots)
+    model = cast_products(model)
     return Decoder(model, unstack_blocks(model), vocab_size), shard_cache(cache)
+
+
+def cast_products(model: GPT) -> GPT:
+    """Return the model with the weights of its products in their dtype. It computes the same, to the bit."""
+
+    def cast(x):
+        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(x.dtype)) if isinstance(x, Linear) else x
+
+    blocks = jax.tree.map(cast, model.blocks, is_leaf=lambda x: isinstance(x, Linear))
+    head = model.head.astype(model.config.dtype)  # tied embeddings, too: tokens are looked up in float32
+    return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
 
 @partial(jax.jit, donate_argnames="cache")
@@ -110,12 +123,14 @@ def read(
     return likelihood, shard_cache(cache)
 
 
-@partial(jax.jit, donate_argnames="cache")
+@partial(jax.jit, donate_argnames="cache", static_argnames="room")
 def decode(
-    decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""]
+    decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""], room: int
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
+    Of the cache the first `room` tokens are read and written: rows, those that wait as well, have fewer after
+    this, or else so many as the cache can hold. Attention thus does not read the room of tokens to come.
     Of a row's tokens the first `left` count; what the row computes after them is not meant to be read. How
     likely they are is told if one of the rows asks for it, and is zeros if none does.
     """
@@ -137,7 +152,7 @@ def decode(
         return jax.tree.map(put, drawn, (token[:, None], likelihood)), token, part
 
     drawn = jnp.zeros((W, CHUNK), jnp.int32), Likelihood.zeros(W, CHUNK, V)
-    part = jax.tree.map(lambda x: x[:W], cache)
+    part = jax.tree.map(lambda x: x[:W, :, :room], cache)
     (tokens, likelihood), _, part = lax.fori_loop(0, n, draw_next, (drawn, rows.token, part))
     cache = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, 0, axis=0), cache, part)
     return tokens, likelihood, shard_cache(cache)

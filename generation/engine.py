@@ -6,9 +6,9 @@
         ...
 
 A slot is a row of the key/value cache. Each step reads a chunk of the prompt that waits longest, if any does,
-and then draws tokens for all sequences that are read: one after a chunk, so that a long prompt stalls nobody
-for more than that, and up to CHUNK otherwise. The tokens of a request are those that it would get
-alone: they depend on its prompt, its settings and its key.
+or several short prompts, and then draws tokens for all sequences that are read: one after a chunk, so that
+a long prompt stalls nobody for more than that, and up to CHUNK otherwise. The tokens of a request are those
+that it would get alone: they depend on its prompt, its settings and its key.
 
 The model reads block_size tokens at most, at positions 0 to block_size - 1. So there is a window rule:
 
@@ -23,6 +23,7 @@ that, because all positions change.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 import jax
@@ -32,7 +33,8 @@ from jaxtyping import Int, PRNGKeyArray
 from generation.decode import CHUNK, Likelihood, Rows, decode, read, start
 from model import GPT
 
-PROMPT_CHUNK = 128  # tokens of a prompt that are read at once, at most
+PROMPT_CHUNKS = 16, 128  # tokens of a prompt that are read at once
+ROOM = 64  # tokens of the cache that attention reads, at least
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,12 @@ class Engine:
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
         self.vocab_size = vocab_size or model.config.vocab_size
         self.block_size = model.config.block_size
-        self.prompt_chunk = min(PROMPT_CHUNK, max(1, self.block_size // 2))
+        self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PROMPT_CHUNKS})
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
+        self.rooms = [
+            *(self.block_size >> i for i in (5, 3, 1) if self.block_size >> i >= ROOM),
+            self.block_size,
+        ]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # the slots whose prompt is not read, the first come first
         self.rows = Rows.empty(slots)
@@ -98,11 +104,12 @@ class Engine:
 
     def compile(self) -> None:
         """Compile all that any request may need, so that none has to wait for it. The slots are free."""
-        for W in self.widths:
-            *_, self.cache = decode(self.decoder, self.cache, self.first_rows(W), np.int32(0))
-        tokens, nothing = np.zeros((1, self.prompt_chunk), np.int32), np.int32(0)
-        for following in (None, tokens):
-            _, self.cache = read(self.decoder, self.cache, nothing, tokens, nothing, following)
+        for W, room in product(self.widths, self.rooms):
+            *_, self.cache = decode(self.decoder, self.cache, self.first_rows(W), np.int32(0), room)
+        for T in self.prompt_chunks:
+            tokens, nothing = np.zeros((1, T), np.int32), np.int32(0)
+            for following in (None, tokens):
+                _, self.cache = read(self.decoder, self.cache, nothing, tokens, nothing, following)
 
     def first_rows(self, W: int) -> Rows:
         return Rows(*(x[:W] for x in self.rows))
@@ -125,25 +132,33 @@ class Engine:
     def remove(self, slot: int) -> None:
         """Free a slot, whatever its sequence has yet to make."""
         self.slots[slot] = None
-        self.rows.left[slot] = 0
+        self.rows.left[slot] = self.rows.length[slot] = 0
         self.rows.told[slot] = self.rows.temperature[slot] = 0
         if slot in self.unread:
             self.unread.remove(slot)
 
     def step(self, most: int = CHUNK) -> list[Piece]:
-        """Read a chunk of the first unread prompt, and draw up to `most` tokens for each read sequence."""
+        """Read a chunk of the first unread prompts, and draw up to `most` tokens for each read sequence."""
         if not self.unread:
             return self.draw(most)
-        return self.read() + self.draw(1)
+        pieces, to_read = [], self.prompt_chunks[-1]
+        while self.unread and (T := self._chunk()) <= to_read:
+            pieces += self.read()
+            to_read -= T
+        return pieces + self.draw(1)
+
+    def _chunk(self) -> int:
+        """Return how many tokens `read` would read: the fewest that hold the prompt's rest, or the most."""
+        unread = self._at(self.unread[0]).unread
+        return next((T for T in (0, *self.prompt_chunks) if T >= unread), self.prompt_chunks[-1])
 
     def read(self) -> list[Piece]:
         """Read a chunk of the first unread prompt."""
-        slot, T = self.unread[0], self.prompt_chunk
+        slot, T = self.unread[0], self._chunk()
         sequence, pieces = self._at(slot), []
         if sequence.unread:
-            first = min(
-                sequence.length, self.block_size - T
-            )  # a last chunk may begin among those that are read
+            # A last chunk may begin among the tokens that are read.
+            first = min(sequence.length, self.block_size - T)
             last = min(first + T, len(sequence.context) - 1)
             tokens = np.zeros((2, 1, T), np.int32)  # those to read, and those that follow them
             tokens[0, 0, : last - first] = sequence.context[first:last]
@@ -175,7 +190,9 @@ class Engine:
         last = int(np.flatnonzero(self.rows.left)[-1])
         W = next(width for width in self.widths if width > last)
         rows = self.first_rows(W)
-        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, n)
+        filled = min(int((rows.length + rows.left).max()) + 1, self.block_size)
+        room = next(room for room in self.rooms if room >= filled)
+        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, n, room)
         tokens = np.asarray(tokens)
         if rows.told.any():
             likelihood = jax.device_get(likelihood)
@@ -239,6 +256,8 @@ def generate(
     """
     B = len(prompt)
     engine = Engine(model, B, vocab_size)
+    longest = min(prompt.shape[1] + max_new_tokens, engine.block_size)
+    engine.rooms = [next(room for room in engine.rooms if room >= longest)]  # the rest is not compiled
     for row, row_key in zip(prompt, keys_of_rows(key, B), strict=True):
         engine.add(Request(row, row_key, max_new_tokens, temperature, top_k, top_p))
     while not engine.idle:

@@ -52,7 +52,7 @@ def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecodi
 
         decoder, cache = (shaped(x) for x in jax.eval_shape(begin))
         rows = Rows.empty(options.batch_size)
-        compiled = decode.lower(decoder, cache, rows, np.int32(CHUNK)).compile()
+        compiled = decode.lower(decoder, cache, rows, np.int32(CHUNK), config.block_size).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from generation.cache import Cache, forward_with_cache, unstack_blocks
+from layers.products import result_dtype
 from model import GPT
 from tests.helpers import FLOAT32_ROUNDING, distance
 from tests.models import TINY, large, random_tokens
@@ -64,9 +65,9 @@ def test_each_block_is_a_layer_of_the_stacked_one():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_cache_holds_keys_and_values_of_each_layer_in_the_models_dtype(dtype):
+def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(dtype):
     config = replace(TINY, n_kv_head=2, dtype=dtype, n_layer=3)
     cache = Cache.empty(config, 5)
     assert [len(cache.keys), len(cache.values)] == [3, 3]
     for x in (*cache.keys, *cache.values):
-        assert (x.shape, x.dtype) == ((5, 2, 16, 8), jnp.dtype(dtype))  # (B, K, S, C)
+        assert (x.shape, x.dtype) == ((5, 2, 16, 8), jnp.dtype(result_dtype(dtype)))  # (B, K, S, C)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from generation import engine
-from generation.decode import CHUNK
+from generation.decode import CHUNK, cast_products
 from generation.engine import generate
 from model import GPT, GPTConfig
 
@@ -118,9 +118,9 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2,
         chunks.append((int(length), tokens.shape[1], len(contexts)))
         return read(decoder, cache, slot, tokens, length, following)
 
-    def spied_decode(decoder, cache, rows, n):
+    def spied_decode(decoder, cache, rows, n, room):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
-        return decode(decoder, cache, rows, n)
+        return decode(decoder, cache, rows, n, room)
 
     monkeypatch.setattr(engine, "read", spied_read)
     monkeypatch.setattr(engine, "decode", spied_decode)
@@ -199,13 +199,13 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
 
 
 def test_it_is_compiled_once_for_all_lengths_and_settings(caplog):
-    """Both functions once: a prompt is read in chunks of one length."""
+    """Drawing once; reading once for each of the two lengths of chunks, 16 and half of block_size."""
     model = make(replace(CONFIGS["gpt2"], block_size=S + 1))  # no other test's
     with jax.log_compiles():
         for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
             generated(model, prompt(2, P), n, temperature=0.1 * P, top_k=P, top_p=0.9, key=jax.random.key(P))
     compiled = Counter(re.findall(r"Compiling jit\((read|decode)\)", caplog.text))
-    assert compiled == {"read": 1, "decode": 1}
+    assert compiled == {"read": 2, "decode": 1}
 
 
 def test_tokens_come_as_they_are_made(gpt2):
@@ -217,3 +217,12 @@ def test_bfloat16_decodes():
     model = make(replace(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
     new = generated(model, prompt(2, 5), 2 * S)
     assert new.shape == (2, 2 * S) and (0 <= new).all() and (new < SHAPE["vocab_size"]).all()
+
+
+def test_the_weights_of_products_are_cast_once():
+    """And the model computes what it did, to the bit; tokens are looked up in float32."""
+    model = make(replace(CONFIGS["gpt2"], dtype="bfloat16"))
+    cast = jax.jit(cast_products)(model)
+    assert {cast.blocks.attn.c_q.weight.dtype, cast.blocks.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
+    assert (cast.head.dtype, cast.wte.dtype, cast.blocks.ln_1.weight.dtype) == ("bfloat16", *2 * ["float32"])
+    np.testing.assert_array_equal(logits(cast, prompt(2, S)), logits(model, prompt(2, S)))

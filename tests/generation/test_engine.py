@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import LIKELIEST
+from generation.decode import LIKELIEST, decode
 from generation.engine import Engine, Request, generate, keys_of_rows
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
@@ -83,6 +83,42 @@ def test_a_long_prompt_holds_others_up_for_a_chunk_at_a_time(model):
     engine.add(Request(np.zeros(S, np.int32), jax.random.key(0), 1))
     while engine.unread:
         assert [(piece.slot, len(piece.tokens)) for piece in engine.step()][0] == (0, 1)
+
+
+@pytest.fixture(scope="module")
+def long_model():
+    """Room for 150 tokens: attention reads 75 of them or all, and prompts are read by 16 or 75."""
+    return large(replace(CONFIG, block_size=150))
+
+
+def test_attention_reads_half_of_the_cache_while_that_holds_all_rows(long_model, monkeypatch):
+    """The tokens are those that reading all of it gives, beside longer rows that draw, and that wait."""
+    requests = [
+        replace(request(seed, max_new_tokens=60), prompt=np.arange(P, dtype=np.int32) % V)
+        for seed, P in enumerate([3, 140, 20, 5, 73, 110, 1, 40])
+    ]
+    read_all = Engine(long_model, 3)
+    read_all.rooms = [150]
+    expected = together(read_all, requests)
+    rooms = []
+
+    def spied_decode(decoder, cache, rows, n, room):
+        rooms.append((room, bool((rows.length + rows.left < 75).all())))
+        return decode(decoder, cache, rows, n, room)
+
+    monkeypatch.setattr("generation.engine.decode", spied_decode)
+    assert together(Engine(long_model, 3), requests) == expected
+    assert set(rooms) == {(75, True), (150, False)}
+    assert [alone(long_model, one) for one in requests] == expected
+
+
+def test_short_prompts_are_read_together_as_far_as_a_long_one_at_once(long_model):
+    short, long = np.zeros(10, np.int32), np.zeros(100, np.int32)
+    for prompts, read in [([short] * 6, 4), ([long, short], 0), ([short, long], 1)]:
+        engine = Engine(long_model, 6)
+        for prompt in prompts:
+            engine.add(Request(prompt, jax.random.key(0), 5))
+        assert [(piece.slot, len(piece.tokens)) for piece in engine.step()] == [(i, 1) for i in range(read)]
 
 
 def test_slots_that_are_freed_are_used_again(model):
