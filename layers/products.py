@@ -55,7 +55,7 @@ matmul.defvjp(_matmul_forward, _matmul_backward)
 def flat(w: Float[Array, "i *o"]) -> Float[Array, "i f"]:
     """Return w with its output axes as one.
 
-    A TPU keeps arrays in tiles, which heads of 64 fill by half: flat, the weights that `fsdp` gathers are smaller,
-    and XLA sums and scatters their gradients at once.
+    A TPU keeps arrays in tiles, which heads of 64 fill by half. Flat weights are smaller where `fsdp` gathers
+    them: for GPT-2 on eight v5e, 1.10 GB are sent in a step instead of 1.17 (docs/benchmarks.md).
     """
     return w.reshape(len(w), -1)

@@ -36,8 +36,9 @@ SEVERAL: dict[str, dict[str, str | bool]] = {
     # It goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
     # (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # Without this it cuts products into parts that pass around a ring: for GPT-2 on eight v5e, as planned, half
-    # as much time again, a third more memory and more to send (docs/benchmarks.md). MaxText has it as well.
+    # Else it cuts products into parts that pass around a ring: on eight v5e, as planned, GPT-2's step takes
+    # longer, needs more memory and sends more (docs/benchmarks.md). Google's own recipes for TPUs set it too
+    # (AI-Hypercomputer/maxdiffusion).
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 

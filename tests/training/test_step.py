@@ -28,7 +28,7 @@ from training import step as step_module
 from training.optimizer import learning_rate
 from training.state import create_state, model_config
 from training.step import (
-    OVERLAP,
+    SEVERAL,
     compile_step,
     compiler_options,
     mean_gradients,
@@ -199,22 +199,24 @@ def test_each_step_has_dropout_of_its_own_which_the_seed_decides():
     assert abs(loss(0, replace(options, seed=7)) - at_steps[0]) > FLOAT32_ROUNDING * at_steps[0]
 
 
-def test_several_gpus_are_asked_to_overlap_unless_the_user_says_otherwise(monkeypatch):
-    assert compiler_options() == {}  # a CPU
-    with on(*H100):
+@pytest.mark.parametrize("kind", [CPU, H100, V5E])
+def test_xla_has_options_for_several_devices_unless_the_user_says_otherwise(monkeypatch, kind):
+    options = SEVERAL.get(kind[1], {})
+    assert bool(options) == (kind != CPU)
+    with on(*kind):
         assert compiler_options() == {}
-    with on(*V5E, count=8):
-        assert compiler_options() == {}
-    with on(*H100, count=8):
-        assert compiler_options() == {OVERLAP: True}
-        monkeypatch.setenv("XLA_FLAGS", f"--{OVERLAP}=false")
-        assert compiler_options() == {}
+    with on(*kind, count=8):
+        assert compiler_options() == options
+        for variable in ("XLA_FLAGS", "LIBTPU_INIT_ARGS"):
+            with monkeypatch.context() as patched:
+                patched.setenv(variable, " ".join(f"--{name}=0" for name in options))
+                assert compiler_options() == {}
 
 
 def test_xla_knows_the_option_for_several_gpus():
-    jax.jit(jnp.sin).lower(1.0).compile(compiler_options={OVERLAP: True})
+    jax.jit(jnp.sin).lower(1.0).compile(compiler_options=SEVERAL["gpu"])
     with pytest.raises(jax.errors.JaxRuntimeError, match="No such compile option"):
-        jax.jit(jnp.sin).lower(1.0).compile(compiler_options={f"{OVERLAP}r": True})
+        jax.jit(jnp.sin).lower(1.0).compile(compiler_options={"xla_gpu_no_such_option": True})
 
 
 # --- learning -----------------------------------------------------------------------------------------------
