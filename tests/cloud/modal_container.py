@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 
 from google.protobuf.empty_pb2 import Empty
+from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
 from tests.cloud.modal_service import Disturbance, Service
@@ -73,7 +74,7 @@ class Call:
 class Container(Service):
     """One container, and the server that it talks to."""
 
-    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat", "VolumeReload"})
+    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat"})
 
     def __init__(self, call: Call, rank: int, size: int, together: asyncio.Barrier):
         super().__init__(requests=[])
@@ -82,6 +83,7 @@ class Container(Service):
         self.folder = self.server.state / "containers" / self.task_id
         self.volumes, self.committed = {}, {}
         self.input_given, self.output, self.process = False, None, None
+        self.orphans: list[int] = []  # processes that outlived the entrypoint
 
     async def run(self) -> None:
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
@@ -104,16 +106,24 @@ class Container(Service):
         )
         disturbing = asyncio.ensure_future(self.disturb(disturbance)) if disturbance else None
         committing = asyncio.ensure_future(self.commit_now_and_then())
+        ending = asyncio.ensure_future(self.end_with_entrypoint())
         while chunk := await self.process.stdout.read(65536):
             log = pb.TaskLogs(data=chunk.decode(errors="replace"), file_descriptor=pb.FILE_DESCRIPTOR_STDOUT)
             self.server.logs[self.app_id].put_nowait(pb.TaskLogsBatch(task_id=self.task_id, items=[log]))
-        await self.process.wait()
+        await ending
         committing.cancel()
         if disturbing:
             disturbing.cancel()
         self.grpc.close()
         self.server.requests += self.requests
         assert self.output or self.input_given or self.app_id in self.server.stopped, "it could not start"
+
+    async def end_with_entrypoint(self) -> None:
+        """Wait for Modal's entrypoint to end, and end with it whatever else runs in the container."""
+        await self.process.wait()
+        self.orphans = members(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     async def commit_now_and_then(self) -> None:
         """Commit the Volumes as Modal does by itself while a container runs."""
@@ -134,6 +144,8 @@ class Container(Service):
             os.kill(child(self.process.pid), signal.SIGKILL)
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
+        if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
+            os.kill(self.process.pid, signal.SIGUSR1)
         if disturbance.what == "ctrl-c":
             self.server.client.send_signal(signal.SIGINT)
 
@@ -178,7 +190,7 @@ class Container(Service):
 
     def arguments(self) -> pb.ContainerArguments:
         function, function_id = self.call.function, self.call.function_id
-        handle = self.server.metadata(function, self.app_id)
+        handle = self.server.metadata(function, self.app_id, function_id)
         layout = pb.AppLayout(
             function_ids={function.function_name: function_id},
             objects=[
@@ -202,7 +214,7 @@ class Container(Service):
         return {
             "PATH": os.environ["PATH"],
             "HOME": "/root",
-            "PYTHONPATH": "/root",  # the image's
+            **self.server.image_environment(),
             "MODAL_IS_REMOTE": "1",
             "MODAL_SERVER_URL": self.url,
             "MODAL_TASK_ID": self.task_id,
@@ -243,7 +255,38 @@ class Container(Service):
 
     async def VolumeCommit(self, r):
         self.bring(r.volume_id)
-        return pb.VolumeCommitResponse(skip_reload=True)
+        return pb.VolumeCommitResponse(skip_reload=False)  # the client reloads it then
+
+    async def VolumeReload(self, r):
+        if path := self.open_path(self.volumes[r.volume_id]):
+            raise GRPCError(
+                Status.FAILED_PRECONDITION, f"there are open files preventing the operation: {path}"
+            )
+        self.take(r.volume_id)
+        return Empty()
+
+    def open_path(self, volume: Path) -> str | None:
+        """A file of the Volume that a process here has open, or a folder that one works in."""
+        ours = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, (volume, *volume.rglob("*")))}
+        for pid in members(self.process.pid):
+            for link in (Path(f"/proc/{pid}/cwd"), *Path(f"/proc/{pid}/fd").glob("*")):
+                with contextlib.suppress(OSError):
+                    stat = os.stat(link)
+                    if (stat.st_dev, stat.st_ino) in ours:
+                        return os.readlink(link)
+        return None
+
+    def take(self, volume_id: str) -> None:
+        """Take into this container's copy what others have brought to the Volume."""
+        self.bring(volume_id)
+        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
+        there, here = listing(volume), listing(copy)
+        for path in there.keys() - here.keys() | {p for p in there if there[p] != here.get(p)}:
+            (copy / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(volume / path, copy / path)
+        for path in here.keys() - there.keys():
+            (copy / path).unlink(missing_ok=True)
+        self.committed[volume_id] = listing(copy)
 
     def bring(self, volume_id: str) -> None:
         """Bring what changed in this container's copy to the Volume; what another one changed stays."""
@@ -268,6 +311,17 @@ def listing(folder: Path) -> dict[Path, tuple[int, int]]:
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
+    return found
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that run."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(status.parent.name))
     return found
 
 

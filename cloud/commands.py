@@ -1,0 +1,119 @@
+"""The launcher's commands: which script each runs, on which machine, and what it leaves in the run's folder.
+
+run_job(job, Path("/vol/runs/big"))     runs a job's script, here or in a container, on a run that lies there
+"""
+
+import math
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloud.options import LaunchOptions
+from cloud.supervise import Stop, run_script
+
+# Without any word for train.py. The prompt is Python's, as the text is.
+FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
+SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")
+SMALL: dict[str, Any] = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}  # it needs minutes, and ends
+SMALL_DATA: dict[str, Any] = {"cores": 1, "timeout_hours": 0.25, "retries": 0}  # it takes a second
+PROFILED = 14  # steps, of which the last four are traced: runs/profile.py
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command that runs a script. In `words`, which follow the user's, {run} is the run's folder."""
+
+    about: str
+    script: str
+    words: tuple[str, ...] = ("--out_dir={run}",)
+    results: tuple[str, ...] = ()  # in the run's folder: from Modal they are brought home
+    defaults: Mapping[str, Any] = field(default_factory=dict)  # of the launcher's options
+
+    def options(self, chosen: Mapping[str, Any]) -> LaunchOptions:
+        """Return the launcher's options with those that the user has chosen."""
+        return LaunchOptions(**{**self.defaults, **chosen})
+
+
+SHORT = {"timeout_hours": 1.0, "retries": 0}
+COMMANDS = {
+    "train": Command("train a run, or go on with it", "train.py"),
+    "sample": Command("write text with a run's model", "sample.py", defaults=SHORT),
+    "prepare": Command(
+        "prepare a data set, on CPUs",
+        "prepare.py",
+        (),
+        defaults={"gpu": "none", "cores": 16, "retries": 1},
+    ),
+    "evaluate": Command(
+        "measure a run's loss on a whole split, or HellaSwag",
+        "evaluate.py",
+        ("--out_dir={run}", "--json={run}/evaluate.json"),
+        ("evaluate.json",),
+        defaults=SHORT,
+    ),
+    "bench": Command(
+        "time the step of a run, or of a config",
+        "bench.py",
+        ("--out_dir={run}", "--init_from=resume"),
+        defaults=SHORT,
+    ),
+    "profile": Command(
+        f"trace {PROFILED} steps of a run, or of a config",
+        "train.py",
+        (
+            *("--profile={run}/profile", "--out_dir={scratch}", f"--max_iters={PROFILED}"),
+            *("--eval_iters=1", "--wandb_log=False", "--init_from=auto"),
+        ),
+        ("profile",),
+        defaults=SHORT,
+    ),
+    "export": Command(
+        "write a run's model as transformers reads it",
+        "export.py",
+        ("--out_dir={run}", "--to={run}/export"),
+        ("export",),
+        defaults=SHORT | {"gpu": "none", "cores": 4},
+    ),
+    "serve": Command(
+        "serve a run: OpenAI's API, and a page in the browser", "serve.py", defaults={"retries": 0}
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command to run: everything that is sent to Modal besides the files."""
+
+    command: str  # one of COMMANDS
+    words: list[str]  # the user's, for the script, each as --key=value where that was possible
+    run_name: str  # for `prepare`, the data set's
+    of_a_run: bool = False  # the run has to be there
+    dataset: str | None = None  # that the script reads: prepared first where it is missing
+    sample: bool = False  # print a sample of the trained model at the end
+
+    @property
+    def script(self) -> str:
+        return COMMANDS[self.command].script
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        return COMMANDS[self.command].results
+
+
+def run_job(
+    job: Job, run: Path, cwd: Path | None = None, seconds: float = math.inf
+) -> tuple[int, Stop | None]:
+    """Run a job's script on the run in the folder `run`. Return as `run_script` does.
+
+    Its words are the user's, and then the launcher's. A profile is that of a new run with the same options,
+    in a folder that is thrown away: the run itself stays as it is.
+    """
+    words = [] if job.command == "bench" and not job.of_a_run else COMMANDS[job.command].words
+    with tempfile.TemporaryDirectory() as scratch:
+        if job.command == "profile" and job.of_a_run:
+            shutil.copy(run / "options.json", scratch)
+        ours = [word.format(run=run, scratch=scratch) for word in words]
+        return run_script(job.script, [*job.words, *ours], cwd, seconds)
