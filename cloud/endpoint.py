@@ -14,7 +14,7 @@ from cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from cloud.commands import Job
 from cloud.options import LaunchOptions
 from cloud.places import InVolume, modal
-from cloud.rent import asked_to_detach, check_run, machine_settings, opened
+from cloud.rent import asked_to_detach, check_run, machine_settings, make_image, opened
 from config.command_line import UserError
 
 IDLE = 300  # seconds without a request after which the machine is given back
@@ -67,7 +67,7 @@ def serve_run(job: Job, options: LaunchOptions, key: str | None) -> int:
         )
         function = app.function(
             name="serve",
-            **machine_settings(options),
+            **machine_settings(make_image(), options),
             env={SERVER_WORDS: json.dumps(serving_words(job, key))},
             timeout=START,  # of one request
             startup_timeout=START,

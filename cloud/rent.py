@@ -93,8 +93,9 @@ def rent(
     missing = [preparing_job([dataset], preparing) for dataset in missing_data(runs, jobs)]
     statuses: list[int | None] = [130] * len(jobs)  # Ctrl-C ends the `with` below, quietly
     with opened(name, options) as app:
-        machine = make_function(app, jobs[0].command, options)
-        cpus = make_function(app, "prepare", preparing) if missing else None
+        image = make_image()
+        machine = make_function(app, image, jobs[0].command, options)
+        cpus = make_function(app, image, "prepare", preparing) if missing else None
         with modal.enable_output(), app.run(detach=options.detach or asked_to_detach()):
             for job in missing:
                 print(f"data/{job.run_name} is not in the Volume: preparing it first, on CPUs", flush=True)
@@ -159,7 +160,9 @@ def missing_data(runs: InVolume, jobs: list[Job]) -> list[str]:
     return missing
 
 
-def make_function(app: "modal.App", command: str, options: LaunchOptions) -> "modal.Function":
+def make_function(
+    app: "modal.App", image: "modal.Image", command: str, options: LaunchOptions
+) -> "modal.Function":
     """Return a function of the App that runs jobs in containers as `options` have them."""
     from cloud.container import run_in_container  # here, because it imports modal
 
@@ -168,7 +171,7 @@ def make_function(app: "modal.App", command: str, options: LaunchOptions) -> "mo
         run = modal.clustered(size=options.nodes, rdma=True)(run)
     return app.function(
         name=command,
-        **machine_settings(options),
+        **machine_settings(image, options),
         timeout=math.ceil(options.timeout_hours * 3600),
         retries=options.retries,
         single_use_containers=True,  # an attempt begins in a container that has done nothing yet
@@ -176,11 +179,11 @@ def make_function(app: "modal.App", command: str, options: LaunchOptions) -> "mo
     )(run)
 
 
-def machine_settings(options: LaunchOptions) -> dict[str, Any]:
+def machine_settings(image: "modal.Image", options: LaunchOptions) -> dict[str, Any]:
     """Return the settings of a function that say what its containers are."""
     machine = options.machine
     return {
-        "image": make_image(),
+        "image": image,
         "gpu": machine.gpus[0] if len(machine.gpus) == 1 else list(machine.gpus) or None,
         "cpu": machine.cores,
         "memory": 1024 * machine.gib,

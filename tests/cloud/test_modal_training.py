@@ -52,8 +52,10 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     assert saved_iterations(run) == [2, 4]
     assert (at_modal.volume / "data" / "python_char" / "train.bin").exists()
 
-    preparing, function = [create.function for create in server.sent("FunctionCreate")][::-1]
-    assert not preparing.resources.gpu_config.count and preparing.resources.milli_cpu == 16000
+    functions = {create.function.function_name: create.function for create in server.sent("FunctionCreate")}
+    assert not functions["prepare"].resources.gpu_config.count
+    assert functions["prepare"].resources.milli_cpu == 1000
+    function = functions["train"]
     assert (function.resources.gpu_config.gpu_type, function.resources.gpu_config.count) == ("H100", 2)
     assert function.timeout_secs == 5400 and function.retry_policy.retries == 3
     assert [container.call.function.function_name for container in server.containers] == ["prepare", "train"]
