@@ -81,10 +81,11 @@ def describe_cost(options: LaunchOptions, runs: int = 1) -> str:
         f"{options.nodes} machines x " if options.nodes > 1 else "",
         f"{1 + options.retries} attempts x " if options.retries else "",
     ]
-    kind = f"{options.cores} cores" if options.machine.count == 0 and options.cores else options.gpu
+    machine = options.machine
+    kind = f"{options.gpu}, cores and memory" if machine.count else f"{machine.cores:g} cores and memory"
     return (
         f"costs at most ${most_dollars(options, runs):,.2f}: {''.join(times)}{options.timeout_hours:g} h x "
-        f"${options.machine.price:.2f} ({kind}, cores and memory; prices of {READ}, see cloud/prices.py)"
+        f"${machine.price:.2f} ({kind}; prices of {READ}, see cloud/prices.py)"
     )
 
 

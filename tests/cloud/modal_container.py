@@ -120,7 +120,8 @@ class Container(Service):
 
     async def end_with_entrypoint(self) -> None:
         """Wait for Modal's entrypoint to end, and end with it whatever else runs in the container."""
-        await self.process.wait()
+        while self.process.returncode is None:  # wait() would wait for all that hold its pipe
+            await asyncio.sleep(0.05)
         self.orphans = members(self.process.pid)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)

@@ -61,7 +61,9 @@ class Endpoint:
         new = self.server.new_id
         exchange = Exchange(new("fc"), new("in"), request, await request.read())
         self.exchanges[exchange.call_id] = exchange
-        if self.container is None or self.container.gone:
+        if self.container and self.container.closing:
+            await self.container.gone.wait()  # containers share this machine's ports
+        if self.container is None or self.container.gone.is_set():
             self.container = WebContainer(self)
             self.server.containers.append(self.container)
             self.server.running.append(asyncio.ensure_future(self.container.run()))
@@ -87,14 +89,14 @@ class WebContainer(Container):
     def __init__(self, endpoint: Endpoint):
         super().__init__(endpoint, 0, 1, asyncio.Barrier(1))
         self.endpoint, self.inputs = endpoint, asyncio.Queue()
-        self.gone = False
+        self.closing, self.gone = False, asyncio.Event()
 
     async def run(self) -> None:
         self.input_given = True  # by the request that started it
         try:
             await super().run()
         finally:
-            self.gone = True
+            self.gone.set()
             for exchange in self.endpoint.exchanges.values():
                 exchange.answers.put_nowait(None)
 
@@ -102,7 +104,7 @@ class WebContainer(Container):
         try:
             exchange = await asyncio.wait_for(self.inputs.get(), IDLE)
         except TimeoutError:
-            self.gone = True
+            self.closing = True
             return pb.FunctionGetInputsResponse(inputs=[pb.FunctionGetInputsItem(kill_switch=True)])
         args = serialize_data_format(((exchange.scope,), {}), pb.DATA_FORMAT_PICKLE)
         item = pb.FunctionGetInputsItem(

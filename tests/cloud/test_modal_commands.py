@@ -170,8 +170,7 @@ def test_a_run_is_served_behind_a_url_and_costs_nothing_while_nobody_asks(at_mod
         other = {"Origin": "https://elsewhere.example"}
         assert (await ask(endpoint, "/v1/completions", key, json=request, headers=other))[0] == 403
         assert len(server.containers) == 1
-        while not server.containers[0].gone:
-            await asyncio.sleep(0.1)
+        await server.containers[0].gone.wait()
         assert (await ask(endpoint, "/health"))[0] == 200 and len(server.containers) == 2
         server.client.send_signal(signal.SIGINT)
 
