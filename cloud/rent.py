@@ -116,7 +116,8 @@ def opened(name: str, options: LaunchOptions) -> Generator["modal.App"]:
     try:
         yield modal.App(f"{VOLUME}-{name}")
     except (modal.exception.Error, ChildProcessError) as error:
-        raise UserError(f"Modal: {error}") from None
+        why = str(error) or "the run was cancelled; the same command goes on with it"  # at Modal's dashboard
+        raise UserError(f"Modal: {why}") from None
 
 
 def check_run(runs: InVolume, job: Job) -> None:

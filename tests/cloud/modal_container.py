@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
@@ -22,6 +23,7 @@ from modal_proto import api_pb2 as pb
 from tests.cloud.modal_service import Disturbance, Service
 
 RESULT = pb.GenericResult
+ENDED = (RESULT.GENERIC_STATUS_SUCCESS, RESULT.GENERIC_STATUS_TERMINATED)  # there is no other attempt
 # Arguments: the container's root, pairs of a path here and one in the container, -- and the command.
 ENTER = """set -e; root=$1; shift
 for top in /*; do
@@ -49,7 +51,7 @@ class Call:
                 output = None
                 while output is None and self.app_id not in self.server.stopped:
                     output = await self.attempt()  # None: the container is gone, and another gets the input
-                if output is None or output.result.status == RESULT.GENERIC_STATUS_SUCCESS:
+                if output is None or output.result.status in ENDED:
                     break
             self.output = output
         except Exception as error:  # of this stand-in's own: the client must not wait for ever
@@ -146,6 +148,8 @@ class Container(Service):
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
         if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
+            while not catches(self.process.pid, signal.SIGUSR1):  # from when it runs the input
+                await asyncio.sleep(0.01)
             os.kill(self.process.pid, signal.SIGUSR1)
         if disturbance.what == "ctrl-c":
             self.server.client.send_signal(signal.SIGINT)
@@ -313,6 +317,12 @@ def listing(folder: Path) -> dict[Path, tuple[int, int]]:
             if path.is_file():
                 found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
     return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def members(group: int) -> list[int]:
