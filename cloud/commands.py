@@ -13,6 +13,7 @@ from typing import Any
 
 from cloud.options import LaunchOptions
 from cloud.supervise import Stop, run_script
+from config.command_line import UserError
 
 # Without any word for train.py. The prompt is Python's, as the text is.
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
@@ -26,7 +27,6 @@ PROFILED = 14  # steps, of which the last four are traced: runs/profile.py
 class Command:
     """A command that runs a script. In `words`, which follow the user's, {run} is the run's folder."""
 
-    about: str
     script: str
     words: tuple[str, ...] = ("--out_dir={run}",)
     results: tuple[str, ...] = ()  # in the run's folder: from Modal they are brought home
@@ -38,48 +38,34 @@ class Command:
 
 
 SHORT = {"timeout_hours": 1.0, "retries": 0}
+CPUS = {"gpu": "none", "cores": 16, "retries": 1}
 COMMANDS = {
-    "train": Command("train a run, or go on with it", "train.py"),
-    "sample": Command("write text with a run's model", "sample.py", defaults=SHORT),
-    "prepare": Command(
-        "prepare a data set, on CPUs",
-        "prepare.py",
-        (),
-        defaults={"gpu": "none", "cores": 16, "retries": 1},
-    ),
+    "train": Command("train.py"),
+    "sample": Command("sample.py", defaults=SHORT),
+    "prepare": Command("prepare.py", (), defaults=CPUS),
     "evaluate": Command(
-        "measure a run's loss on a whole split, or HellaSwag",
         "evaluate.py",
         ("--out_dir={run}", "--json={run}/evaluate.json"),
-        ("evaluate.json",),
+        results=("evaluate.json",),
         defaults=SHORT,
     ),
-    "bench": Command(
-        "time the step of a run, or of a config",
-        "bench.py",
-        ("--out_dir={run}", "--init_from=resume"),
-        defaults=SHORT,
-    ),
+    "bench": Command("bench.py", ("--out_dir={run}", "--init_from=resume"), defaults=SHORT),
     "profile": Command(
-        f"trace {PROFILED} steps of a run, or of a config",
         "train.py",
         (
             *("--profile={run}/profile", "--out_dir={scratch}", f"--max_iters={PROFILED}"),
             *("--eval_iters=1", "--wandb_log=False", "--init_from=auto"),
         ),
-        ("profile",),
+        results=("profile",),
         defaults=SHORT,
     ),
     "export": Command(
-        "write a run's model as transformers reads it",
         "export.py",
         ("--out_dir={run}", "--to={run}/export"),
-        ("export",),
+        results=("export",),
         defaults=SHORT | {"gpu": "none", "cores": 4},
     ),
-    "serve": Command(
-        "serve a run: OpenAI's API, and a page in the browser", "serve.py", defaults={"retries": 0}
-    ),
+    "serve": Command("serve.py", defaults={"retries": 0}),
 }
 
 
@@ -109,11 +95,13 @@ def run_job(
     """Run a job's script on the run in the folder `run`. Return as `run_script` does.
 
     Its words are the user's, and then the launcher's. A profile is that of a new run with the same options,
-    in a folder that is thrown away: the run itself stays as it is.
+    in a folder that is thrown away: the run itself stays as it is. Raises UserError where there is none.
     """
     words = [] if job.command == "bench" and not job.of_a_run else COMMANDS[job.command].words
     with tempfile.TemporaryDirectory() as scratch:
         if job.command == "profile" and job.of_a_run:
+            if not (run / "options.json").is_file():
+                raise UserError(f"--run-name={job.run_name}: there is no such run")
             shutil.copy(run / "options.json", scratch)
         ours = [word.format(run=run, scratch=scratch) for word in words]
         return run_script(job.script, [*job.words, *ours], cwd, seconds)

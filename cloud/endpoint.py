@@ -61,7 +61,7 @@ def serve_run(job: Job, options: LaunchOptions, key: str | None) -> int:
     check_run(InVolume(), job)
     key = key or secrets.token_urlsafe(24)
     name = f"{job.run_name}-serve"
-    with opened(name, options) as app:
+    with opened(name) as app:
         server = modal.web_server(
             SERVER_PORT, startup_timeout=START, label=re.sub("[^a-z0-9]+", "-", name.lower())
         )

@@ -91,8 +91,8 @@ def rent(
     for job in jobs:
         check_run(runs, job)
     missing = [preparing_job([dataset], preparing) for dataset in missing_data(runs, jobs)]
-    statuses: list[int | None] = [130] * len(jobs)  # Ctrl-C ends the `with` below, quietly
-    with opened(name, options) as app:
+    calls, statuses = [], [130] * len(jobs)  # Ctrl-C ends the inner `with` below, quietly
+    with opened(name) as app:
         image = make_image()
         machine = make_function(app, image, jobs[0].command, options)
         cpus = make_function(app, image, "prepare", preparing) if missing else None
@@ -103,6 +103,9 @@ def rent(
                     return [status] * len(jobs)
             calls = [spawn(machine, job, options) for job in jobs]
             statuses = [outcome(job, call, several) for job, call in zip(jobs, calls, strict=True)]
+    if not calls:
+        print("stopped before it began; the same command goes on with what was prepared")
+        raise KeyboardInterrupt
     for job, status in zip(jobs, statuses, strict=True):
         if status == 0 and job.results:
             files = fetch(runs, job.run_name, job.results)
@@ -111,7 +114,7 @@ def rent(
 
 
 @contextmanager
-def opened(name: str, options: LaunchOptions) -> Generator["modal.App"]:
+def opened(name: str) -> Generator["modal.App"]:
     """Yield a new App. What Modal refuses within, and a run that it ended, becomes a UserError."""
     try:
         yield modal.App(f"{VOLUME}-{name}")

@@ -11,10 +11,10 @@ from dataclasses import fields
 import pytest
 
 import app
-from cloud.commands import COMMANDS
+from cloud.commands import COMMANDS, Job
 from cloud.options import LaunchOptions, most_dollars, separate_options
 from cloud.prices import CORE, GIB, Machine
-from cloud.rent import asked_to_detach
+from cloud.rent import asked_to_detach, closing_hint
 from config.command_line import given, option_types
 from config.options import Options
 from tests.cloud.launches import LONG, errors, files_to_send, namespaces
@@ -307,3 +307,16 @@ def test_commands_have_one_form_here(monkeypatch):
         ("data/tinystories/prepare.py", ["--limit=3"]),
         ("train.py", ["config/quickstart.py"]),
     ]
+
+
+@pytest.mark.parametrize(
+    "status, detach, says",
+    [
+        (0, False, "modal run app.py::fetch --run-name=big, or modal volume get nanojaxgpt runs/big"),
+        (130, False, "the run was stopped; the same command goes on"),
+        (130, True, "the run goes on: modal run app.py::watch --run-name=big"),
+        (2, False, "the run failed by itself (status 2)"),
+    ],
+)
+def test_what_is_said_last_fits_the_outcome(status, detach, says):
+    assert says in closing_hint(Job("train", [], "big"), status, LaunchOptions(detach=detach))

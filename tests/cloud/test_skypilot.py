@@ -169,19 +169,33 @@ def test_the_server_listens_to_the_balancer_and_wants_a_key(tmp_path):
     assert options.port == SERVICE["resources"]["ports"]
 
 
+def by_skypilot(program: str, home: Path) -> str:
+    """The last line that a program prints in the environment that has SkyPilot."""
+    command = [os.environ["SKYPILOT_PYTHON"], "-c", f"import sky, yaml\n{program}"]
+    environment = os.environ | {"HOME": str(home)}
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    return printed.splitlines()[-1]
+
+
 @pytest.mark.skipif("SKYPILOT_PYTHON" not in os.environ, reason="SKYPILOT_PYTHON is not set")
 @pytest.mark.parametrize("accelerator", ["A100-80GB", "H100", "tpu-v6e-8", "tpu-v5p-8"])
 def test_skypilot_reads_it(accelerator, tmp_path):
     program = f"""
-import sky, yaml
 values = yaml.safe_load(open({str(FILE)!r}))
 task = sky.Task.from_yaml_config(values, env_overrides=[("BUCKET", "my-bucket")])
 task.set_resources_override({{"accelerators": {accelerator!r}}})  # as `sky launch --gpus` does
 (resources,) = task.resources
 print(resources.accelerators, task.num_nodes, *task.storage_mounts)
 """
-    command = [os.environ["SKYPILOT_PYTHON"], "-c", program]
-    printed = subprocess.run(
-        command, env=os.environ | {"HOME": str(tmp_path)}, check=True, capture_output=True, text=True
-    ).stdout
-    assert printed.splitlines()[-1] == f"{{'{accelerator}': 1}} 1 /runs"
+    assert by_skypilot(program, tmp_path) == f"{{'{accelerator}': 1}} 1 /runs"
+
+
+@pytest.mark.skipif("SKYPILOT_PYTHON" not in os.environ, reason="SKYPILOT_PYTHON is not set")
+def test_skypilot_reads_the_file_that_serves(tmp_path):
+    program = f"""
+values = yaml.safe_load(open({str(SERVE)!r}))
+envs = [("BUCKET", "my-bucket"), ("API_KEY", "a-key-of-mine")]
+task = sky.Task.from_yaml_config(values, env_overrides=envs)
+print(task.service.readiness_path, *task.storage_mounts, {{port for r in task.resources for port in r.ports}})
+"""
+    assert by_skypilot(program, tmp_path) == "/health /runs {'8000'}"
