@@ -1,11 +1,12 @@
 """Run one of the project's scripts as a process of its own, and pass on a request to stop."""
 
 import math
-import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -20,39 +21,56 @@ def run_script(
     words: list[str],
     cwd: Path | None = None,
     seconds: float = math.inf,
-    environment: dict[str, str] | None = None,
 ) -> tuple[int, Stop | None]:
     """Run a script with the options `words` to its end.
 
     Return its status, which is negative if a signal killed it, and why it was stopped, if it was. Ctrl-C, and
     the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and ends with status 143.
     Any other exception, such as the one with which Modal cancels an input, ends the script in the same way
-    and goes on up: no script outlives its caller. `environment` is added to this process's own.
+    and goes on up: no script outlives its caller.
     """
-    # A terminal sends Ctrl-C to the script as well, and train.py ends without saving at its second signal. So
-    # SIGINT is blocked while the script starts: the script inherits that, and a SIGINT waits here until there
-    # is a script to pass it on to. So does the SIGUSR1 by which Modal's client cancels an input.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGUSR1})
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / script), *words], cwd=cwd, env=os.environ | (environment or {})
-    )
-    deadline, stop = time.monotonic() + seconds, None
+    command = [sys.executable, str(ROOT / script), *words]
+    process, deadline, stop = None, time.monotonic() + seconds, None
     try:
         while True:
             try:
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                return process.wait(
-                    None if deadline == math.inf else max(0, deadline - time.monotonic())
-                ), stop
-            except subprocess.TimeoutExpired:
-                deadline, stop = math.inf, "time"
-                process.terminate()
-            except KeyboardInterrupt:
-                stop = "interrupt"
+                if process is None:
+                    with signals_held_back():
+                        process = subprocess.Popen(command, cwd=cwd)
+                left = None if deadline == math.inf else max(0, deadline - time.monotonic())
+                return process.wait(left), stop
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
+                if process is None:
+                    raise
+                deadline, stop = math.inf, "interrupt" if isinstance(why, KeyboardInterrupt) else "time"
                 process.terminate()
     except BaseException:
-        end(process)
+        if process is not None:
+            end(process)
         raise
+
+
+@contextmanager
+def signals_held_back() -> Generator[None]:
+    """Within, no signal raises an exception; those that came do so at the end, when there is a script to end.
+
+    SIGINT is blocked as well, which a script that is started within inherits: a terminal sends Ctrl-C to the
+    script, too, and train.py ends without saving at its second signal.
+    """
+    came = []
+    numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)  # SIGUSR1 is Modal's: an input is cancelled
+    handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        for number in handlers:
+            signal.signal(number, lambda number, frame: came.append(number))
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number in came:
+            handlers[number](number, None)
 
 
 def end(process: subprocess.Popen) -> None:
