@@ -4,6 +4,7 @@ The stand-in notes what is asked of Modal. What is to run in a container really 
 """
 
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -236,3 +237,21 @@ def test_weights_divided_among_machines_are_refused_at_the_start(at_modal, tiny)
     assert status == 2 and len(server.containers) == 2
     assert "not the same folder for all machines" in printed and "Traceback" not in printed
     assert not (at_modal.volume / "runs" / "run" / "checkpoints").exists()
+
+
+@pytest.mark.slow
+@containers
+@pytest.mark.parametrize("single_use", [True, False])
+def test_an_attempt_begins_in_a_new_container(at_modal, project, tiny, tmp_path, single_use):
+    """The launcher asks for that. Without it, the stand-in keeps containers warm, as Modal does."""
+    copy = shutil.copytree(project, tmp_path / "project")
+    path = copy / "cloud" / "rent.py"
+    asked = "single_use_containers=True"
+    assert path.read_text().count(asked) == 1
+    path.write_text(path.read_text().replace(asked, f"single_use_containers={single_use}"))
+    disturbance = Disturbance("kill", first_checkpoint)
+    status, printed, server = at_modal(
+        *remote(tiny, **LONG), "--retries=1", cwd=copy, disturbances=[disturbance]
+    )
+    assert status == 0 and "resuming at iter" in printed, printed
+    assert len(server.containers) == (2 if single_use else 1)
