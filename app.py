@@ -41,7 +41,7 @@ from cloud.jobs import (
 )
 from cloud.options import LaunchOptions, check_cost, describe_cost, most_dollars, separate_options
 from cloud.places import Here, InVolume, modal
-from cloud.rent import READ_DATA, closing_hint, describe, rent
+from cloud.rent import closing_hint, describe, rent
 from cloud.supervise import run_script
 from cloud.sweep import plan_sweep, run_sweep
 from config.command_line import CommandOptions, UserError, command, given, split_options
@@ -113,8 +113,8 @@ def announce(jobs: list[Job], options: LaunchOptions, preparing: LaunchOptions) 
     dollars = most_dollars(costs, len(jobs))
     if jobs[0].command == "serve":
         print(describe_endpoint(options))
-    if jobs[0].command in READ_DATA and (jobs[0].dataset is None or has_script(jobs[0].dataset)):
-        print(f"and to prepare its data first, where the Volume lacks them: {describe_cost(preparing)}")
+    if jobs[0].reads_data and (jobs[0].dataset is None or has_script(jobs[0].dataset)):
+        print(f"before that, where the Volume lacks its data: {describe_cost(preparing)}")
         dollars += most_dollars(preparing)
     if options.dry_run:
         print(describe(jobs, options))

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cloud.options import LaunchOptions
-from cloud.supervise import Stop, run_script
+from cloud.supervise import ROOT, Stop, run_script
 from config.command_line import UserError
 
 # Without any word for train.py. The prompt is Python's, as the text is.
@@ -82,11 +82,26 @@ class Job:
 
     @property
     def script(self) -> str:
-        return COMMANDS[self.command].script
+        if self.command != "prepare":
+            return COMMANDS[self.command].script
+        own = f"data/{self.run_name}/prepare.py"  # or else it is the user's documents
+        return own if (ROOT / own).is_file() else "data/prepare.py"
+
+    @property
+    def reads_data(self) -> bool:
+        """Whether its data are prepared first, where they are missing. A run that is there has its own."""
+        needed = self.dataset is not None or not self.of_a_run
+        return self.command in ("train", "profile", "evaluate") and needed
 
     @property
     def results(self) -> tuple[str, ...]:
         return COMMANDS[self.command].results
+
+
+def words_of(job: Job, run: Path, scratch: str = "<a folder>") -> list[str]:
+    """Return a script's words for the run in the folder `run`: the user's, and then the launcher's."""
+    words = [] if job.command == "bench" and not job.of_a_run else COMMANDS[job.command].words
+    return [*job.words, *(word.format(run=run, scratch=scratch) for word in words)]
 
 
 def run_job(
@@ -94,14 +109,12 @@ def run_job(
 ) -> tuple[int, Stop | None]:
     """Run a job's script on the run in the folder `run`. Return as `run_script` does.
 
-    Its words are the user's, and then the launcher's. A profile is that of a new run with the same options,
-    in a folder that is thrown away: the run itself stays as it is. Raises UserError where there is none.
+    A profile is that of a new run with the same options, in a folder that is thrown away: the run itself
+    stays as it is. Raises UserError where there is none.
     """
-    words = [] if job.command == "bench" and not job.of_a_run else COMMANDS[job.command].words
     with tempfile.TemporaryDirectory() as scratch:
         if job.command == "profile" and job.of_a_run:
             if not (run / "options.json").is_file():
                 raise UserError(f"--run-name={job.run_name}: there is no such run")
             shutil.copy(run / "options.json", scratch)
-        ours = [word.format(run=run, scratch=scratch) for word in words]
-        return run_script(job.script, [*job.words, *ours], cwd, seconds)
+        return run_script(job.script, words_of(job, run, scratch), cwd, seconds)

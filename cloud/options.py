@@ -82,11 +82,16 @@ def describe_cost(options: LaunchOptions, runs: int = 1) -> str:
         f"{1 + options.retries} attempts x " if options.retries else "",
     ]
     machine = options.machine
-    kind = f"{options.gpu}, cores and memory" if machine.count else f"{machine.cores:g} cores and memory"
+    kind = f"{options.gpu}, cores" if machine.count else counted(machine.cores, "core")
     return (
         f"costs at most ${most_dollars(options, runs):,.2f}: {''.join(times)}{options.timeout_hours:g} h x "
-        f"${machine.price:.2f} ({kind}; prices of {READ}, see cloud/prices.py)"
+        f"${machine.price:.2f} ({kind} and memory; prices of {READ}, see cloud/prices.py)"
     )
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a number with its noun: 1 core, 2 cores."""
+    return f"{number:g} {noun}{'s' * (number != 1)}"
 
 
 def most_dollars(options: LaunchOptions, runs: int = 1) -> float:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from cloud import MOUNTED, VOLUME
-from cloud.commands import SAMPLE, Job
+from cloud.commands import SAMPLE, Job, words_of
 from cloud.jobs import check_unchanged, has_script, preparing_job
 from cloud.look import fetch, is_running, read_options
-from cloud.options import LaunchOptions
+from cloud.options import LaunchOptions, counted
 from cloud.places import InVolume, modal, open_volume
 from cloud.supervise import ROOT
 from config.command_line import UserError
@@ -32,7 +32,6 @@ ROOMS = (
     *("benchmarks", "planning", "serving", "inside"),
 )
 PAGE = (".html", ".js", ".css", ".svg")  # of the page that serve.py shows
-READ_DATA = ("train", "profile", "evaluate")  # of the commands; their data is prepared first
 PYTHON = "3.12"
 JAX = "jax[cuda13]"  # beside requirements.txt, for its GPU
 RDMA = ("libibverbs1", "ibverbs-providers")  # by which the GPUs of a cluster's machines reach each other
@@ -61,15 +60,15 @@ def describe(jobs: list[Job], options: LaunchOptions) -> str:
     files = files_to_send()
     size = sum((ROOT / path).stat().st_size for path in files)
     names = ", ".join(f"{'data' if job.command == 'prepare' else 'runs'}/{job.run_name}" for job in jobs)
-    machine = options.machine
+    machine, runs, gpu = options.machine, MOUNTED / "runs", options.gpu if options.gpu != "none" else "no GPU"
     return "\n".join(
         [
-            f"machines  {options.nodes} with {options.gpu} each, {machine.cores:g} cores, {machine.gib} GiB",
-            f"time      {options.timeout_hours:g} h for an attempt, {1 + options.retries} attempts at most",
+            f"machines  {options.nodes} with {gpu}, {counted(machine.cores, 'core')}, {machine.gib} GiB",
+            f"time      {counted(1 + options.retries, 'attempt')} of {options.timeout_hours:g} h at most",
             f"secret    {', '.join(options.secrets) or 'none'}",
-            f"volume    {VOLUME}, at {MOUNTED}; the run is {names}",
-            f"image     Debian, Python {PYTHON}, pip install -r requirements.txt {JAX}",
-            *(f"command   {' '.join([job.script, *job.words])}" for job in jobs),
+            f"volume    {VOLUME}, at {MOUNTED}, for {names}",
+            f"image     Debian, Python {PYTHON}, {', '.join(RDMA)}; pip install -r requirements.txt {JAX}",
+            *(f"command   {' '.join([job.script, *words_of(job, runs / job.run_name)])}" for job in jobs),
             *([f"then      {' '.join(['sample.py', *SAMPLE])}"] if jobs[0].sample else []),
             f"files     {len(files)}, {size / 1000:.0f} kB:",
             *(f"          {path}" for path in files),
@@ -148,7 +147,7 @@ def missing_data(runs: InVolume, jobs: list[Job]) -> list[str]:
     """
     data, missing = InVolume("data"), []
     for job in jobs:
-        if job.command not in READ_DATA:
+        if not job.reads_data:
             continue
         dataset = job.dataset or (read_options(runs, job.run_name) or Options()).dataset
         name = Path(dataset).name  # a run of an earlier version has the whole path

@@ -271,6 +271,8 @@ def test_every_command_says_its_price_first(name, capsys):
     assert first.startswith("costs at most $")
     needs_gpu = name not in ("prepare", "export")
     assert any(line.startswith("machines") and ("A10" in line) is needs_gpu for line in rest)
+    (line,) = [line for line in rest if line.startswith("command")]
+    assert (f"{name}.py" in line) is (name != "profile") and ("/vol/runs/" in line) is (name != "prepare")
 
 
 def test_a_deployed_endpoint_is_paid_by_the_day(capsys):
