@@ -236,9 +236,8 @@ def start_looking(name: str, argv: list[str], at_modal: bool) -> None:
         look.watch(InVolume() if remote else Here(), run)
     else:
         files = look.fetch(InVolume(), run)
-        print(
-            f"{run}/ has {len(files)} files now; to go on: python train.py --out_dir={run} --init_from=resume"
-        )
+        go_on = f"python train.py --out_dir={run} --init_from=resume --device=auto"
+        print(f"{run}/ has {len(files)} files now; to go on here: {go_on}")
 
 
 # For `modal run app.py::NAME`
