@@ -3,7 +3,6 @@
 import os
 import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -160,8 +159,12 @@ def fetch(volume: InVolume, run: str, results: tuple[str, ...] = ()) -> list[Pat
     try:
         for path in files:
             (beside / path).parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileNotFoundError), open(beside / path, "wb") as file:  # replaced just now
-                file.writelines(volume.chunks(path))
+            try:
+                with open(beside / path, "wb") as file:
+                    file.writelines(volume.chunks(path))
+            except FileNotFoundError:  # the run has just replaced it
+                (beside / path).unlink()
+        files = [path for path in files if (beside / path).exists()]
         for path in map(Path, files):
             path.parent.mkdir(parents=True, exist_ok=True)
             os.replace(beside / path, path)
@@ -176,7 +179,10 @@ def check_same_run(volume: InVolume, run: str, there: bool) -> None:
     """Raise UserError for a run that is not there, or whose name another run has here."""
     if not there:
         raise UserError(f"--run-name={run}: there is no such run; list shows those that are there")
-    ours = read_options(Here(), run)
-    theirs = read_options(volume, run)
-    if ours is not None and ours != theirs:
+    ours, theirs = standing(Here(), run), standing(volume, run)
+    if ours is None or theirs is None:
+        return
+    if read_options(Here(), run) != read_options(volume, run):
         raise UserError(f"{run}/ holds another run here, with other options: move that folder away")
+    if ours.saved > theirs.saved:
+        raise UserError(f"{run}/ has come further here (iter {ours.saved}): move that folder away")

@@ -67,6 +67,10 @@ def test_runs_in_the_volume_are_listed_watched_and_fetched_without_a_container(
     assert status == 0 and contents(home / "run") == contents(trained)
     status, printed = look("fetch", "--run-name=run")
     assert status == 0  # the same run: brought up to date
+    (home / "run" / "checkpoints" / "12").mkdir()
+    status, printed = look("fetch", "--run-name=run")
+    assert status == 2 and "run/ has come further here (iter 12)" in errors(printed)[0]
+    (home / "run" / "checkpoints" / "12").rmdir()
     data = {"NANOJAXGPT_DATA": str(tiny_data.parent)}
     words = ["--out_dir=run", "--init_from=resume", "--max_iters=15"]
     done = run_python(ROOT / "train.py", *words, cwd=home, **data)
