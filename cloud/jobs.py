@@ -71,6 +71,8 @@ def job_of_a_run(command: str, argv: list[str], options: LaunchOptions, values: 
     name = options.run_name or check_value("run_name", re.sub(r"\W+", "-", start), "--", LaunchOptions)
     if examples := values.get("hellaswag"):
         check_in_volume("hellaswag", examples)
+    if values.get("follow"):
+        raise UserError("--follow=True: at Modal a server sees the run as it was when its container started")
     dataset = checked_dataset(values)
     if options.machine.count and command != "export" and "device" not in values:  # as in words_for
         argv = [*argv, "--device=cuda"]

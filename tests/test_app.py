@@ -275,6 +275,11 @@ def test_every_command_says_its_price_first(name, capsys):
     assert (f"{name}.py" in line) is (name != "profile") and ("/vol/runs/" in line) is (name != "prepare")
 
 
+def test_a_server_at_modal_cannot_follow_a_run():
+    text = refusal(app.launch, "serve", ["--run-on-remote", "--run-name=x", "--follow=True"])
+    assert text.startswith("--follow=True: ")
+
+
 def test_a_deployed_endpoint_is_paid_by_the_day(capsys):
     app.launch("serve", ["--dry-run", "--run-name=x", "--timeout-hours=1"])
     assert capsys.readouterr().out.startswith("costs at most $1.32: 1 h x ")

@@ -81,6 +81,27 @@ def test_runs_in_the_volume_are_listed_watched_and_fetched_without_a_container(
 
 @pytest.mark.slow
 @containers
+def test_documents_in_the_volume_are_prepared_on_cpus_once(at_modal, tokenizer_json):
+    volume = at_modal.volume
+    (volume / "mine.txt").write_text("\n<|endoftext|>\n".join(f"the story {n}" for n in range(40)))
+    (volume / "tokenizer.json").write_text(tokenizer_json.read_text())
+    words = ["run", "app.py::prepare", "--run-on-remote", "mine", "--source=/vol/mine.txt", "--cores=2"]
+    words += ["--tokenizer=/vol/tokenizer.json", "--val_fraction=0.3"]
+    status, printed, server = at_modal(*words)
+    assert status == 0, printed
+    (create,) = server.sent("FunctionCreate")
+    resources = create.function.resources
+    assert not resources.gpu_config.count and (resources.milli_cpu, resources.memory_mb) == (2000, 16384)
+    counts = json.loads((volume / "data" / "mine" / "meta.json").read_text())["counts"]
+    assert min(counts.values()) > 0 and "40 documents" in printed
+    before = contents(volume / "data" / "mine")
+    status, printed, server = at_modal(*words)
+    assert status == 0 and "/vol/data/mine is prepared" in printed
+    assert contents(volume / "data" / "mine") == before
+
+
+@pytest.mark.slow
+@containers
 def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
     """All runs at once, on data prepared once; again, it trains nothing."""
     home = tmp_path / "home"

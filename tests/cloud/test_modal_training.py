@@ -45,8 +45,8 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     machine += ["--max-dollars=60", "--device=cpu"]
     status, printed, server = at_modal(
         *("run", "app.py", "--run-on-remote", "true", "config/quickstart.py", *steps, *machine),
-        *("--wandb_log=True", "--secret", "wandb"),
-        secrets={"wandb": {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "disabled"}},
+        *("--wandb_log=True", "--secret", "wandb,hf"),
+        secrets={"wandb": {"WANDB_API_KEY": "0" * 40, "WANDB_MODE": "disabled"}, "hf": {"HF_TOKEN": "hf_x"}},
     )
     assert status == 0, printed
     run = at_modal.volume / "runs" / "first"
@@ -61,11 +61,16 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     assert function.timeout_secs == 5400 and function.retry_policy.retries == 3
     assert [container.call.function.function_name for container in server.containers] == ["prepare", "train"]
     assert [mount.mount_path for mount in function.volume_mounts] == ["/vol"]
-    assert len(function.secret_ids) == 1
+    assert len(function.secret_ids) == 2
+    kept = server.image_environment()
+    assert all(
+        kept[name].startswith("/vol/cache") for name in ("HF_HOME", "TIKTOKEN_CACHE_DIR", "XDG_CACHE_HOME")
+    )
     uploaded = {file.filename for r in server.sent("MountGetOrCreate") for file in r.files}
     assert uploaded == {f"/root/{name}" for name in files_to_send(project)}
     lines = [line for image in server.images for line in image.dockerfile_commands]
     assert any("--requirements" in line and "'jax[cuda13]'" in line.split() for line in lines), lines
+    assert any("apt-get install" in line and "libibverbs1" in line.split() for line in lines), lines
     (requirements,) = [file.data for image in server.images for file in image.context_files]
     assert requirements == (project / "requirements.txt").read_bytes()
     named = {line.partition(">=")[0] for line in requirements.decode().splitlines()}
