@@ -1,340 +1,277 @@
-"""Run train.py or sample.py on a rented GPU at Modal (https://modal.com), or on this machine.
+"""The launcher: every command on a rented machine at Modal (https://modal.com), or on this one.
 
     modal run app.py --run-on-remote true                           a first small model, for cents
     python app.py                                                   the same here: no account, no network
-    python app.py --help                                            lists the launcher's own options
-    python app.py --dry-run config/train_gpt2.py --gpu=H100:8       what would be rented, and at what cost
-    modal run app.py --run-on-remote true config/quickstart.py --gpu=H100 --learning_rate=1e-3
-    modal run app.py::sample --run-on-remote true --run-name=out-quickstart --start="def "
+    modal run app.py::NAME --run-on-remote true ...                 any other command at Modal; here it is
+    python app.py NAME ...                                          without --run-on-remote, in either form
+    python app.py NAME --dry-run ...                                what would be rented, and at what cost
 
-Words that are not options of the launcher go to train.py (or sample.py). A run on Modal lives in the Volume
-`nanojaxgpt`: its out_dir is `runs/<run name>/`, and its data, prepared once, are in `data/<data set>/`. When
-its machine is taken away, its time is up or it is killed, Modal starts it again and it goes on from its last
-checkpoint. What it can cost at most is said first, and refused above --max-dollars. docs/cloud.md describes
-the rest, other clouds and TPUs.
+    train (without a name), sample, evaluate, bench, profile, export, serve     train.py, sample.py and so on
+    prepare openwebtext --limit=N                                   a data set, on CPUs
+    sweep config/x.py --sweep=learning_rate:3e-4,1e-3               many runs, and which is best
+    list, watch --run-name=x, fetch --run-name=x                    runs in the Volume, without a machine
+
+Words that are not options of the launcher (python app.py --help) go to the command's script. A run on Modal
+lives in the Volume `nanojaxgpt`: its out_dir is `runs/<run name>/`, and its data are in `data/<data set>/`.
+When its machine is taken away, its time is up or it is killed, Modal starts it again and it goes on from its
+last checkpoint. What a launch can cost at most is said first, and refused above --max-dollars. docs/cloud.md
+describes the rest, other clouds and TPUs.
 """
 
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
-import math
-import re
 import signal
 import sys
-import uuid
-from collections import deque
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Any
 
-from cloud import MOUNTED, VOLUME
-from cloud.prices import READ, Machine
-from cloud.supervise import ROOT, run_script
-from config.command_line import (
-    Count,
-    Limit,
-    Name,
-    NonNegative,
-    NonNegativeInt,
-    UserError,
-    check_value,
-    command,
-    given,
-    option_types,
+from cloud import look
+from cloud.commands import COMMANDS, FIRST, SAMPLE, SMALL, SMALL_DATA, Job, run_job
+from cloud.endpoint import cost_of_endpoint, describe_endpoint, serve_run
+from cloud.jobs import (
+    has_script,
+    job_of_a_run,
+    measuring_job,
+    preparing_job,
+    sampling_job,
+    training_job,
 )
+from cloud.options import LaunchOptions, check_cost, describe_cost, most_dollars, separate_options
+from cloud.places import Here, InVolume, modal
+from cloud.rent import closing_hint, describe, rent
+from cloud.supervise import run_script
+from cloud.sweep import plan_sweep, run_sweep
+from config.command_line import CommandOptions, UserError, command, given, split_options
 from config.options import Options
+from data.loader import is_small
 
-try:
-    import click  # Modal's command is made with it
-    import modal
-except ImportError:  # only the cloud needs it
-    modal: Any = None
-
-# Only these files are sent: no data, no checkpoints, no .env. Requirements are installed in the image.
-FILES = ("train.py", "sample.py", "model.py")
-ROOMS = (
-    *("config", "layers", "data", "training", "runs", "parallel", "generation", "evaluation", "hub", "cloud"),
-)
-PYTHON = "3.12"
-JAX = "jax[cuda13]"  # beside requirements.txt, for its GPU
-
-# Without any word for train.py. The prompt is Python's, as the text is.
-FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
-SMALL: dict[str, Any] = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}  # it needs minutes, and ends
-SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")
-
-RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
-Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0 < x <= 24)]
+LOOKING = ("list", "watch", "fetch")  # commands that rent nothing
 
 
-@dataclass(frozen=True)
-class LaunchOptions:
-    """The options of the launcher. The comment behind a field is its text in `--help`."""
-
-    program: ClassVar[str] = "app.py"
-    purpose: ClassVar[str] = "Train or sample on Modal, or here. Other options go to train.py or sample.py."
-
-    run_on_remote: bool = False  # run on Modal; without it, on this machine
-    gpu: Name = "A10"  # T4, L4, A10, L40S, A100-80GB, H100, H200, B200; H100:8; A100-80GB,H100: either; none
-    timeout_hours: Hours = 4.0  # time for one attempt; the next one goes on from the last checkpoint
-    retries: NonNegativeInt = 2  # attempts after the first, when time is up or the run is killed
-    max_dollars: NonNegative = 20.0  # refuse what could cost more than this, all attempts together
-    run_name: RunName = ""  # folder of the run; by default the name of its out_dir
-    secret: Name = ""  # a Modal secret with WANDB_API_KEY, for --wandb_log=True
-    detach: bool = False  # the run goes on when this command is stopped; as modal run --detach
-    nodes: Count = 1  # machines that train together, each with all its GPUs: --gpu=H100:8
-    dry_run: bool = False  # print what would be sent and rented
+def start_by_name(argv: list[str]) -> None:
+    """Run the command that the first word names; without one, train."""
+    if argv and argv[0] in (*COMMANDS, *LOOKING, "sweep"):
+        start(argv[0], argv[1:], at_modal=False)
+    else:
+        start("train", argv, at_modal=False)
 
 
-@dataclass(frozen=True)
-class Job:
-    """A command to run on Modal: everything that is sent besides the files."""
+def start(name: str, argv: list[str], at_modal: bool) -> None:
+    """Run a command. Exit with its status if it fails. Raises UserError.
 
-    script: str
-    words: list[str]  # the script's options, each as --key=value
-    run_name: str
-    sample: bool = False  # print a sample of the trained model at the end
-
-
-def launch(script: str, argv: list[str]) -> None:
-    """Run a script here or on Modal, as `argv` says. Exit with its status if it fails. Raises UserError."""
+    `at_modal` says that `modal run` started it: then `list` and `watch` look into the Volume unasked.
+    """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops a run as Ctrl-C does
+    if name in LOOKING:
+        start_looking(name, argv, at_modal)
+    elif name == "sweep":
+        start_sweep(argv)
+    else:
+        launch(name, argv)
+
+
+def launch(name: str, argv: list[str]) -> None:
+    """Run a command's script here or on Modal, as `argv` says."""
     ours, theirs = separate_options(argv)
-    first = script == "train.py" and not theirs
-    options = LaunchOptions(**(SMALL if first else {}) | given(ours, LaunchOptions))
+    first = name == "train" and not theirs
+    options = COMMANDS[name].options((SMALL if first else {}) | given(ours, LaunchOptions))
     if first:
         print(FIRST)
         theirs = ["config/quickstart.py"]
-    if options.run_on_remote or options.dry_run:
-        job = training_job(theirs, options) if script == "train.py" else sampling_job(theirs, options)
-        job = replace(job, sample=first)
-        print(describe_cost(options))
-        if options.dry_run:
-            print(describe(job, options))
-            return
-        check_cost(options)
-        status = rent(job, options)
-    else:
-        if options.run_name:
-            theirs.append(f"--out_dir={options.run_name}")
-        out_dir = options.run_name or "out-quickstart"
-        status, _ = run_script(script, [*theirs, "--init_from=auto"] if first else theirs)
-        if first and status == 0:
-            status, _ = run_script("sample.py", [f"--out_dir={out_dir}", *SAMPLE])
+    if not (options.run_on_remote or options.dry_run):
+        leave(run_here(name, theirs, options, first))
+        return
+    job = replace(job_of(name, theirs, options), sample=first)
+    preparing = data_options(job, options)
+    if not announce([job], options, preparing):
+        return
+    if name == "serve":
+        leave(serve_run(job, options, given(theirs, options_of("serve")).get("api_key")))
+        return
+    (status,) = rent(job.run_name, [job], options, preparing)
+    assert status is not None, "a job alone raises an error"
+    if name == "train":
+        print(closing_hint(job, status, options))
+    leave(status)
+
+
+def leave(status: int) -> None:
     if status:  # without an exception, `modal run` would report the App as completed
         sys.exit(status if status > 0 else 128 - status)  # for a signal, the status that a shell has
 
 
-def separate_options(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the launcher's options in a command line, as --key=value, and the other words as they are."""
-    ours, theirs, words = [], [], deque(argv)
-    while words:
-        word = words.popleft()
-        key, equals, value = word.partition("=")
-        kind = option_types(LaunchOptions).get(key.removeprefix("--").replace("-", "_"))
-        if word in ("--help", "-h"):
-            ours.append(word)
-        elif kind is None or not key.startswith("--"):
-            theirs.append(word)
-        elif kind is bool:  # --run-on-remote, with or without "true" or "false", after a space or a "="
-            if not equals and words and words[0].lower() in ("true", "false"):
-                value = words.popleft()
-            ours.append(f"{key}={value.capitalize() or True}")
-        else:
-            if not equals and words and not words[0].startswith("--"):
-                value = words.popleft()
-            ours.append(f"{key}={value}")
-    return ours, theirs
+def announce(jobs: list[Job], options: LaunchOptions, preparing: LaunchOptions) -> bool:
+    """Say what jobs can cost at most, and what would be rented with --dry-run: then return False.
 
-
-def training_job(argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job that runs train.py. Its options are checked here, before anything is rented.
-
-    The options are sent one by one instead of their config file, which may lie anywhere and may change while
-    the run goes on. Raises UserError for a bad option, and for one that cannot work on Modal.
+    Raises UserError for what is dearer than the user allows.
     """
-    values = given(argv, Options)
-    out_dir = values.pop("out_dir", Options.out_dir)
-    run_name = check_value("run_name", options.run_name or Path(out_dir).name, "--", LaunchOptions)
-    if values.get("overwrite"):
-        raise UserError(
-            "overwrite=True would begin anew at every attempt: give another --run-name, or first "
-            f"modal volume rm -r {VOLUME} runs/{run_name}"
-        )
-    dataset = Path(values.get("dataset", Options.dataset))
-    if dataset.is_dir() and (dataset.is_absolute() or not (ROOT / "data" / dataset).is_dir()):
-        raise UserError(
-            f"dataset={dataset} is a folder here: modal volume put {VOLUME} {dataset} "
-            f"data/{dataset.name}, then give --dataset={dataset.name}"
-        )
-    if values.get("wandb_log") and not options.secret:
-        raise UserError(
-            "wandb_log=True needs --secret=NAME, a Modal secret with your key: "
-            "modal secret create NAME WANDB_API_KEY=..."
-        )
-    if Machine.parse(options.gpu).count:  # or JAX would fall back to the CPU, at a GPU's price
-        values = {"device": "cuda"} | values
-    return Job("train.py", [f"--{name}={value}" for name, value in values.items()], run_name)
+    costs = cost_of_endpoint(options) if jobs[0].command == "serve" else options
+    print(describe_cost(costs, len(jobs)))
+    dollars = most_dollars(costs, len(jobs))
+    if jobs[0].command == "serve":
+        print(describe_endpoint(options))
+    if jobs[0].reads_data and (jobs[0].dataset is None or has_script(jobs[0].dataset)):
+        print(f"before that, where the Volume lacks its data: {describe_cost(preparing)}")
+        dollars += most_dollars(preparing)
+    if options.dry_run:
+        print(describe(jobs, options))
+        return False
+    check_cost(options, dollars)
+    return True
 
 
-def sampling_job(argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job that runs sample.py on a run in the Volume. A prompt in a file is sent as its text.
-
-    Raises UserError without a run's name, or for a file that cannot be read.
-    """
-    if not options.run_name:
-        raise UserError(f"--run-name is missing; modal volume ls {VOLUME} runs lists the runs")
-    if options.nodes > 1:
-        raise UserError(f"--nodes={options.nodes} is for training: sample.py runs on one machine")
-    words = []
-    for word in argv:
-        start = re.fullmatch("(--start=)?FILE:(.*)", word)
-        try:
-            words.append(f"{start[1] or ''}{Path(start[2]).read_text('utf-8')}" if start else word)
-        except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
-            raise UserError(f"{word}: cannot be read as text: {error}") from None
-    return Job("sample.py", words, options.run_name)
+def data_options(job: Job, options: LaunchOptions) -> LaunchOptions:
+    """Return the options by which a job's data are prepared: on many cores, unless that takes a second."""
+    small = job.dataset is not None and has_script(job.dataset) and is_small(job.dataset)
+    chosen = COMMANDS["prepare"].options(SMALL_DATA if small else {})
+    return replace(chosen, secret=options.secret, detach=options.detach)
 
 
-def describe_cost(options: LaunchOptions) -> str:
-    """Return the line that says what a launch can cost at most. Raises UserError for an unknown GPU."""
-    machines = f"{options.nodes} machines x " if options.nodes > 1 else ""
-    attempts = f"{1 + options.retries} attempts x " if options.retries else ""
-    return (
-        f"costs at most ${most_dollars(options):,.2f}: {machines}{attempts}{options.timeout_hours:g} h x "
-        f"${Machine.parse(options.gpu).price:.2f} "
-        f"({options.gpu}, cores and memory; prices of {READ}, see cloud/prices.py)"
-    )
+def job_of(name: str, argv: list[str], options: LaunchOptions) -> Job:
+    """Return the job that a command sends to Modal. Raises UserError for a mistake in its words."""
+    match name:
+        case "train":
+            return training_job(argv, options)
+        case "prepare":
+            return preparing_job(argv, options)
+        case "sample":
+            return sampling_job(argv, options, given(argv, options_of(name)))
+        case "bench":
+            from bench import BenchOptions, check_rival
+
+            own, rest = split_options(argv, BenchOptions)
+            check_rival(own)
+            own_words = [word for word in argv if word not in rest]
+            return measuring_job(name, rest, options, own_words)
+        case "profile":
+            return measuring_job(name, argv, options)
+    return job_of_a_run(name, argv, options, given(argv, options_of(name)))
 
 
-def check_cost(options: LaunchOptions) -> None:
-    """Raise UserError for what could cost more than the user allows, or cannot be rented."""
-    if (most := most_dollars(options)) > options.max_dollars:
-        raise UserError(
-            f"that is above --max-dollars={options.max_dollars:g}: give --max-dollars={math.ceil(most)}, "
-            "or fewer --timeout-hours or --retries"
-        )
-    if options.nodes > 1 and Machine.parse(options.gpu).count < 8:
-        raise UserError(f"--nodes={options.nodes} needs whole machines: --gpu=H100:8")
+def options_of(name: str) -> type[CommandOptions]:
+    """Return the options of a command's script, which is imported late: most of them import JAX."""
+    match name:
+        case "sample":
+            from sample import SampleOptions as Own
+        case "evaluate":
+            from evaluate import EvaluateOptions as Own
+        case "export":
+            from export import ExportOptions as Own
+        case "serve":
+            from serve import ServeOptions as Own
+        case _:
+            return Options
+    return Own
 
 
-def most_dollars(options: LaunchOptions) -> float:
-    """Return what a launch costs when every attempt takes all its time."""
-    return Machine.parse(options.gpu).price * options.nodes * options.timeout_hours * (1 + options.retries)
-
-
-def files_to_send() -> list[Path]:
-    """Return the paths of the files that are sent, relative to the project's folder."""
-    rooms = (path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py")))
-    return [Path(name) for name in FILES] + [path.relative_to(ROOT) for path in rooms]
-
-
-def describe(job: Job, options: LaunchOptions) -> str:
-    """Return a text that says what `rent` would rent and send."""
-    files = files_to_send()
-    size = sum((ROOT / path).stat().st_size for path in files)
-    return "\n".join(
-        [
-            f"machines  {options.nodes} with {options.gpu} each",  # cores and memory: cloud/prices.py
-            f"time      {options.timeout_hours:g} h for an attempt, {1 + options.retries} attempts at most",
-            f"secret    {options.secret or 'none'}",
-            f"volume    {VOLUME}, at {MOUNTED}; the run is runs/{job.run_name}",
-            f"image     Debian, Python {PYTHON}, pip install -r requirements.txt {JAX}",
-            f"command   {' '.join([job.script, *job.words])}",
-            *([f"then      {' '.join(['sample.py', *SAMPLE])}"] if job.sample else []),
-            f"files     {len(files)}, {size / 1000:.0f} kB:",
-            *(f"          {path}" for path in files),
-        ]
-    )
-
-
-def rent(job: Job, options: LaunchOptions) -> int:
-    """Run a job on Modal and print its output here. Return its exit status. Raises UserError."""
-    if modal is None:
-        raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
-    from cloud.container import run_in_container  # here, because it imports modal
-
-    status, machine = 130, Machine.parse(options.gpu)  # Ctrl-C ends the `with` below, quietly
-    try:
-        app = modal.App(f"{VOLUME}-{job.run_name}")
-        secrets = [find_secret(options.secret)] if options.secret else []
-        run = run_in_container
-        if options.nodes > 1:
-            run = modal.clustered(size=options.nodes, rdma=True)(run)
-        function = app.function(
-            image=make_image(),
-            gpu=machine.gpus[0] if len(machine.gpus) == 1 else list(machine.gpus) or None,
-            cpu=machine.cores,
-            memory=1024 * machine.gib,
-            timeout=math.ceil(options.timeout_hours * 3600),
-            retries=options.retries,
-            single_use_containers=True,  # an attempt begins in a container that has done nothing yet
-            volumes={str(MOUNTED): modal.Volume.from_name(VOLUME, create_if_missing=True)},
-            secrets=secrets,
-            include_source=False,  # it is among the image's files
-        )(run)
-        with modal.enable_output(), app.run(detach=options.detach or asked_to_detach()):
-            # With spawn(), Modal itself starts another attempt: this machine may be off by then.
-            status = function.spawn(
-                job.script,
-                job.words,
-                job.run_name,
-                seconds=options.timeout_hours * 3600,
-                nodes=options.nodes,
-                launch=uuid.uuid4().hex,
-                sample=list(SAMPLE) if job.sample else None,
-            ).get()
-    except (modal.exception.Error, ChildProcessError) as error:
-        raise UserError(f"Modal: {error}") from None
-    if job.script == "train.py":
-        print(f"the run, with its checkpoints: modal volume get {VOLUME} runs/{job.run_name}")
+def run_here(name: str, argv: list[str], options: LaunchOptions, first: bool = False) -> int:
+    """Run a command's script on this machine. Return its status."""
+    if first:
+        out_dir = options.run_name or "out-quickstart"
+        status, _ = run_script("train.py", [*argv, f"--out_dir={out_dir}", "--init_from=auto"])
+        if status == 0:
+            status, _ = run_script("sample.py", [f"--out_dir={out_dir}", *SAMPLE])
+    elif name == "prepare":
+        folder = argv[0] if argv else ""
+        if not has_script(folder):
+            raise UserError(f"prepare {folder}: no such data set; your own: python data/prepare.py --help")
+        status, _ = run_script(f"data/{folder}/prepare.py", argv[1:])
+    elif options.run_name or name == "profile":
+        run = options.run_name or Path(given(argv, Options).get("out_dir", Options.out_dir)).name
+        of_a_run = name != "train" and bool(options.run_name)
+        status, _ = run_job(Job(name, argv, run, of_a_run), Path(run))
+    else:
+        status, _ = run_script(COMMANDS[name].script, argv)
     return status
 
 
-def asked_to_detach() -> bool:
-    """Tell whether this is `modal run --detach`, whose own App, the outer one, has nothing to go on with."""
-    context = click.get_current_context(silent=True)
-    return bool(context and context.obj and context.obj.get("detach"))
+def start_sweep(argv: list[str]) -> None:
+    """Train the runs of a sweep, here one after another or at Modal some at a time, and compare them."""
+    ours, words = separate_options(argv)
+    options = COMMANDS["train"].options(given(ours, LaunchOptions))
+    at_modal = options.run_on_remote or options.dry_run
+    plan = plan_sweep(words, options, training_job if at_modal else training_job_here)
+    preparing = data_options(plan.jobs[0], options)
+    if not at_modal:
+        leave(run_sweep(plan, Here(), lambda jobs: [train_here(job) for job in jobs]))
+    elif announce([*plan.jobs, *plan.last_job()], options, preparing):
+        leave(
+            run_sweep(plan, InVolume(), lambda jobs: rent(plan.name, jobs, options, preparing, several=True))
+        )
 
 
-def find_secret(name: str) -> "modal.Secret":
-    """Return a secret at Modal. Raises UserError if it is missing, before Modal builds the image."""
-    try:
-        return modal.Secret.from_name(name).hydrate()
-    except modal.exception.NotFoundError:
-        raise UserError(
-            f"--secret={name}: Modal has no such secret: modal secret create {name} WANDB_API_KEY=..."
-        ) from None
+def training_job_here(argv: list[str], options: LaunchOptions) -> Job:
+    """Return the job that trains a run on this machine. Raises UserError for a bad option."""
+    values = given(argv, Options)
+    name = options.run_name or values.pop("out_dir", Options.out_dir)
+    return Job("train", [f"--{option}={value}" for option, value in values.items()], name)
 
 
-def make_image() -> "modal.Image":
-    """Return a container's image: its software, and this project's files at /root, where Python starts."""
-    sent = set(files_to_send())
-    return (
-        modal.Image.debian_slim(python_version=PYTHON)
-        .env({"PYTHONPATH": "/root"})
-        .uv_pip_install(JAX, requirements=[str(ROOT / "requirements.txt")])
-        .add_local_dir(ROOT, "/root", ignore=lambda path: path not in sent)
+def train_here(job: Job) -> int:
+    """Train a run of a sweep. Return its status. Ctrl-C ends the sweep with it, by KeyboardInterrupt."""
+    print(f"training {job.run_name}", flush=True)
+    status, stop = run_job(job, Path(job.run_name))
+    if stop:
+        raise KeyboardInterrupt
+    return status
+
+
+def start_looking(name: str, argv: list[str], at_modal: bool) -> None:
+    """List runs, watch one, or bring one home. Raises UserError."""
+    ours, theirs = separate_options(argv)
+    if theirs:
+        raise UserError(f"{name} {theirs[0]}: it takes --run-name and --run-on-remote alone")
+    options = LaunchOptions(**given(ours, LaunchOptions))
+    remote, run = options.run_on_remote or at_modal or name == "fetch", options.run_name
+    if options.dry_run:
+        print(f"costs nothing: {name} reads {'the Volume' if remote else 'this folder'} without a machine")
+    elif name == "list":
+        look.list_runs(InVolume() if remote else Here())
+    elif not run:
+        raise UserError(f"--run-name is missing: {name} needs one, and list shows those that are there")
+    elif name == "watch":
+        look.watch(InVolume() if remote else Here(), run)
+    else:
+        files = look.fetch(InVolume(), run)
+        go_on = f"python train.py --out_dir={run} --init_from=resume --device=auto"
+        print(f"{run}/ has {len(files)} files now; to go on here: {go_on}")
+
+
+# For `modal run app.py::NAME`
+
+
+def entrypoint(name: str) -> Any:
+    """Return an App whose entrypoint runs a command.
+
+    It takes bare words: Modal refuses a value for a `bool` parameter. The App has no functions, because Modal
+    builds and uploads an App's functions before its entrypoint runs, even for a run on this machine.
+    """
+    app = modal.App(f"nanojaxgpt-{name}")
+    app.local_entrypoint(name=name)(words_to(name))
+    return app
+
+
+def words_to(name: str) -> Callable[..., None]:
+    def run(*arglist: str) -> None:
+        import config.interrupt  # noqa: F401  now: imported by a script later, it would take Ctrl-C from Modal
+
+        command(lambda _: start(name, [*arglist], at_modal=True))
+
+    run.__qualname__ = (
+        f"{name}_entrypoint"  # Modal takes none that is defined in a function, whose name says so
     )
-
-
-def train_entrypoint(*arglist: str) -> None:
-    """Train, for `modal run app.py`. It takes bare words: Modal refuses a value for a `bool` parameter."""
-    command(lambda _: launch("train.py", list(arglist)))
-
-
-def sample_entrypoint(*arglist: str) -> None:
-    """Sample, for `modal run app.py::sample`."""
-    command(lambda _: launch("sample.py", list(arglist)))
+    return run
 
 
 if modal is not None:
-    # These Apps have no functions, because Modal builds and uploads an App's functions before its entrypoint
-    # runs, even for a run on this machine. Of several entrypoints, `modal run app.py` takes the one that is a
-    # name of the module.
-    main = modal.App("nanojaxgpt").local_entrypoint()(train_entrypoint)
-    sample = modal.App("nanojaxgpt-sample")
-    sample.local_entrypoint()(sample_entrypoint)
+    train, sample, prepare, sweep = map(entrypoint, ("train", "sample", "prepare", "sweep"))
+    evaluate, bench, profile, export = map(entrypoint, ("evaluate", "bench", "profile", "export"))
+    serve, watch, list, fetch = map(entrypoint, ("serve", "watch", "list", "fetch"))
+    # Of several entrypoints, `modal run app.py` takes the one that is a name of the module.
+    main = modal.App("nanojaxgpt").local_entrypoint()(words_to("train"))
 
 if __name__ == "__main__":
-    command(lambda argv: launch("train.py", argv))
+    command(start_by_name)

@@ -27,25 +27,27 @@ GPU = {
 ALIASES = {"A10G": "A10", "A100": "A100-40GB"}  # Modal's other names
 CORE, GIB = 0.0000131 * 3600, 0.00000222 * 3600
 CORES_PER_GPU, GIB_PER_GPU = 2, 16  # that a machine has for each GPU; without any, for itself
+GIB_PER_CORE = 2  # at least, where the cores are asked for: a process that tokenizes takes less than one
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine to rent: any one of `gpus`, as Modal writes them ("H100:8"), or none."""
+    """A machine to rent: any one of `gpus`, as Modal writes them ("H100:8"), or none, and its cores."""
 
     gpus: tuple[str, ...]
+    asked_cores: int | None = None  # None: as many as go with its GPUs
 
     @classmethod
-    def parse(cls, text: str) -> "Machine":
+    def parse(cls, text: str, cores: int | None = None) -> "Machine":
         """Read --gpu: `none`, or GPUs to try in turn, as in H100:2,A100-80GB:2. Raises UserError."""
         if text == "none":
-            return cls(())
+            return cls((), cores)
         for gpu in text.split(","):
             name, count = split(gpu)
             if name not in GPU or not 1 <= count <= 8:
                 known = ", ".join((*GPU, "none"))
                 raise UserError(f"--gpu={text}: {gpu} is none of {known}, or 2 to 8 of one, as in H100:8")
-        return cls(tuple(text.split(",")))
+        return cls(tuple(text.split(",")), cores)
 
     @property
     def count(self) -> int:
@@ -54,11 +56,11 @@ class Machine:
 
     @property
     def cores(self) -> float:
-        return float(CORES_PER_GPU * max(1, self.count))
+        return float(self.asked_cores or CORES_PER_GPU * max(1, self.count))
 
     @property
     def gib(self) -> int:
-        return GIB_PER_GPU * max(1, self.count)
+        return max(GIB_PER_GPU * max(1, self.count), GIB_PER_CORE * (self.asked_cores or 0))
 
     @property
     def price(self) -> float:

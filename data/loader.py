@@ -61,8 +61,11 @@ NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 def dataset_dir(dataset: str) -> Path:
     """Return the folder of a data set, which is a name under this repository's data/, or else a path.
 
+    Where NANOJAXGPT_DATA names a folder, such as a disk that machines share, a data set in there comes first.
     The folder may not exist.
     """
+    if (kept := os.environ.get("NANOJAXGPT_DATA")) and os.path.isdir(Path(kept) / dataset):
+        return Path(kept) / dataset
     named = DATA / dataset
     path = Path(os.path.expanduser(dataset))
     return path if os.path.isdir(path) and not os.path.isdir(named) else named
@@ -81,7 +84,7 @@ def prepare_if_missing(dataset: str) -> None:
     if is_prepared(folder):
         return
     if not os.path.isdir(folder):
-        known = sorted(path.name for path in DATA.iterdir() if _is_dataset(path))
+        known = known_datasets()
         nearest = difflib.get_close_matches(dataset, known, n=1)
         hint = f"did you mean {nearest[0]}? " if nearest else ""
         raise UserError(
@@ -96,8 +99,7 @@ def prepare_if_missing(dataset: str) -> None:
             f"dataset={dataset}: {folder / 'train.bin'} is missing, and no script outside of {DATA} is run "
             f"unasked: if you trust it, run `python {script}` first"
         )
-    # SMALL is read from the text: running an unknown prepare.py to look at it might start a large download.
-    if not re.search(r"^SMALL = True\b", script.read_text(encoding="utf-8"), re.MULTILINE):
+    if not is_small(dataset):
         raise UserError(f"dataset={dataset}: {folder / 'train.bin'} is missing: run `python {script}` first")
     print(f"{folder / 'train.bin'} is missing: running {script}")
     spec = importlib.util.spec_from_file_location("prepare", script)
@@ -107,8 +109,16 @@ def prepare_if_missing(dataset: str) -> None:
     module.prepare(folder)
 
 
-def _is_dataset(folder: Path) -> bool:
-    return (folder / "prepare.py").exists() or is_prepared(folder)
+def known_datasets() -> list[str]:
+    """Return the names of the data sets below data/, prepared or not."""
+    return sorted(path.name for path in DATA.iterdir() if (path / "prepare.py").exists() or is_prepared(path))
+
+
+def is_small(dataset: str) -> bool:
+    """Tell whether a data set with a prepare.py is one that train.py prepares by itself."""
+    # SMALL is read from the text: running an unknown prepare.py to look at it might start a large download.
+    text = (dataset_dir(dataset) / "prepare.py").read_text(encoding="utf-8")
+    return re.search(r"^SMALL = True\b", text, re.MULTILINE) is not None
 
 
 def is_prepared(folder: Path) -> bool:

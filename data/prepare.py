@@ -7,6 +7,7 @@ A .jsonl file has a JSON object with "text" on each line, a .parquet file a colu
 document, or several with a line of "<|endoftext|>" between them.
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -39,8 +40,25 @@ def prepare(
     """Run the command `argv` that prepares a data set from documents that stream.
 
     It writes the documents of `hub` to `folder`, unless `argv` names others. `about` is its text in `--help`.
-    Raises UserError as `write_documents` does, and for a value that is out of range.
+    Raises UserError as `parse` and `write_documents` do.
     """
+    arguments = parse(argv, about, folder, hub, val_fraction)
+    source = Files(arguments.source) if arguments.source else hub
+    assert source is not None, "the parser asks for --source where there is no hub"
+    tokenizer = load_tokenizer(arguments.tokenizer)
+    write_documents(
+        arguments.to, source, tokenizer, arguments.val_fraction, arguments.limit, arguments.num_proc
+    )
+
+
+def parse(
+    argv: list[str],
+    about: str,
+    folder: Path | None = None,
+    hub: Hub | None = None,
+    val_fraction: float = VAL_FRACTION,
+) -> argparse.Namespace:
+    """Read a command line that prepares documents. Raises UserError, also for a value out of range."""
     parser = ScriptParser(about)
     add = parser.add_argument
     add("--source", nargs="+", metavar="FILE", required=not hub, help="files or globs (default: the hub's)")
@@ -55,12 +73,7 @@ def prepare(
             raise UserError(f"--{name}={value}: expected 1 or more")
     if not 0 < arguments.val_fraction < 1:
         raise UserError(f"--val_fraction={arguments.val_fraction}: expected a number between 0 and 1")
-    source = Files(arguments.source) if arguments.source else hub
-    assert source is not None, "the parser asks for --source where there is no hub"
-    tokenizer = load_tokenizer(arguments.tokenizer)
-    write_documents(
-        arguments.to, source, tokenizer, arguments.val_fraction, arguments.limit, arguments.num_proc
-    )
+    return arguments
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import secrets
+import sys
 import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -19,6 +20,19 @@ from config.files import is_number, is_whole, parse_json, write_whole
 from config.options import Options
 from model import GPTConfig
 from runs.speed import Speed
+
+LOG_EVERY = 30  # seconds between lines of progress where no terminal shows the bar
+
+
+class Lines:
+    """The file of a bar that goes to a log: each state is a line of stderr, without carriage returns."""
+
+    def write(self, text: str) -> None:
+        if line := text.strip("\r\n "):
+            print(line, file=sys.stderr, flush=True)
+
+    def flush(self) -> None:
+        """Do nothing: `write` has done so."""
 
 
 class Started(NamedTuple):
@@ -62,12 +76,14 @@ class Metrics:
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
         # All processes evaluate, or none does: one alone would wait for the others without an end.
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
+        terminal = sys.stderr.isatty()
         self.bar = tqdm(
             initial=start,
             total=options.max_iters,
             unit="step",
-            dynamic_ncols=True,
-            mininterval=0.5,
+            dynamic_ncols=terminal,
+            mininterval=0.5 if terminal else LOG_EVERY,
+            file=sys.stderr if terminal else Lines(),
             disable=not self.primary,
         )
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None

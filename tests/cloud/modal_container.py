@@ -10,17 +10,20 @@ import asyncio
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
 from pathlib import Path
 
 from google.protobuf.empty_pb2 import Empty
+from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
 from tests.cloud.modal_service import Disturbance, Service
 
 RESULT = pb.GenericResult
+ENDED = (RESULT.GENERIC_STATUS_SUCCESS, RESULT.GENERIC_STATUS_TERMINATED)  # there is no other attempt
 # Arguments: the container's root, pairs of a path here and one in the container, -- and the command.
 ENTER = """set -e; root=$1; shift
 for top in /*; do
@@ -41,6 +44,7 @@ class Call:
         self.input_id, self.input = input_id, input
         self.app_id, self.function = server.functions[function_id]
         self.output, self.ended = None, asyncio.Event()
+        self.containers, self.runs = [], []  # of the last attempt
 
     async def execute(self) -> None:
         try:
@@ -48,23 +52,39 @@ class Call:
                 output = None
                 while output is None and self.app_id not in self.server.stopped:
                     output = await self.attempt()  # None: the container is gone, and another gets the input
-                if output is None or output.result.status == RESULT.GENERIC_STATUS_SUCCESS:
+                if output is None or output.result.status in ENDED:
                     break
             self.output = output
         except Exception as error:  # of this stand-in's own: the client must not wait for ever
             self.output = self.outcome(RESULT(status=RESULT.GENERIC_STATUS_FAILURE, exception=repr(error)))
             raise
         finally:
+            for container in self.containers:
+                container.inputs.put_nowait(None)
+            await asyncio.gather(*self.runs)
             self.ended.set()
 
     async def attempt(self) -> pb.FunctionGetOutputsItem | None:
+        """Have containers run the input once: those of the attempt before, if these are still warm."""
         assert len(self.server.containers) < 8, "the containers never come to an end"
-        size = self.function._experimental_group_size or 1
-        together = asyncio.Barrier(size)
-        containers = [Container(self, rank, size, together) for rank in range(size)]
-        self.server.containers += containers
-        await asyncio.gather(*(container.run() for container in containers))
-        return containers[0].output
+        if not all(container.warm for container in self.containers) or not self.containers:
+            size = self.function._experimental_group_size or 1
+            together = asyncio.Barrier(size)
+            self.containers = [Container(self, rank, size, together) for rank in range(size)]
+            self.server.containers += self.containers
+            self.runs = [asyncio.ensure_future(container.run()) for container in self.containers]
+        first = self.containers[0]
+        first.output = None
+        for container in self.containers:
+            container.inputs.put_nowait(self.input)
+        if self.function.single_use_containers:
+            await asyncio.gather(*self.runs)
+        else:
+            answered = asyncio.ensure_future(first.answered.wait())
+            await asyncio.wait({answered, *self.runs}, return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
+            first.answered.clear()
+        return first.output
 
     def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
         return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
@@ -73,7 +93,7 @@ class Call:
 class Container(Service):
     """One container, and the server that it talks to."""
 
-    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat", "VolumeReload"})
+    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat"})
 
     def __init__(self, call: Call, rank: int, size: int, together: asyncio.Barrier):
         super().__init__(requests=[])
@@ -82,6 +102,15 @@ class Container(Service):
         self.folder = self.server.state / "containers" / self.task_id
         self.volumes, self.committed = {}, {}
         self.input_given, self.output, self.process = False, None, None
+        self.orphans: list[int] = []  # processes that outlived the entrypoint
+        self.inputs: asyncio.Queue = asyncio.Queue()  # None: there will be no other
+        self.answered = asyncio.Event()
+
+    @property
+    def warm(self) -> bool:
+        """Whether another attempt may come to it: Modal keeps containers unless they are for single use."""
+        alive = self.process is not None and self.process.returncode is None
+        return alive and not self.call.function.single_use_containers
 
     async def run(self) -> None:
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
@@ -104,16 +133,25 @@ class Container(Service):
         )
         disturbing = asyncio.ensure_future(self.disturb(disturbance)) if disturbance else None
         committing = asyncio.ensure_future(self.commit_now_and_then())
+        ending = asyncio.ensure_future(self.end_with_entrypoint())
         while chunk := await self.process.stdout.read(65536):
             log = pb.TaskLogs(data=chunk.decode(errors="replace"), file_descriptor=pb.FILE_DESCRIPTOR_STDOUT)
             self.server.logs[self.app_id].put_nowait(pb.TaskLogsBatch(task_id=self.task_id, items=[log]))
-        await self.process.wait()
+        await ending
         committing.cancel()
         if disturbing:
             disturbing.cancel()
         self.grpc.close()
         self.server.requests += self.requests
         assert self.output or self.input_given or self.app_id in self.server.stopped, "it could not start"
+
+    async def end_with_entrypoint(self) -> None:
+        """Wait for Modal's entrypoint to end, and end with it whatever else runs in the container."""
+        while self.process.returncode is None:  # wait() would wait for all that hold its pipe
+            await asyncio.sleep(0.05)
+        self.orphans = members(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     async def commit_now_and_then(self) -> None:
         """Commit the Volumes as Modal does by itself while a container runs."""
@@ -134,6 +172,10 @@ class Container(Service):
             os.kill(child(self.process.pid), signal.SIGKILL)
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
+        if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
+            while not catches(self.process.pid, signal.SIGUSR1):  # from when it runs the input
+                await asyncio.sleep(0.01)
+            os.kill(self.process.pid, signal.SIGUSR1)
         if disturbance.what == "ctrl-c":
             self.server.client.send_signal(signal.SIGINT)
 
@@ -178,7 +220,7 @@ class Container(Service):
 
     def arguments(self) -> pb.ContainerArguments:
         function, function_id = self.call.function, self.call.function_id
-        handle = self.server.metadata(function, self.app_id)
+        handle = self.server.metadata(function, self.app_id, function_id)
         layout = pb.AppLayout(
             function_ids={function.function_name: function_id},
             objects=[
@@ -202,7 +244,7 @@ class Container(Service):
         return {
             "PATH": os.environ["PATH"],
             "HOME": "/root",
-            "PYTHONPATH": "/root",  # the image's
+            **self.server.image_environment(),
             "MODAL_IS_REMOTE": "1",
             "MODAL_SERVER_URL": self.url,
             "MODAL_TASK_ID": self.task_id,
@@ -214,10 +256,10 @@ class Container(Service):
 
     async def FunctionGetInputs(self, r):
         item = pb.FunctionGetInputsItem(kill_switch=True)
-        if not self.input_given:
+        if (input := await self.inputs.get()) is not None:
             item = pb.FunctionGetInputsItem(
                 input_id=self.call.input_id,
-                input=self.call.input,
+                input=input,
                 function_call_id=self.call.call_id,
                 function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
             )
@@ -226,6 +268,7 @@ class Container(Service):
 
     async def FunctionPutOutputs(self, r):
         self.output = self.call.outcome(r.outputs[0].result, r.outputs[0].data_format)
+        self.answered.set()
         return Empty()
 
     async def TaskResult(self, r):  # it failed before it took the input
@@ -243,7 +286,38 @@ class Container(Service):
 
     async def VolumeCommit(self, r):
         self.bring(r.volume_id)
-        return pb.VolumeCommitResponse(skip_reload=True)
+        return pb.VolumeCommitResponse(skip_reload=False)  # the client reloads it then
+
+    async def VolumeReload(self, r):
+        if path := self.open_path(self.volumes[r.volume_id]):
+            raise GRPCError(
+                Status.FAILED_PRECONDITION, f"there are open files preventing the operation: {path}"
+            )
+        self.take(r.volume_id)
+        return Empty()
+
+    def open_path(self, volume: Path) -> str | None:
+        """A file of the Volume that a process here has open, or a folder that one works in."""
+        ours = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, (volume, *volume.rglob("*")))}
+        for pid in members(self.process.pid):
+            for link in (Path(f"/proc/{pid}/cwd"), *Path(f"/proc/{pid}/fd").glob("*")):
+                with contextlib.suppress(OSError):
+                    stat = os.stat(link)
+                    if (stat.st_dev, stat.st_ino) in ours:
+                        return os.readlink(link)
+        return None
+
+    def take(self, volume_id: str) -> None:
+        """Take into this container's copy what others have brought to the Volume."""
+        self.bring(volume_id)
+        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
+        there, here = listing(volume), listing(copy)
+        for path in there.keys() - here.keys() | {p for p in there if there[p] != here.get(p)}:
+            (copy / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(volume / path, copy / path)
+        for path in here.keys() - there.keys():
+            (copy / path).unlink(missing_ok=True)
+        self.committed[volume_id] = listing(copy)
 
     def bring(self, volume_id: str) -> None:
         """Bring what changed in this container's copy to the Volume; what another one changed stays."""
@@ -268,6 +342,23 @@ def listing(folder: Path) -> dict[Path, tuple[int, int]]:
         with contextlib.suppress(FileNotFoundError):
             if path.is_file():
                 found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
+    return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that run."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(status.parent.name))
     return found
 
 

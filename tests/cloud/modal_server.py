@@ -9,9 +9,11 @@ not built. A function that is called really runs: modal_container.py starts Moda
 """
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import os
+import shlex
 import shutil
 from collections import defaultdict
 from pathlib import Path
@@ -23,6 +25,7 @@ from modal_proto import api_pb2 as pb
 
 from tests.cloud.modal_container import Call
 from tests.cloud.modal_service import Disturbance, Service
+from tests.cloud.modal_web import Endpoint
 
 SUCCESS = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
 GPUS = {"T4", "L4", "A10", "A10G", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200"}
@@ -43,6 +46,7 @@ class ModalServer(Service):
         self.secret_values, self.volumes, self.functions, self.calls = {}, {}, {}, {}
         self.logs = defaultdict(asyncio.Queue)
         self.stopped, self.containers, self.running = set(), [], []
+        self.endpoints: dict[str, Endpoint] = {}  # by the function
 
     async def __aenter__(self):
         await self.start()
@@ -59,6 +63,8 @@ class ModalServer(Service):
         if exception != (None, None, None):
             for container in self.containers:
                 container.kill()
+        for endpoint in self.endpoints.values():
+            await endpoint.close()
         await asyncio.gather(*self.running)  # a detached App goes on to its end
         self.grpc.close()
         await self.http.cleanup()
@@ -112,6 +118,9 @@ class ModalServer(Service):
         self.logs[r.app_id].put_nowait(pb.TaskLogsBatch(app_done=True))
         return Empty()
 
+    async def AppGetByDeploymentName(self, r):
+        return pb.AppGetByDeploymentNameResponse()
+
     async def AppGetLogs(self, r):
         while True:
             batch = await self.logs[r.app_id].get()
@@ -139,9 +148,19 @@ class ModalServer(Service):
         self.images.append(r.image)
         return pb.ImageGetOrCreateResponse(image_id=self.new_id("im"), result=SUCCESS, metadata=BUILDER)
 
+    def image_environment(self) -> dict[str, str]:
+        """What the images set by `ENV`: a launch has one of its own."""
+        lines = [line for image in self.images for line in image.dockerfile_commands]
+        words = [word for line in lines if line.startswith("ENV ") for word in shlex.split(line)[1:]]
+        return dict(word.split("=", 1) for word in words if "$" not in word)
+
     # Secrets and Volumes
 
     async def SecretGetOrCreate(self, r):
+        if r.env_dict:  # a function's own
+            secret_id = self.new_id("st")
+            self.secret_values[secret_id] = dict(r.env_dict)
+            return pb.SecretGetOrCreateResponse(secret_id=secret_id)
         if r.deployment_name not in self.secrets:
             raise GRPCError(Status.NOT_FOUND, f"Secret '{r.deployment_name}' not found in environment 'main'")
         secret_id = self.new_id("st")
@@ -166,26 +185,31 @@ class ModalServer(Service):
 
     async def VolumeListFiles(self, r):
         volume, kinds = self.volumes[r.volume_id], pb.FileEntry
-        for path in sorted((volume / r.path.strip("/")).rglob("*")):
-            yield pb.VolumeListFilesResponse(
-                entries=[
-                    pb.FileEntry(
-                        path=str(path.relative_to(volume)),
-                        size=path.stat().st_size,
-                        type=kinds.DIRECTORY if path.is_dir() else kinds.FILE,
-                    )
-                ]
-            )
+        folder = volume / r.path.strip("/")
+        if not folder.exists():
+            raise GRPCError(Status.NOT_FOUND, f"{r.path}: no such file or directory")
+        paths = [folder] if folder.is_file() else folder.rglob("*") if r.recursive else folder.glob("*")
+        entries = []
+        for path in sorted(paths):
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                stat, kind = path.stat(), kinds.DIRECTORY if path.is_dir() else kinds.FILE
+                name = str(path.relative_to(volume))
+                entries.append(
+                    pb.FileEntry(path=name, size=stat.st_size, type=kind, mtime=int(stat.st_mtime))
+                )
+        yield pb.VolumeListFilesResponse(entries=entries)
 
     async def VolumeGetFile2(self, r):
         path = self.volumes[r.volume_id] / r.path.strip("/")
+        if not path.is_file():
+            raise GRPCError(Status.NOT_FOUND, f"{r.path}: no such file")
         size = path.stat().st_size
         urls = [f"{self.http_url}/{path.relative_to(self.state)}"] * bool(size)
         return pb.VolumeGetFile2Response(get_urls=urls, size=size, len=size)
 
     # Functions
 
-    def metadata(self, function, app_id: str):
+    def metadata(self, function, app_id: str, function_id: str):
         return pb.FunctionHandleMetadata(
             function_name=function.function_name,
             function_type=function.function_type,
@@ -193,11 +217,13 @@ class ModalServer(Service):
             definition_id="de-1",
             supported_input_formats=function.supported_input_formats,
             supported_output_formats=function.supported_output_formats,
+            web_url=self.endpoints[function_id].url if function_id in self.endpoints else "",
         )
 
     async def FunctionPrecreate(self, r):
+        function_id = self.new_id("fu")
         return pb.FunctionPrecreateResponse(
-            function_id=self.new_id("fu"), handle_metadata=self.metadata(r, r.app_id)
+            function_id=function_id, handle_metadata=self.metadata(r, r.app_id, function_id)
         )
 
     async def FunctionCreate(self, r):
@@ -205,12 +231,15 @@ class ModalServer(Service):
         if gpu.count and gpu.gpu_type not in GPUS:
             raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown GPU type {gpu.gpu_type}")
         self.functions[r.existing_function_id] = (r.app_id, r.function)
+        if r.function.webhook_config.type:
+            self.endpoints[r.existing_function_id] = endpoint = Endpoint(self, r.existing_function_id)
+            await endpoint.start()
         only = pb.FunctionData.RankedFunction(function=r.function)
         return pb.FunctionCreateResponse(
             function_id=r.existing_function_id,
             function=r.function,
             function_data=pb.FunctionData(ranked_functions=[only]),
-            handle_metadata=self.metadata(r.function, r.app_id),
+            handle_metadata=self.metadata(r.function, r.app_id, r.existing_function_id),
         )
 
     async def FunctionMap(self, r):

@@ -15,10 +15,11 @@ class Disturbance(NamedTuple):
     """What happens to a container as soon as `when(its Volume)` is true.
 
     preempt: SIGINT, and a new container; crash: all of it is gone at once, and a new container; timeout: the
-    same, but a failed attempt; kill: the kernel kills the script; ctrl-c: SIGINT to the user's own command.
+    same, but a failed attempt; kill: the kernel kills the script; cancel: its input is cancelled; ctrl-c:
+    SIGINT to the user's own command.
     """
 
-    what: Literal["preempt", "crash", "timeout", "kill", "ctrl-c"]
+    what: Literal["preempt", "crash", "timeout", "kill", "cancel", "ctrl-c"]
     when: Callable[[Path], bool]
 
 

@@ -313,6 +313,15 @@ def test_a_data_set_is_a_name_or_a_path(data_folder, tmp_path, monkeypatch):
     assert dataset_dir("named") == data_folder / "named"
 
 
+def test_a_folder_that_machines_share_comes_first(tmp_path, monkeypatch):
+    (tmp_path / "shared" / "shakespeare_char").mkdir(parents=True)
+    before = dataset_dir("shakespeare_char")
+    monkeypatch.setenv("NANOJAXGPT_DATA", str(tmp_path / "shared"))
+    assert dataset_dir("shakespeare_char") == tmp_path / "shared" / "shakespeare_char"
+    assert dataset_dir("tinystories") == before.with_name("tinystories")  # which is not there
+    assert dataset_dir(str(tmp_path)) == tmp_path
+
+
 PREPARE = """
     from pathlib import Path
     import numpy as np

@@ -264,6 +264,16 @@ def test_the_bar_shows_the_figures_of_the_record(options):
     metrics.close()
 
 
+def test_a_log_gets_lines_of_progress_and_a_terminal_a_bar(options, capsys, monkeypatch):
+    monkeypatch.setattr("runs.metrics.LOG_EVERY", 0)
+    run(options, 0, 3).close()
+    printed = capsys.readouterr().err
+    assert "\r" not in printed and len(printed.splitlines()) >= 3 and "loss" in printed.splitlines()[-1]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    run(options, 0, 3).close()
+    assert capsys.readouterr().err.count("\r") >= 1
+
+
 def test_the_other_processes_write_and_show_nothing_and_find_a_divergence_too(options, monkeypatch, capsys):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     metrics = run(replace(options, wandb_log=True), 0, 3, evaluate_at=(0, 2))
