@@ -31,6 +31,7 @@ from typing import Any
 from cloud import look
 from cloud.commands import COMMANDS, FIRST, SAMPLE, SMALL, SMALL_DATA, Job, run_job
 from cloud.endpoint import cost_of_endpoint, describe_endpoint, serve_run
+from cloud.expect import describe_least
 from cloud.jobs import (
     has_script,
     job_of_a_run,
@@ -110,6 +111,9 @@ def announce(jobs: list[Job], options: LaunchOptions, preparing: LaunchOptions) 
     """
     costs = cost_of_endpoint(options) if jobs[0].command == "serve" else options
     print(describe_cost(costs, len(jobs)))
+    if jobs[0].command == "train":
+        trained = replace(Options(), **given(jobs[0].words, Options))
+        print(describe_least(trained, options, len(jobs)) or "how long it takes is not known")
     dollars = most_dollars(costs, len(jobs))
     if jobs[0].command == "serve":
         print(describe_endpoint(options))
