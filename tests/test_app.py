@@ -185,6 +185,7 @@ def test_modals_own_detach_counts():
         assert asked_to_detach()
 
 
+@pytest.mark.slow
 @no_network
 def test_here_it_needs_neither_modal_nor_a_network(tiny, tmp_path):
     (tmp_path / "modal.py").write_text("raise ImportError('not installed')")

@@ -160,6 +160,7 @@ def test_killed_both_they_go_on_to_the_same_bits(tiny, two, folder):
     assert losses(out) == losses(two)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
     out = folder / "stopped"
     forever = RUN | {"mesh": "fsdp:2", "max_iters": 100_000, "eval_interval": 100_000}

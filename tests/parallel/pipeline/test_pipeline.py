@@ -101,7 +101,7 @@ SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
 @pytest.mark.parametrize(
     "create, mesh",
     [
-        (SPLASH, "stage:2,fsdp:2,tensor:2"),
+        pytest.param(SPLASH, "stage:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
         (CUDNN, "stage:2,fsdp:2,tensor:2"),
         (CUDNN, "data:2,fsdp:2,tensor:2"),
         pytest.param(SPLASH, "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
@@ -192,6 +192,7 @@ def test_a_run_goes_on_pipelined_where_it_stopped_unpipelined_and_on_other_ranks
     assert_same_curve(losses(out), losses(one))
 
 
+@pytest.mark.slow
 def test_a_pipelined_checkpoint_is_the_same_to_the_bit_wherever_it_is_read(tmp_path):
     options = replace(GPT2, **INTERLEAVED)
     config = model_config(options, V)
