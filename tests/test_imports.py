@@ -24,7 +24,7 @@ ALLOWED = {
     "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "serving": {"config", "data", "generation", "inside", "model", "runs"},
-    "cloud": {"config", "data", "runs"},
+    "cloud": {"config", "data", "model", "runs"},
 }
 # Users type these. Nobody imports them.
 COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "serve", "app"}
