@@ -274,7 +274,7 @@ if modal is not None:
     train, sample, prepare, sweep = map(entrypoint, ("train", "sample", "prepare", "sweep"))
     evaluate, bench, profile, export = map(entrypoint, ("evaluate", "bench", "profile", "export"))
     serve, watch, list, fetch = map(entrypoint, ("serve", "watch", "list", "fetch"))
-    # Of several entrypoints, `modal run app.py` takes the one that is a name of the module.
+    # `modal run app.py` takes, of several entrypoints, the one that is a name of the module.
     main = modal.App("nanojaxgpt").local_entrypoint()(words_to("train"))
 
 if __name__ == "__main__":

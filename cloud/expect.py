@@ -1,4 +1,4 @@
-"""How long a training run takes at least: said with its price, before anything is rented."""
+"""Compute how long a training run takes at least. A launch says it beside the price, before it rents."""
 
 from cloud.jobs import has_script
 from cloud.options import LaunchOptions

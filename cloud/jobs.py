@@ -1,4 +1,4 @@
-"""What each command sends to Modal. A mistake is answered here, before anything is rented."""
+"""Make the job that a command sends to Modal. A mistake is answered here, before anything is rented."""
 
 import re
 from collections.abc import Sequence

@@ -17,7 +17,7 @@ LOOK = 5.0  # seconds between two looks at a run that is watched
 
 @dataclass(frozen=True)
 class Standing:
-    """How far a run has come."""
+    """A run as it stands: it says how far it has come."""
 
     name: str
     state: str  # running, finished, stopped, or empty

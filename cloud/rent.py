@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "PYTHONPATH": "/root",
     "PYTHONUNBUFFERED": "1",  # a line is in the log when it is printed
     "NANOJAXGPT_DATA": f"{MOUNTED}/data",
-    # What is downloaded or compiled once is kept. JAX's programs lie below XDG_CACHE_HOME.
+    # Downloads and compiled programs are kept. JAX's programs lie below XDG_CACHE_HOME.
     "XDG_CACHE_HOME": f"{MOUNTED}/cache",
     "HF_HOME": f"{MOUNTED}/cache/huggingface",
     "TIKTOKEN_CACHE_DIR": f"{MOUNTED}/cache/tiktoken",

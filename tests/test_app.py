@@ -133,7 +133,7 @@ def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
     assert job.words == ["--start", "Twas brillig\n"]
 
 
-# What it costs
+# The price
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What the tests of launches at Modal have in common; conftest.py has their fixtures."""
+"""The tests of launches at Modal share this; conftest.py has their fixtures."""
 
 import subprocess
 from pathlib import Path

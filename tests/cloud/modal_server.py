@@ -34,7 +34,7 @@ TOKEN = {"x-modal-token-id": "ak-test", "x-modal-token-secret": "as-test"}
 
 
 class ModalServer(Service):
-    """What a `modal` command talks to. `state` / volumes holds the Volumes, and outlives the server."""
+    """A server that a `modal` command talks to. `state` / volumes holds the Volumes, and outlives the server."""
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 
@@ -149,7 +149,7 @@ class ModalServer(Service):
         return pb.ImageGetOrCreateResponse(image_id=self.new_id("im"), result=SUCCESS, metadata=BUILDER)
 
     def image_environment(self) -> dict[str, str]:
-        """What the images set by `ENV`: a launch has one of its own."""
+        """Return the variables that the images set by `ENV`: a launch has one image of its own."""
         lines = [line for image in self.images for line in image.dockerfile_commands]
         words = [word for line in lines if line.startswith("ENV ") for word in shlex.split(line)[1:]]
         return dict(word.split("=", 1) for word in words if "$" not in word)

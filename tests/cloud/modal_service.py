@@ -1,4 +1,4 @@
-"""What the two kinds of servers of the stand-in for Modal have in common: they note calls and answer some."""
+"""Both kinds of servers of the stand-in for Modal share this: they note calls and answer some."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +12,7 @@ from modal_proto import api_pb2 as pb
 
 
 class Disturbance(NamedTuple):
-    """What happens to a container as soon as `when(its Volume)` is true.
+    """An event that befalls a container as soon as `when(its Volume)` is true.
 
     preempt: SIGINT, and a new container; crash: all of it is gone at once, and a new container; timeout: the
     same, but a failed attempt; kill: the kernel kills the script; cancel: its input is cancelled; ctrl-c:
@@ -40,7 +40,7 @@ class Service:
         """Raises GRPCError for a caller who may not."""
 
     def __mapping__(self) -> dict[str, Handler]:
-        """What grpclib asks for: all calls, each with its handler and the types of its messages."""
+        """Return all calls, each with its handler and the types of its messages, as grpclib asks for them."""
         methods = pb.DESCRIPTOR.services_by_name["ModalClient"].methods
         return {f"/modal.client.ModalClient/{method.name}": self.handler(method) for method in methods}
 

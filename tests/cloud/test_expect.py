@@ -1,4 +1,4 @@
-"""What is said before a launch of how long its run takes at least."""
+"""A launch says how long its run takes at least, where that can be known."""
 
 from dataclasses import replace
 
