@@ -36,9 +36,9 @@ SEVERAL: dict[str, dict[str, str | bool]] = {
     # It goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
     # (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # Else it cuts products into parts that pass around a ring: on eight v5e, as planned, GPT-2's step takes
-    # longer, needs more memory and sends more (docs/benchmarks.md). Google's own recipes for TPUs set it too
-    # (AI-Hypercomputer/maxdiffusion).
+    # Else it cuts products into parts that pass around a ring: with fsdp on eight v5e, as planned, that takes
+    # GPT-2 longer, with more memory and more to send (docs/benchmarks.md). Google's recipe for MaxDiffusion's
+    # SDXL on v5p has this; EasyLM's for Llama on v4 ask for rings. With `tensor` it was not planned.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
