@@ -78,17 +78,19 @@ class Sequence:
 
 
 class Engine:
-    """A model, a cache of `slots` rows, and the sequences in it. It belongs to one thread."""
+    """A model, a cache of `slots` rows, and the sequences in it. It belongs to one thread.
 
-    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
+    Attention reads as much of the cache as the sequences fill, in a few sizes. Where `longest` tells how many
+    tokens they come to, it reads room for those from the start, so that one size alone is compiled.
+    """
+
+    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
         self.vocab_size = vocab_size or model.config.vocab_size
         self.block_size = model.config.block_size
         self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PROMPT_CHUNKS})
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
-        self.rooms = [
-            *(self.block_size >> i for i in (5, 3, 1) if self.block_size >> i >= ROOM),
-            self.block_size,
-        ]
+        least = min(max(ROOM, longest), self.block_size)
+        self.rooms = [room for i in (5, 3, 1, 0) if (room := self.block_size >> i) >= least]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # the slots whose prompt is not read, the first come first
         self.rows = Rows.empty(slots)
@@ -255,9 +257,7 @@ def generate(
     neither on the number of rows nor on `max_new_tokens`. See `sample` for temperature, top_k and top_p.
     """
     B = len(prompt)
-    engine = Engine(model, B, vocab_size)
-    longest = min(prompt.shape[1] + max_new_tokens, engine.block_size)
-    engine.rooms = [next(room for room in engine.rooms if room >= longest)]  # the rest is not compiled
+    engine = Engine(model, B, vocab_size, longest=prompt.shape[1] + max_new_tokens)
     for row, row_key in zip(prompt, keys_of_rows(key, B), strict=True):
         engine.add(Request(row, row_key, max_new_tokens, temperature, top_k, top_p))
     while not engine.idle:

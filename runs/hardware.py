@@ -99,7 +99,8 @@ def choose_device(device: str) -> None:
 def compile_sooner(device: str) -> None:
     """Have XLA compile for a CPU at LLVM's level 1 instead of 3, from before JAX starts.
 
-    The quickstart's first step comes after 13.1 s for 15.8, and steps are as fast (docs/benchmarks.md). An "auto" device is a CPU where JAX was installed for nothing else.
+    The quickstart's first step comes after 13.1 s for 15.8, and steps are as fast (docs/benchmarks.md). An
+    "auto" device is a CPU where JAX was installed for nothing else.
     """
     others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     name, flags = "--xla_backend_optimization_level", os.environ.get("XLA_FLAGS", "")

@@ -34,7 +34,7 @@ TOKEN = {"x-modal-token-id": "ak-test", "x-modal-token-secret": "as-test"}
 
 
 class ModalServer(Service):
-    """A server that a `modal` command talks to. `state` / volumes holds the Volumes, and outlives the server."""
+    """A server that a `modal` command talks to. `state` / volumes has the Volumes, and outlives it."""
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 

@@ -97,9 +97,7 @@ def test_attention_reads_half_of_the_cache_while_that_holds_all_rows(long_model,
         replace(request(seed, max_new_tokens=60), prompt=np.arange(P, dtype=np.int32) % V)
         for seed, P in enumerate([3, 140, 20, 5, 73, 110, 1, 40])
     ]
-    read_all = Engine(long_model, 3)
-    read_all.rooms = [150]
-    expected = together(read_all, requests)
+    expected = together(Engine(long_model, 3, longest=150), requests)
     rooms = []
 
     def spied_decode(decoder, cache, rows, n, room):
