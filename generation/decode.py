@@ -102,23 +102,30 @@ def cast_products(model: GPT) -> GPT:
     return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
 
-@partial(jax.jit, donate_argnames="cache")
+@partial(jax.jit, donate_argnames="cache", static_argnames="room")
 def read(
     decoder: Decoder,
     cache: Cache,
-    slot: Int[Array, ""],
-    tokens: Int[Array, "1 T"],
-    length: Int[Array, ""],
-    following: Int[Array, "1 T"] | None = None,
+    slots: Int[Array, " R"],
+    tokens: Int[Array, "R T"],
+    length: Int[Array, " R"],
+    following: Int[Array, "R T"] | None,
+    room: int,
 ) -> tuple[Likelihood | None, Cache]:
-    """Read tokens into the cache of a slot, behind the `length` that it has.
+    """Read tokens into the cache of R slots, behind the `length` that each has.
 
-    Padding behind them is read too: what it leaves is overwritten before anything reads it. Given the tokens
-    that are `following` each of them, tell how likely those are.
+    Of the cache the first `room` tokens are read and written. Padding behind the tokens is read too: what it
+    leaves is overwritten before anything reads it. A slot may come several times, with the same tokens. Given
+    the tokens that are `following` each of them, tell how likely those are.
     """
-    row = jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, slot, 1), cache)
-    x, row = forward_with_cache(decoder.model, decoder.blocks, tokens, row, length[None])
-    cache = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, slot, axis=0), cache, row)
+    part = jax.tree.map(lambda x: x[slots, :, :room], cache)
+    x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
+
+    def put_back(i, cache):
+        slot, row = slots[i], jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, i, 1), part)
+        return jax.tree.map(lambda x, y: lax.dynamic_update_slice(x, y, (slot, 0, 0, 0)), cache, row)
+
+    cache = lax.fori_loop(0, len(slots), put_back, cache)
     likelihood = None if following is None else Likelihood.of(following, decoder.logits(x))
     return likelihood, shard_cache(cache)
 

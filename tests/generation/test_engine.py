@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import LIKELIEST, decode
+from generation.decode import LIKELIEST, decode, read
 from generation.engine import Engine, Request, generate, keys_of_rows
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
@@ -112,11 +112,34 @@ def test_attention_reads_half_of_the_cache_while_that_holds_all_rows(long_model,
 
 def test_short_prompts_are_read_together_as_far_as_a_long_one_at_once(long_model):
     short, long = np.zeros(10, np.int32), np.zeros(100, np.int32)
-    for prompts, read in [([short] * 6, 4), ([long, short], 0), ([short, long], 1)]:
-        engine = Engine(long_model, 6)
+    for prompts, n in [([short] * 9, 8), ([long, short], 0), ([short, long], 1)]:
+        engine = Engine(long_model, 9)
         for prompt in prompts:
             engine.add(Request(prompt, jax.random.key(0), 5))
-        assert [(piece.slot, len(piece.tokens)) for piece in engine.step()] == [(i, 1) for i in range(read)]
+        assert [(piece.slot, len(piece.tokens)) for piece in engine.step()] == [(i, 1) for i in range(n)]
+
+
+def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
+    """Those of one token need no reading, and one whose probabilities are asked for is read alone."""
+    calls = []
+
+    def spied_read(decoder, cache, slots, tokens, length, following, room):
+        calls.append((sorted(set(slots.tolist())), tokens.shape, room))
+        return read(decoder, cache, slots, tokens, length, following, room)
+
+    requests = [
+        Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 20, tell_prompt=P == 16)
+        for P in (9, 3, 17, 4, 5, 6, 7, 8, 2, 10, 11, 16, 1, 12, 3)
+    ]
+    expected = [alone(long_model, one) for one in requests]
+    monkeypatch.setattr("generation.engine.read", spied_read)
+    assert together(Engine(long_model, 15), requests) == expected
+    assert calls == [
+        ([*range(8)], (8, 16), 75),
+        ([8, 9, 10], (8, 16), 75),
+        ([11], (1, 16), 150),
+        ([13, 14], (8, 16), 75),
+    ]
 
 
 def test_slots_that_are_freed_are_used_again(model):
