@@ -115,8 +115,11 @@ def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed,
 @pytest.mark.slow
 @containers
 def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
-    status, printed, server = at_modal(*remote(tiny, n_head=3))
+    status, printed, server = at_modal(*remote(tiny, mesh="data:3"))
     assert status == 2 and len(server.containers) == 1
+    assert errors(printed) == ["error: mesh=data:3 needs 3 devices, and there is 1; change its axes"]
+    status, printed, server = at_modal(*remote(tiny, n_head=3))
+    assert status == 2 and not server.containers
     assert errors(printed) == ["error: n_embd=16 must be a multiple of n_head=3"]
     status, printed, server = at_modal(*remote(tiny, dataset="missing"))
     assert status == 2 and not server.containers
