@@ -66,7 +66,12 @@ def refused(run, to, *more):
 # --- a model for transformers -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", SHAPES)
+SLOW = "llama 3", "gpt2, untied", "llama, tied"  # the gate has another of each family
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SHAPES]
+)
 def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_bytes(name, tmp_path):
     run = a_run(tmp_path / "run", replace(TINY, **SHAPES[name]))
     folder = run_export(run, tmp_path / "first" / "model")
@@ -157,7 +162,7 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
     )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
 def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
     tokenizer = JsonTokenizer(tokenizer_json.read_text())
     options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
@@ -230,7 +235,9 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
 
 
-@pytest.mark.parametrize("targets, parts", [("c_q,c_k,c_v", (0, 1, 2)), ("c_q,c_v", (0, 2))])
+@pytest.mark.parametrize(
+    "targets, parts", [pytest.param("c_q,c_k,c_v", (0, 1, 2), marks=pytest.mark.slow), ("c_q,c_v", (0, 2))]
+)
 def test_adapters_of_gpt2s_joined_layer_stand_side_by_side(lora_run, targets, parts, tmp_path):
     """c_attn's adapter has our A one after another, and our B on the diagonal of zeros."""
     folder = run_export(lora_run("gpt2", targets), tmp_path / "adapter", "--format=peft")
@@ -250,6 +257,7 @@ def test_adapters_of_gpt2s_joined_layer_stand_side_by_side(lora_run, targets, pa
     assert config["alpha_pattern"] == {"attn.c_attn": n * 8.0}
 
 
+@pytest.mark.slow
 def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, tmp_path):
     base, run = random_reference("llama"), lora_run("llama", "all")
     theirs = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "to"))

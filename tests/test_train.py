@@ -195,6 +195,7 @@ dtype = 'float16'
     assert read_options(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
 
 
+@pytest.mark.slow
 def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     folder, eot = tmp_path / "packed", 50256
     folder.mkdir()
@@ -549,7 +550,9 @@ def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
     "changes",
     [
         pytest.param({"learning_rate": 1e30, "eval_interval": 100}, id="seen in a step"),
-        pytest.param({"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation"),
+        pytest.param(
+            {"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny, changes):
@@ -564,6 +567,7 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
     assert saved_iterations(copied_run)[-1] == 21
 
 
+@pytest.mark.slow
 def test_data_cut_short_under_a_run_is_one_line_and_what_was_trained_is_saved(tmp_path, tiny, tiny_data):
     data = shutil.copytree(tiny_data, tmp_path / "data")
     whole = (data / "train.bin").read_bytes()

@@ -158,6 +158,7 @@ def run_program(tmp_path, folder, source, tokenizer_json, kill_at):
     return run_python(*words, PYTHONPATH=ROOT)
 
 
+@pytest.mark.slow
 def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, source, tokenizer_json):
     whole = run_program(tmp_path, tmp_path / "whole", source, tokenizer_json, kill_at=0)
     assert whole.returncode == 0, whole.stderr
@@ -248,6 +249,7 @@ PEAKS = r"""
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_does_not_grow_with_the_source(tmp_path, tokenizer_json):
     with open(tmp_path / "long.jsonl", "w") as file:

@@ -98,7 +98,7 @@ def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
 @pytest.mark.parametrize(
     "shape",
     [
-        dict(n_layer=12, n_head=12, n_embd=768),
+        pytest.param(dict(n_layer=12, n_head=12, n_embd=768), marks=pytest.mark.slow),
         pytest.param(dict(n_layer=48, n_head=25, n_embd=1600), marks=pytest.mark.slow),
     ],
     ids=["gpt2", "gpt2-xl"],

@@ -13,8 +13,15 @@ from tests.helpers import FLOAT32_ROUNDING, assert_close, distance
 from tests.models import TINY, large, random_tokens, train
 
 
-@pytest.mark.parametrize("remat", ["block", "dots"])
-@pytest.mark.parametrize("unroll", [0, 1])
+@pytest.mark.parametrize(
+    "unroll, remat",
+    [
+        pytest.param(0, "block", marks=pytest.mark.slow),
+        (0, "dots"),
+        (1, "block"),
+        pytest.param(1, "dots", marks=pytest.mark.slow),
+    ],
+)
 def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
     config = replace(TINY, n_layer=3, dropout=0.2, bias=True, unroll=unroll)
     tokens, targets, key = random_tokens(TINY), random_tokens(TINY, seed=1), jax.random.key(0)

@@ -130,6 +130,7 @@ def test_two_processes_of_one_device_train_as_one_of_two_to_the_bit(tiny, tmp_pa
     assert_same_bits(saved_state(tmp_path / "one", 30), saved_state(tmp_path / "two", 30))
 
 
+@pytest.mark.slow
 def test_two_processes_evaluate_a_run_as_one_does(two, tmp_path):
     paths = tmp_path / "two.json", tmp_path / "one.json"
     arguments = [f"--out_dir={two}", f"--mesh={MESH}", "--device=cpu"]
@@ -234,7 +235,7 @@ with hosts(options), jax.set_mesh(make_mesh(options.mesh)):
 """
 
 
-@pytest.mark.parametrize("run", ["one", "two"])
+@pytest.mark.parametrize("run", [pytest.param("one", marks=pytest.mark.slow), "two"])
 def test_checkpoint_of_one_or_two_processes_is_the_same_read_by_one_or_two(run, request, tiny, tmp_path):
     out, port = request.getfixturevalue(run), free_port()
     state = saved_state(out, 30)

@@ -44,13 +44,13 @@ VARIANTS = {
     "swiglu, tied, one microbatch": replace(SMALL, gradient_accumulation_steps=1, qk_norm=True),
 }
 PAIRS = [  # every strategy, and every variant on two meshes
-    ("gpt2", "data:8"),
+    pytest.param("gpt2", "data:8", marks=pytest.mark.slow),
     ("gpt2, dropout", "fsdp:8"),
     pytest.param("llama", "tensor:8", marks=pytest.mark.slow),
     pytest.param("swiglu, tied, one microbatch", "data:4,tensor:2", marks=pytest.mark.slow),
     ("llama", "fsdp:2,tensor:4"),
     pytest.param("gpt2", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
-    ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
+    pytest.param("gpt2, dropout", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
 ]
 
@@ -67,6 +67,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
     assert_close(found, expected)
 
 
+@pytest.mark.slow
 def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         shapes = state_shapes(model_config(SMALL, 65), SMALL)

@@ -100,7 +100,13 @@ def test_an_instruction_knows_the_line_of_python_that_made_it():
     assert lines[0].file == __file__ and source[lines[0].line - 1].endswith("# this line")
 
 
-@pytest.mark.parametrize("changes", [{}, {"mlp": "gelu", "n_kv_head": 2, "position": "rope"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"mlp": "gelu", "n_kv_head": 2, "position": "rope"}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_training_step_has_the_flops_of_the_formula(changes):
     options = replace(TINY, **changes)
     with jax.set_mesh(make_mesh("data:1")):

@@ -95,7 +95,9 @@ def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_pa
     assert_same(restored, saved)
 
 
-@pytest.mark.parametrize("optimizer", ["muon", pytest.param("lion", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "lion")]
+)
 def test_the_state_of_every_optimizer_comes_back_and_trains_on_alike(tmp_path, optimizer):
     options = replace(TINY, optimizer=optimizer)
     first, (x, y) = create_state(model_config(options, V), options), random_batch(options, V)

@@ -95,6 +95,7 @@ def test_without_locks_of_the_kernel_the_count_decides(tmp_path, impatient, monk
     take(tmp_path)
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_share_an_out_dir_and_reading_beside_one_works(tmp_path, tiny):
     first = start_python("train.py", *tiny(tmp_path, max_iters=1_000_000, log_interval=1000))
     wait_until(lambda: Path(tmp_path / "checkpoints" / "5").exists(), first)

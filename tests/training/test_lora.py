@@ -145,7 +145,7 @@ def test_adapters_that_cannot_be_are_one_line(changes, says):
 # --- what is trained, and what that costs ---
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
 def test_training_changes_the_adapters_alone_and_learns(optimizer):
     options = replace(GPT2, **LORA, optimizer=optimizer, gradient_accumulation_steps=2)
     state = create_state_around(base(options), options)
@@ -195,6 +195,7 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
     assert flops[4] < 1.1 * 2 / 3 * flops[0]
 
 
+@pytest.mark.slow
 def test_the_base_may_be_bfloat16_and_then_takes_half_the_memory():
     options = replace(GPT2, **LORA, lora_base_dtype="bfloat16")
     ordinary = base(options)
@@ -331,6 +332,7 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     assert load_run(str(tmp_path / "merged"))[2] == 11  # an ordinary run, which goes on as one
 
 
+@pytest.mark.slow
 def test_all_weights_may_start_from_a_runs_with_a_shorter_context(tiny, base_run, tmp_path):
     arguments = [word for word in adapt(tiny, base_run, tmp_path, lora_rank=0) if "max_iters" not in word]
     train.main([*arguments, "--block_size=4", "--max_iters=1", "--learning_rate=1e-6"])
