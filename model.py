@@ -15,7 +15,7 @@ Modules write the batch axis out; no `vmap` makes it. Weights are float32. Matri
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -26,6 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from layers.activation import gelu, swiglu
 from layers.attention import fits, fused_attention
+from layers.context import Context, context_at
 from layers.dropout import dropout, keys_of_layers, split_key
 from layers.embedding import look_up
 from layers.fold import fold_norms
@@ -33,7 +34,8 @@ from layers.mask import causal_mask
 from layers.products import contract, matmul, result_dtype
 from layers.remat import remat
 from layers.residual import shard_residual
-from layers.rotary import inverse_frequencies, rotary_table, rotate
+from layers.rotary import rotate
+from layers.shape import check_shape
 from layers.tensor_parallel import apply_each
 
 DropoutKey = PRNGKeyArray | None  # None: no dropout. Give a key in training, none otherwise
@@ -69,20 +71,7 @@ class GPTConfig:
     remat: Literal["none", "block", "dots"] = "none"  # what is kept for the backward pass: see layers/remat
 
     def __post_init__(self):
-        sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
-        for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps", "window"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0")
-        if self.eot is not None and not 0 <= self.eot < self.vocab_size:
-            raise ValueError(f"eot={self.eot} must be a token of the vocabulary, below {self.vocab_size}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be from 0 up to, but not including, 1")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
-        if self.n_head % self.kv_heads:
-            raise ValueError(f"n_head={self.n_head} must be a multiple of n_kv_head={self.kv_heads}")
-        if self.position == "rope" and self.head_size % 2:
-            raise ValueError(f"rope needs an even head size: n_embd / n_head is {self.head_size}")
+        check_shape(self)
 
     @property
     def kv_heads(self) -> int:
@@ -141,22 +130,6 @@ class Linear(eqx.Module):
         y = matmul(x, self.weight, self.dtype)
         y = checkpoint_name(y, "linear")  # remat="dots" keeps what has this name for the backward pass
         return y if self.bias is None else y + self.bias.astype(y.dtype)
-
-
-class Context(NamedTuple):
-    """Positions and documents of the tokens, found once per forward pass, for every layer's attention."""
-
-    positions: Int[Array, "_ T"]  # from the beginning of each token's document; one row may serve all
-    rotary: tuple[Float[Array, "_ 1 T half"], Float[Array, "_ 1 T half"]] | None  # cos and sin, with rope
-    documents: Int[Array, "B T"] | None  # where each token's document begins; None: a row is one
-
-
-def context_at(positions: Int[Array, "_ T"], config: GPTConfig, documents=None) -> Context:
-    """Make the context of tokens at those positions."""
-    if config.position == "learned":
-        return Context(positions, None, documents)
-    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
-    return Context(positions, rotary_table(positions, inv_freq), documents)
 
 
 def attention(

@@ -10,9 +10,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from layers.context import context_at
 from layers.mask import causal_mask
 from layers.products import result_dtype
-from model import GPT, Block, GPTConfig, attention, context_at
+from model import GPT, Block, GPTConfig, attention
 
 
 class Cache(NamedTuple):

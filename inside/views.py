@@ -19,8 +19,9 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
+from layers.context import Context
 from layers.mask import causal_mask
-from model import GPT, Block, Context
+from model import GPT, Block
 from model import attention as attend
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from model import GPT, MLP, CausalSelfAttention, GPTConfig, Norm, attention, context_at
+from layers.context import context_at
+from model import GPT, MLP, CausalSelfAttention, GPTConfig, Norm, attention
 from tests.helpers import FLOAT32_ROUNDING, assert_close, assert_same_bits, distance, named_arrays, run_python
 from tests.models import TINY, forward, large, nll, random_tokens, train
 from tests.reference import CONFIGS, LLAMA_LAYER, as_gpt, random_reference

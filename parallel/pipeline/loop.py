@@ -31,8 +31,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from config.command_line import UserError
 from config.options import Options
+from layers.context import Context
 from layers.residual import shard_residual
-from model import GPT, Block, Context, DropoutKey
+from model import GPT, Block, DropoutKey
 from parallel.pipeline.schedule import Row, Schedule
 from parallel.sharding import shard
 
