@@ -24,7 +24,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from layers.activation import gelu, swiglu
+from layers.activation import gelu, relu2, swiglu
 from layers.attention import fits, fused_attention
 from layers.context import Context, context_at
 from layers.dropout import dropout, keys_of_layers, split_key
@@ -57,7 +57,7 @@ class GPTConfig:
     rope_scaling: float = 1.0  # Llama 3's factor for longer contexts: see `inverse_frequencies`
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467
     norm_eps: float = 1e-5
-    mlp: Literal["swiglu", "gelu"] = "swiglu"  # swiglu: arXiv:2002.05202
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # arXiv:2002.05202, 1606.08415, 2109.08668
     bias: bool = False
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
     window: int | None = None  # tokens that a token reads, itself the last; None: all up to it
@@ -83,8 +83,8 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """F. SwiGLU's three matrices at 8/3 D hold as many parameters as GELU's two at 4 D."""
-        default = 4 * self.n_embd if self.mlp == "gelu" else 64 * math.ceil(8 * self.n_embd / 3 / 64)
+        """F. SwiGLU's three matrices at 8/3 D hold as many parameters as the others' two at 4 D."""
+        default = 64 * math.ceil(8 * self.n_embd / 3 / 64) if self.mlp == "swiglu" else 4 * self.n_embd
         return self.n_hidden or default
 
     @property
@@ -200,7 +200,7 @@ class CausalSelfAttention(eqx.Module):
 
 
 class MLP(eqx.Module):
-    """GELU (the tanh form, as in GPT-2), or SwiGLU."""
+    """GELU (the tanh form, as in GPT-2), the square of ReLU, or SwiGLU."""
 
     c_gate: Linear | None  # D -> F, for swiglu
     c_fc: Linear  # D -> F
@@ -217,7 +217,7 @@ class MLP(eqx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
         if self.c_gate is None:
-            h = gelu(self.c_fc(x))  # (B, T, F)
+            h = (gelu if self.config.mlp == "gelu" else relu2)(self.c_fc(x))  # (B, T, F)
         else:
             h = swiglu(*apply_each([self.c_gate, self.c_fc], x))
         return dropout(self.c_proj(h), self.config.dropout, key)

@@ -108,19 +108,19 @@ class CausalSelfAttention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.gelu = config.mlp == "gelu"
-        hidden = config.hidden
-        self.c_fc = nn.Linear(config.n_embd, hidden if self.gelu else 2 * hidden, bias=config.bias)
+        self.kind, hidden = config.mlp, config.hidden
+        width = 2 * hidden if self.kind == "swiglu" else hidden
+        self.c_fc = nn.Linear(config.n_embd, width, bias=config.bias)
         self.c_proj = nn.Linear(hidden, config.n_embd, bias=config.bias)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.c_fc(x)
-        if self.gelu:
-            h = F.gelu(h, approximate="tanh")
-        else:
+        if self.kind == "swiglu":
             gate, h = h.chunk(2, dim=-1)
             h = F.silu(gate) * h
+        else:
+            h = F.gelu(h, approximate="tanh") if self.kind == "gelu" else F.relu(h).square()
         return self.drop(self.c_proj(h))
 
 

@@ -77,7 +77,7 @@ class Options:
     rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
     norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
-    mlp: Literal["swiglu", "gelu"] = "swiglu"  # gelu is GPT-2's; both have as many parameters
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu: GPT-2's; all have as many parameters
     bias: bool = False  # biases in the linear layers and layernorms
     qk_norm: bool = False  # normalise queries and keys
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all

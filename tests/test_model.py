@@ -118,6 +118,14 @@ def test_gelu_is_the_tanh_form():
     assert distance(layer(x), tanh_form @ w) < FLOAT32_ROUNDING < distance(layer(x), exact @ w)
 
 
+def test_relu2_is_the_square_of_relu():
+    layer = MLP(replace(TINY, mlp="relu2"), key=jax.random.key(0))
+    assert layer.c_gate is None and layer.c_fc.weight.shape == (32, 4 * 32)
+    x = 20 * jax.random.normal(jax.random.key(1), (2, 5, 32))
+    h = np.maximum(np.asarray(x, np.float64) @ np.asarray(layer.c_fc.weight), 0) ** 2
+    assert distance(layer(x), h @ np.asarray(layer.c_proj.weight)) < FLOAT32_ROUNDING
+
+
 def test_swiglu_gates_one_product_with_the_silu_of_another():
     layer = MLP(TINY, key=jax.random.key(0))
     x = 20 * jax.random.normal(jax.random.key(1), (2, 5, 32))
