@@ -36,6 +36,7 @@ from layers.remat import remat
 from layers.residual import shard_residual
 from layers.rotary import rotate
 from layers.shape import check_shape
+from layers.softcap import softcap
 from layers.tensor_parallel import apply_each
 
 DropoutKey = PRNGKeyArray | None  # None: no dropout. Give a key in training, none otherwise
@@ -62,6 +63,7 @@ class GPTConfig:
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
     window: int | None = None  # tokens that a token reads, itself the last; None: all up to it
     tie_embeddings: bool = True
+    logit_softcap: float = 0.0  # bounds the logits, as in Gemma 2 (arXiv:2408.00118); 0: no bound
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
     # These change how the model is computed, not what it is.
@@ -316,7 +318,8 @@ class GPT(eqx.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Compute logits, float32, from features."""
-        return contract("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
+        logits = contract("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
+        return softcap(logits, self.config.logit_softcap)
 
     @property
     def head(self) -> Float[Array, "V D"]:

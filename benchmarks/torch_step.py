@@ -26,8 +26,9 @@ from model import GPTConfig
 class GPT(nn.Module):
     """`model.GPT`, with PyTorch's (out, in) layout of linear weights and one module per block."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, z_loss: float = 0.0):
         super().__init__()
+        self.cap, self.z_loss = config.logit_softcap, z_loss
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.drop = nn.Dropout(config.dropout)
@@ -41,7 +42,7 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy; tokens and targets are (B, T)."""
+        """Return the mean cross entropy, and z_loss; tokens and targets are (B, T)."""
         x = self.wte(tokens)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
@@ -49,7 +50,10 @@ class GPT(nn.Module):
         for block in self.blocks:
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        if self.cap:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        return loss + self.z_loss * logits.logsumexp(-1).square().mean() if self.z_loss else loss
 
 
 class Block(nn.Module):
@@ -142,7 +146,7 @@ class TorchStep:
 
     def __init__(self, config: GPTConfig, options: Options, dtype="float32", compiled=False, device="cpu"):
         self.options, self.device = options, device
-        self.model = GPT(config).to(device)
+        self.model = GPT(config, options.z_loss).to(device)
         parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(
             [

@@ -82,6 +82,7 @@ class Options:
     qk_norm: bool = False  # normalise queries and keys
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
+    logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
@@ -97,6 +98,7 @@ class Options:
     beta1: Fraction = 0.9  # decay rate of the gradient's running mean
     beta2: Fraction = 0.95  # decay rate of its square's running mean; lion: of the running mean itself
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
+    z_loss: NonNegative = 0.0  # weight in the loss of log(sum of exp(logits))^2; PaLM: 1e-4
     # learning rate schedule
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
@@ -139,6 +141,7 @@ class Options:
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
+    *("logit_softcap",),
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

@@ -24,7 +24,7 @@ FIXED = {
     "add_cross_attention": False,
     "quantization_config": None,
 }
-MLP = {"gelu_new": "gelu", "relu2": "relu2"}  # by what they call it
+MLP: dict[str, Any] = {"gelu_new": "gelu", "relu2": "relu2"}  # by what they call it
 
 
 def read_config(values: dict[str, Any]) -> GPTConfig:
@@ -47,7 +47,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def needs(config: GPTConfig) -> dict[str, Any]:
-    fixed = {"position": "learned", "norm": "layernorm", "bias": True, "qk_norm": False}
+    fixed: dict[str, Any] = {"position": "learned", "norm": "layernorm", "bias": True, "qk_norm": False}
     fixed |= {"window": None, "n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
     return {"mlp": config.mlp if config.mlp in MLP.values() else "gelu"} | fixed
 

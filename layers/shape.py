@@ -8,6 +8,8 @@ def check_shape(config) -> None:
     for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
+    if not config.logit_softcap >= 0:
+        raise ValueError(f"logit_softcap={config.logit_softcap} must be 0, for none, or above")
     if config.eot is not None and not 0 <= config.eot < config.vocab_size:
         raise ValueError(f"eot={config.eot} must be a token of the vocabulary, below {config.vocab_size}")
     if not 0 <= config.dropout < 1:

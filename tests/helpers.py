@@ -243,7 +243,7 @@ def loss_and_gradients(
 
     def compute(model, x, y):
         key = jax.random.key(7) if options.dropout else None
-        return mean_gradients(model, x, y, key, make_pipeline(options))
+        return mean_gradients(model, x, y, key, make_pipeline(options), options.z_loss)
 
     with jax.set_mesh(make_mesh(mesh)):
         model = create(options)

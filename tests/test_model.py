@@ -141,6 +141,15 @@ def test_norms_add_1e_5_to_the_variance(norm):
     np.testing.assert_allclose(layer(jnp.asarray(x)), x / math.sqrt(5e-6 + 1e-5), rtol=1e-6)
 
 
+def test_a_soft_bound_keeps_logits_within_it():
+    model = large(TINY)
+    tokens = random_tokens(TINY)
+    free, bound = (forward(large(replace(TINY, logit_softcap=cap)), tokens) for cap in (0.0, 2.0))
+    assert abs(free).max() > 3
+    np.testing.assert_array_equal(free, forward(model, tokens))
+    assert distance(bound, 2 * np.tanh(np.asarray(free, np.float64) / 2)) < FLOAT32_ROUNDING
+
+
 # --- it looks only back ---
 
 
@@ -470,6 +479,7 @@ def test_attention_weights_are_dropped_out():
         (dict(dropout=-0.5), "dropout=-0.5 "),
         (dict(eot=50304), "eot=50304 .*below 50304"),
         (dict(eot=-1), "eot=-1 "),
+        (dict(logit_softcap=-1.0), "logit_softcap=-1.0 "),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):
