@@ -82,6 +82,9 @@ class Options:
     qk_norm: bool = False  # normalise queries and keys
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
+    value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in
+    residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
+    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
     logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
@@ -93,6 +96,7 @@ class Options:
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # highest learning rate
+    scalar_learning_rate: Positive = 1e-2  # the same, of residual_scalars and value_embeddings' weights
     max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
     beta1: Fraction = 0.9  # decay rate of the gradient's running mean
@@ -141,7 +145,7 @@ class Options:
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
-    *("logit_softcap",),
+    *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap"),
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

@@ -34,7 +34,7 @@ class Tensor(NamedTuple):
 
 
 # No family here has these: a model of any is without them.
-PLAIN = {"logit_softcap": 0.0}
+PLAIN = {"value_embeddings": False, "residual_scalars": False, "attention_gate": False, "logit_softcap": 0.0}
 
 
 @dataclass(frozen=True)

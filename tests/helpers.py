@@ -48,6 +48,12 @@ SPEED_FIELDS = {
 }
 
 
+# Every option of the model and the loss that nanoGPT's recipe has not, but one of each kind.
+MODERN = dict(
+    **dict(mlp="relu2", position="rope", norm="rmsnorm", value_embeddings=True, residual_scalars=True),
+    **dict(attention_gate=True, logit_softcap=2.0, z_loss=0.1),
+)
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
@@ -184,6 +190,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 def named_arrays(tree) -> dict[str, np.ndarray]:
     """Copy the arrays of a tree to the host, by name, as in blocks.attn.c_q.weight."""
     return {name: np.asarray(x) for name, x in arrays_by_name(tree).items()}
+
+
+def moved(tree, amount: float = 0.01):
+    """Move every element of a tree's arrays, so that none is what it starts as: gates of 0, weights of 1."""
+    return jax.tree.map(lambda x: x + amount * np.cos(np.arange(x.size)).reshape(x.shape), tree)
 
 
 def assert_same_bits(ours, theirs) -> None:
