@@ -48,6 +48,13 @@ SPEED_FIELDS = {
 }
 
 
+# What a model can have that neither GPT-2 nor Llama has; and the same with all of a step's loss.
+NEW_SHAPE = dict(
+    **dict(mlp="relu2", position="rope", norm="rmsnorm", value_embeddings=True, residual_scalars=True),
+    **dict(attention_gate=True, logit_softcap=2.0),
+)
+MODERN = NEW_SHAPE | dict(z_loss=0.1)
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
@@ -186,6 +193,11 @@ def named_arrays(tree) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in arrays_by_name(tree).items()}
 
 
+def moved(tree, amount: float = 0.01):
+    """Move every element of a tree's arrays, so that none is what it starts as: gates of 0, weights of 1."""
+    return jax.tree.map(lambda x: x + amount * np.cos(np.arange(x.size)).reshape(x.shape), tree)
+
+
 def assert_same_bits(ours, theirs) -> None:
     """Check that the arrays of two trees have the same names, dtypes, shapes and bytes."""
     ours, theirs = named_arrays(ours), named_arrays(theirs)
@@ -243,7 +255,7 @@ def loss_and_gradients(
 
     def compute(model, x, y):
         key = jax.random.key(7) if options.dropout else None
-        return mean_gradients(model, x, y, key, make_pipeline(options))
+        return mean_gradients(model, x, y, key, make_pipeline(options), options.z_loss)
 
     with jax.set_mesh(make_mesh(mesh)):
         model = create(options)
