@@ -217,7 +217,15 @@ def start(task: Task, jobs: int) -> subprocess.Popen:
         task.folder.mkdir(parents=True, exist_ok=True)
         with open(task.folder / "train.log", "ab") as log:
             words = [sys.executable, str(ROOT / "train.py"), *task.words()]
-            return subprocess.Popen(words, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+            # A session of its own: Ctrl-C reaches it once, from train_all. A second one would end it unsaved.
+            return subprocess.Popen(
+                words,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
     except OSError as error:
         reason = first_line(error)
         raise UserError(f"{task.folder}: cannot be written ({reason}): choose another --out") from None
