@@ -4,6 +4,8 @@ Lion's updates are about five times as large as Adam's, so its rates are lower; 
 times as much (arXiv:2302.06675), so that both shrink a weight alike.
 """
 
+from functools import partial
+
 from experiments.miniature import MINIATURE
 from experiments.record import Experiment, Record
 from experiments.report import best_of, describe, draw_lines
@@ -39,7 +41,7 @@ EXPERIMENTS = [
             for name, rates in RATES.items()
             for rate in rates
         },
-        draw=lambda axes, experiment, record: draw_lines(axes, experiment, record, "learning_rate", LINES),
+        draw=partial(draw_lines, x="learning_rate", lines=LINES),
         findings=findings,
     )
 ]

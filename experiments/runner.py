@@ -75,15 +75,16 @@ def main(experiments: list[Experiment], about: str | None) -> None:
 def run(experiments: list[Experiment], about: str | None, argv: list[str], results: Path = RESULTS) -> int:
     """Do what the command line asks for. Return 1 if a run failed, or else 0. Raises UserError."""
     asked = parse(argv, about)
+    if asked.only and not any(asked.only in f"{x.name}: {label}" for x in experiments for label in x.sets):
+        names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
+        raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
     failed = 0
     for experiment in experiments:
         if asked.equal_time:
             experiment = at_equal_time(experiment, read_record(results / f"{experiment.name}.json"))
-        if asked.seeds:
-            experiment = replace(experiment, seeds=asked.seeds)
         path = results / f"{experiment.name}.json"
         record = read_record(path)
-        due = tasks(experiment, record, Path(asked.out), asked.only)
+        due = tasks(experiment, record, Path(asked.out), asked.seeds, asked.only)
         if asked.list:
             print_list(experiment, record, due)
             continue
@@ -122,13 +123,13 @@ def count(text: str) -> int:
 # What is to be done
 
 
-def tasks(experiment: Experiment, record: Record, out: Path, only: str | None = None) -> list[Task]:
+def tasks(
+    experiment: Experiment, record: Record, out: Path, seeds: int | None = None, only: str | None = None
+) -> list[Task]:
     """Return the runs that have no result yet: the first seed of every set, then the second of every set."""
-    labels = [label for label in experiment.sets if only is None or only in label]
-    if not labels:
-        raise UserError(f"--only={only}: no option set has this in its name: {', '.join(experiment.sets)}")
+    labels = [label for label in experiment.sets if (only or "") in f"{experiment.name}: {label}"]
     found = []
-    for seed in range(1, experiment.seeds + 1):
+    for seed in range(1, (seeds or experiment.seeds) + 1):
         for label in labels:
             options = experiment.options(label)
             if not record.has(label, options, seed):
