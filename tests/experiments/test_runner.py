@@ -83,7 +83,7 @@ def test_two_sets_by_two_seeds_are_trained_once(experiment, tmp_path, capfd):
 
 @pytest.mark.slow
 def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path):
-    long = SIZE | {"dataset": str(tiny_data), "max_iters": 4000, "lr_decay_iters": 4000, "eval_interval": 200}
+    long = SIZE | {"dataset": str(tiny_data), "max_iters": 1500, "lr_decay_iters": 1500, "eval_interval": 100}
     (tmp_path / "small.py").write_text(
         "import sys\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
@@ -101,11 +101,11 @@ def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path):
     process.send_signal(signal.SIGTERM)
     process.communicate()
     stopped_at = saved_iterations(folder)[-1]  # the run was asked to stop as well, and saved
-    assert 0 < stopped_at < 4000 and not (tmp_path / "small.json").exists()
+    assert 0 < stopped_at < 1500 and not (tmp_path / "small.json").exists()
     assert start_python(tmp_path / "small.py").wait() == 0
     assert f"resuming at iter {stopped_at}" in (folder / "train.log").read_text()
     (run,) = json.loads((tmp_path / "small.json").read_text())["sets"]["it"]["runs"]
-    assert run["steps"] == 4000 and [step for step, _, _ in run["evaluations"]] == list(range(0, 4001, 200))
+    assert run["steps"] == 1500 and [step for step, _, _ in run["evaluations"]] == list(range(0, 1501, 100))
 
 
 @pytest.mark.slow
