@@ -15,7 +15,7 @@ Modules write the batch axis out; no `vmap` makes it. Weights are float32. Matri
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -24,16 +24,20 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from layers.activation import gelu, swiglu
+from layers.activation import gelu, relu2, swiglu
 from layers.attention import fits, fused_attention
+from layers.context import Context, context_at, context_of
 from layers.dropout import dropout, keys_of_layers, split_key
 from layers.embedding import look_up
 from layers.fold import fold_norms
 from layers.mask import causal_mask
+from layers.mix import gate, mix
 from layers.products import contract, matmul, result_dtype
 from layers.remat import remat
 from layers.residual import shard_residual
-from layers.rotary import inverse_frequencies, rotary_table, rotate
+from layers.rotary import rotate
+from layers.shape import check_shape
+from layers.softcap import softcap
 from layers.tensor_parallel import apply_each
 
 DropoutKey = PRNGKeyArray | None  # None: no dropout. Give a key in training, none otherwise
@@ -55,11 +59,15 @@ class GPTConfig:
     rope_scaling: float = 1.0  # Llama 3's factor for longer contexts: see `inverse_frequencies`
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467
     norm_eps: float = 1e-5
-    mlp: Literal["swiglu", "gelu"] = "swiglu"  # swiglu: arXiv:2002.05202
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # arXiv:2002.05202, 1606.08415, 2109.08668
     bias: bool = False
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
     window: int | None = None  # tokens that a token reads, itself the last; None: all up to it
     tie_embeddings: bool = True
+    value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in (layers/mix)
+    residual_scalars: bool = False  # a block weighs the residual stream, and adds some of the first embedding
+    attention_gate: bool = False  # a head's output is scaled by a gate, from the block's input
+    logit_softcap: float = 0.0  # bounds the logits, as in Gemma 2 (arXiv:2408.00118); 0: no bound
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
     # These change how the model is computed, not what it is.
@@ -69,20 +77,7 @@ class GPTConfig:
     remat: Literal["none", "block", "dots"] = "none"  # what is kept for the backward pass: see layers/remat
 
     def __post_init__(self):
-        sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
-        for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps", "window"):
-            if (value := getattr(self, name)) is not None and not value > 0:
-                raise ValueError(f"{name}={value} must be above 0")
-        if self.eot is not None and not 0 <= self.eot < self.vocab_size:
-            raise ValueError(f"eot={self.eot} must be a token of the vocabulary, below {self.vocab_size}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout={self.dropout} must be from 0 up to, but not including, 1")
-        if self.n_embd % self.n_head:
-            raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
-        if self.n_head % self.kv_heads:
-            raise ValueError(f"n_head={self.n_head} must be a multiple of n_kv_head={self.kv_heads}")
-        if self.position == "rope" and self.head_size % 2:
-            raise ValueError(f"rope needs an even head size: n_embd / n_head is {self.head_size}")
+        check_shape(self)
 
     @property
     def kv_heads(self) -> int:
@@ -94,8 +89,8 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """F. SwiGLU's three matrices at 8/3 D hold as many parameters as GELU's two at 4 D."""
-        default = 4 * self.n_embd if self.mlp == "gelu" else 64 * math.ceil(8 * self.n_embd / 3 / 64)
+        """F. SwiGLU's three matrices at 8/3 D hold as many parameters as the others' two at 4 D."""
+        default = 64 * math.ceil(8 * self.n_embd / 3 / 64) if self.mlp == "swiglu" else 4 * self.n_embd
         return self.n_hidden or default
 
     @property
@@ -143,22 +138,6 @@ class Linear(eqx.Module):
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 
 
-class Context(NamedTuple):
-    """Positions and documents of the tokens, found once per forward pass, for every layer's attention."""
-
-    positions: Int[Array, "_ T"]  # from the beginning of each token's document; one row may serve all
-    rotary: tuple[Float[Array, "_ 1 T half"], Float[Array, "_ 1 T half"]] | None  # cos and sin, with rope
-    documents: Int[Array, "B T"] | None  # where each token's document begins; None: a row is one
-
-
-def context_at(positions: Int[Array, "_ T"], config: GPTConfig, documents=None) -> Context:
-    """Make the context of tokens at those positions."""
-    if config.position == "learned":
-        return Context(positions, None, documents)
-    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
-    return Context(positions, rotary_table(positions, inv_freq), documents)
-
-
 def attention(
     q: Float[Array, "B H T C"],
     k: Float[Array, "B K S C"],
@@ -186,6 +165,8 @@ class CausalSelfAttention(eqx.Module):
     c_k: Linear  # D -> (K, C)
     c_v: Linear  # D -> (K, C)
     c_proj: Linear  # H C -> D
+    head_gate: Linear | None  # D -> H, for attention_gate
+    value_mix: Float[Array, " 2"] | None  # weights of c_v's values and of the tokens' own
     q_norm: Norm | None
     k_norm: Norm | None
     config: GPTConfig = eqx.field(static=True)
@@ -197,37 +178,41 @@ class CausalSelfAttention(eqx.Module):
         self.c_k = Linear(config, D, K, C, key=k_key)
         self.c_v = Linear(config, D, K, C, key=v_key)
         self.c_proj = Linear(config, H * C, D, std=config.residual_std, key=proj_key)
+        self.head_gate = Linear(config, D, H, std=0.0, key=key) if config.attention_gate else None
+        self.value_mix = jnp.array([0.5, 0.5]) if config.value_embeddings else None
         self.q_norm, self.k_norm = (Norm(config, C) if config.qk_norm else None for _ in range(2))
         self.config = config
 
     def __call__(self, x: Float[Array, "B T D"], context: Context, key: DropoutKey = None):
         config, T, (weights_key, output_key) = self.config, x.shape[1], split_key(key)
-        q, k, v = self.heads(x, context)
+        q, k, v, opening = self.heads(x, context)
         if fits(config.attention, T) and (key is None or config.dropout == 0):
             y = fused_attention(q, k, v, context.documents, config.attention, config.window, config.dtype)
         else:
             mask = causal_mask(jnp.arange(T)[None], T, config.window, context.documents)
             y = attention(q, k, v, mask, config, weights_key)
-        return self.output(y, output_key)
+        return self.output(y, opening, output_key)
 
-    def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array]:
-        """Compute queries (B, H, T, C), and keys and values, (B, K, T, C) each."""
-        q, k, v = (y.swapaxes(1, 2) for y in apply_each([self.c_q, self.c_k, self.c_v], x))
+    def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array, Array | None]:
+        """Compute queries (B, H, T, C), keys and values, (B, K, T, C) each, and gates, (B, H, T)."""
+        layers = [layer for layer in (self.c_q, self.c_k, self.c_v, self.head_gate) if layer is not None]
+        q, k, v, *openings = (y.swapaxes(1, 2) for y in apply_each(layers, x))
+        v = mix(v, context.values, self.value_mix)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if context.rotary is not None:
             q, k = rotate(q, *context.rotary), rotate(k, *context.rotary)
-        return q, k, v
+        return q, k, v, openings[0] if openings else None
 
-    def output(self, y: Float[Array, "B H T C"], key: DropoutKey = None) -> Float[Array, "B T D"]:
-        """Project what the heads have read back into the residual stream."""
+    def output(self, y: Float[Array, "B H T C"], opening: Array | None, key: DropoutKey = None) -> Array:
+        """Project what the heads have read, through their gates, back into the residual stream, (B, T, D)."""
         B, H, T, C = y.shape
-        y = self.c_proj(y.swapaxes(1, 2).reshape(B, T, H * C))
+        y = self.c_proj(gate(y, opening).swapaxes(1, 2).reshape(B, T, H * C))
         return dropout(y, self.config.dropout, key)
 
 
 class MLP(eqx.Module):
-    """GELU (the tanh form, as in GPT-2), or SwiGLU."""
+    """GELU (the tanh form, as in GPT-2), the square of ReLU, or SwiGLU."""
 
     c_gate: Linear | None  # D -> F, for swiglu
     c_fc: Linear  # D -> F
@@ -244,7 +229,7 @@ class MLP(eqx.Module):
 
     def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
         if self.c_gate is None:
-            h = gelu(self.c_fc(x))  # (B, T, F)
+            h = (gelu if self.config.mlp == "gelu" else relu2)(self.c_fc(x))  # (B, T, F)
         else:
             h = swiglu(*apply_each([self.c_gate, self.c_fc], x))
         return dropout(self.c_proj(h), self.config.dropout, key)
@@ -257,6 +242,7 @@ class Block(eqx.Module):
     attn: CausalSelfAttention
     ln_2: Norm
     mlp: MLP
+    stream_mix: Float[Array, " 2"] | None  # weights of x and of the first embedding
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         attn_key, mlp_key = jax.random.split(key)
@@ -264,9 +250,11 @@ class Block(eqx.Module):
         self.attn = CausalSelfAttention(config, key=attn_key)
         self.ln_2 = Norm(config, config.n_embd)
         self.mlp = MLP(config, key=mlp_key)
+        self.stream_mix = jnp.array([1.0, 0.0]) if config.residual_scalars else None
 
     def __call__(self, x: Float[Array, "B T D"], context: Context, key: DropoutKey = None):
         attn_key, mlp_key = split_key(key)
+        x = mix(x, context.first, self.stream_mix)
         x = x + self.attn(self.ln_1(x), context, attn_key)
         return x + self.mlp(self.ln_2(x), mlp_key)
 
@@ -276,6 +264,7 @@ class GPT(eqx.Module):
 
     wte: Float[Array, "V D"]
     wpe: Float[Array, "P D"] | None  # P is block_size; None with rope
+    wve: Float[Array, "V KC"] | None  # the tokens' own values, for value_embeddings
     blocks: Block
     ln_f: Norm
     lm_head: Float[Array, "V D"] | None  # None: wte serves as the head too
@@ -286,6 +275,9 @@ class GPT(eqx.Module):
         V, D, L, learned = config.vocab_size, config.n_embd, config.n_layer, config.position == "learned"
         self.wte = 0.02 * jax.random.normal(wte_key, (V, D))
         self.wpe = 0.02 * jax.random.normal(wpe_key, (config.block_size, D)) if learned else None
+        values = config.value_embeddings
+        shape = (V, config.kv_heads * config.head_size)
+        self.wve = 0.02 * jax.random.normal(jax.random.fold_in(key, 4), shape) if values else None
         self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(jax.random.split(blocks_key, L))
         self.ln_f = Norm(config, D)
         self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
@@ -297,26 +289,29 @@ class GPT(eqx.Module):
 
     def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
         """Compute all but the head. The loss takes features, so as not to hold all the logits at once."""
-        context = self.context(tokens)
+        context = self.context(tokens, key=key)
         x = self.embed(tokens, context, key=key)
         return self.ln_f(self.apply_blocks(self.blocks, x, context, key=key))
 
-    def context(self, tokens: Int[Array, "B T"]) -> Context:
-        """Find positions and documents: from one `eot` to the next is a document, which reads no other.
+    def context(self, tokens: Int[Array, "B T"], positions=None, *, key: DropoutKey = None) -> Context:
+        """Find what blocks read besides the stream; `positions` are of tokens that follow others in a cache.
 
-        Raises ValueError for more tokens than there are learned positions.
+        Pass the same key as to `features`. Raises ValueError for more tokens than learned positions.
         """
-        T = tokens.shape[1]
-        if self.wpe is not None and T > self.config.block_size:
-            raise ValueError(f"{T} tokens are more than block_size={self.config.block_size} positions")
-        positions = jnp.arange(T)[None]  # (1, T)
-        if self.config.eot is None:
-            return context_at(positions, self.config)
-        doc_start = lax.cummax(jnp.where(tokens == self.config.eot, positions, 0), axis=1)  # (B, T)
-        return context_at(positions - doc_start, self.config, doc_start)
+        config, T = self.config, tokens.shape[1]
+        if self.wpe is not None and T > config.block_size:
+            raise ValueError(f"{T} tokens are more than block_size={config.block_size} positions")
+        context = context_of(tokens, config) if positions is None else context_at(positions, config)
+        if self.wve is not None:
+            values = look_up(self.wve, tokens, config.dtype).reshape(*tokens.shape, config.kv_heads, -1)
+            context = context._replace(values=values.swapaxes(1, 2))  # (B, K, T, C)
+        first = self.embed(tokens, context, key=key) if config.residual_scalars else None
+        return context._replace(first=first)
 
     def embed(self, tokens: Int[Array, "B T"], context: Context, *, key: DropoutKey = None):
         """Token and position embeddings, after dropout. Pass the same key as to `features`."""
+        if context.first is not None:
+            return context.first
         x = look_up(self.wte, tokens, self.config.dtype)
         if self.wpe is not None:
             x = x + self.wpe[context.positions]
@@ -343,7 +338,8 @@ class GPT(eqx.Module):
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
         """Compute logits, float32, from features."""
-        return contract("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
+        logits = contract("btd,vd->btv", x, self.head, self.config.dtype, out=jnp.float32)
+        return softcap(logits, self.config.logit_softcap)
 
     @property
     def head(self) -> Float[Array, "V D"]:

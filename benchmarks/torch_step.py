@@ -26,10 +26,13 @@ from model import GPTConfig
 class GPT(nn.Module):
     """`model.GPT`, with PyTorch's (out, in) layout of linear weights and one module per block."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, z_loss: float = 0.0):
         super().__init__()
+        self.cap, self.z_loss = config.logit_softcap, z_loss
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        values = config.kv_heads * config.head_size
+        self.wve = nn.Embedding(config.vocab_size, values) if config.value_embeddings else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = Norm(config, config.n_embd)
@@ -41,15 +44,19 @@ class GPT(nn.Module):
                 nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy; tokens and targets are (B, T)."""
+        """Return the mean cross entropy, and z_loss; tokens and targets are (B, T)."""
         x = self.wte(tokens)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
-        x = self.drop(x)
+        x = first = self.drop(x)
+        values = None if self.wve is None else self.wve(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, first, values)
         logits = self.lm_head(self.ln_f(x))
-        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        if self.cap:
+            logits = self.cap * torch.tanh(logits / self.cap)
+        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
+        return loss + self.z_loss * logits.logsumexp(-1).square().mean() if self.z_loss else loss
 
 
 class Block(nn.Module):
@@ -59,9 +66,12 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config)
         self.ln_2 = Norm(config, config.n_embd)
         self.mlp = MLP(config)
+        self.stream_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.residual_scalars else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.ln_1(x))
+    def forward(self, x: Tensor, first: Tensor, values: Tensor | None) -> Tensor:
+        if self.stream_mix is not None:
+            x = self.stream_mix[0] * x + self.stream_mix[1] * first
+        x = x + self.attn(self.ln_1(x), values)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -77,6 +87,8 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(D, D, bias=config.bias)
         self.q_norm = Norm(config, C) if config.qk_norm else nn.Identity()
         self.k_norm = Norm(config, C) if config.qk_norm else nn.Identity()
+        self.head_gate = nn.Linear(D, config.n_head, bias=config.bias) if config.attention_gate else None
+        self.value_mix = nn.Parameter(torch.tensor([0.5, 0.5])) if config.value_embeddings else None
         self.drop = nn.Dropout(config.dropout)
         if config.position == "rope":
             frequencies = config.rope_theta ** (-torch.arange(0, C, 2) / C)
@@ -84,12 +96,14 @@ class CausalSelfAttention(nn.Module):
             self.register_buffer("cos", angles.cos(), persistent=False)
             self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, values: Tensor | None) -> Tensor:
         B, T, D = x.shape
         H, K, C = self.config.n_head, self.config.kv_heads, self.config.head_size
         q, k, v = self.c_attn(x).split((D, K * C, K * C), dim=2)
         q = self.q_norm(q.view(B, T, H, C).transpose(1, 2))  # (B, H, T, C)
         k = self.k_norm(k.view(B, T, K, C).transpose(1, 2))
+        if self.value_mix is not None and values is not None:
+            v = self.value_mix[0] * v + self.value_mix[1] * values
         v = v.view(B, T, K, C).transpose(1, 2)
         if self.config.position == "rope":
             q, k = self.rotate(q), self.rotate(k)
@@ -97,6 +111,8 @@ class CausalSelfAttention(nn.Module):
             k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
         dropout = self.config.dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        if self.head_gate is not None:
+            y = y * 2 * torch.sigmoid(self.head_gate(x)).transpose(1, 2)[..., None]
         return self.drop(self.c_proj(y.transpose(1, 2).reshape(B, T, D)))
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -108,19 +124,19 @@ class CausalSelfAttention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.gelu = config.mlp == "gelu"
-        hidden = config.hidden
-        self.c_fc = nn.Linear(config.n_embd, hidden if self.gelu else 2 * hidden, bias=config.bias)
+        self.kind, hidden = config.mlp, config.hidden
+        width = 2 * hidden if self.kind == "swiglu" else hidden
+        self.c_fc = nn.Linear(config.n_embd, width, bias=config.bias)
         self.c_proj = nn.Linear(hidden, config.n_embd, bias=config.bias)
         self.drop = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.c_fc(x)
-        if self.gelu:
-            h = F.gelu(h, approximate="tanh")
-        else:
+        if self.kind == "swiglu":
             gate, h = h.chunk(2, dim=-1)
             h = F.silu(gate) * h
+        else:
+            h = F.gelu(h, approximate="tanh") if self.kind == "gelu" else F.relu(h).square()
         return self.drop(self.c_proj(h))
 
 
@@ -142,12 +158,16 @@ class TorchStep:
 
     def __init__(self, config: GPTConfig, options: Options, dtype="float32", compiled=False, device="cpu"):
         self.options, self.device = options, device
-        self.model = GPT(config).to(device)
-        parameters = list(self.model.parameters())
+        self.model = GPT(config, options.z_loss).to(device)
+        parameters = dict(self.model.named_parameters())
+        scalars = [p for name, p in parameters.items() if name.endswith("_mix")]
+        vectors = [p for name, p in parameters.items() if p.dim() < 2 and not name.endswith("_mix")]
+        matrices = [p for p in parameters.values() if p.dim() >= 2]
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
-                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+                {"params": matrices, "weight_decay": options.weight_decay},
+                {"params": vectors, "weight_decay": 0.0},
+                {"params": scalars, "weight_decay": 0.0, "lr": options.scalar_learning_rate},
             ],
             lr=options.learning_rate,
             betas=(options.beta1, options.beta2),

@@ -77,11 +77,15 @@ class Options:
     rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
     norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
-    mlp: Literal["swiglu", "gelu"] = "swiglu"  # gelu is GPT-2's; both have as many parameters
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu: GPT-2's; all have as many parameters
     bias: bool = False  # biases in the linear layers and layernorms
     qk_norm: bool = False  # normalise queries and keys
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
+    value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in
+    residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
+    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
+    logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
@@ -92,11 +96,13 @@ class Options:
     # optimizer
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # highest learning rate
+    scalar_learning_rate: Positive = 1e-2  # the same, of residual_scalars and value_embeddings' weights
     max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
     beta1: Fraction = 0.9  # decay rate of the gradient's running mean
     beta2: Fraction = 0.95  # decay rate of its square's running mean; lion: of the running mean itself
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
+    z_loss: NonNegative = 0.0  # weight in the loss of log(sum of exp(logits))^2; PaLM: 1e-4
     # learning rate schedule
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
@@ -139,6 +145,7 @@ class Options:
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
+    *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap"),
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

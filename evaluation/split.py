@@ -19,7 +19,7 @@ from model import GPT
 from parallel.batches import assemble, example_batch, rows_here
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import shard_batch
-from training.loss import nll_of_rows
+from training.loss import loss_of_rows
 from training.step import mean_loss, mean_nll
 
 Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
@@ -100,5 +100,6 @@ def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Floa
     The result is replicated, so that every process has all of it.
     """
     x, y = shard_batch(x), shard_batch(y)
-    nats = nll_of_rows(model.features(x), model.head, y, model.config.dtype)
+    config = model.config
+    nats = loss_of_rows(model.features(x), model.head, y, config.dtype, config.logit_softcap)
     return eqx.filter_shard(nats, PartitionSpec())

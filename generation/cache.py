@@ -11,8 +11,9 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from layers.mask import causal_mask
+from layers.mix import mix
 from layers.products import result_dtype
-from model import GPT, Block, GPTConfig, attention, context_at
+from model import GPT, Block, GPTConfig, attention
 
 
 class Cache(NamedTuple):
@@ -64,14 +65,15 @@ def forward_with_cache(
     within = replace(config, dtype=result_dtype(config.dtype))  # attention reads the cache as it is
     positions = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
     mask = causal_mask(positions, cache.keys[0].shape[2], config.window)
-    context = context_at(positions, config)
+    context = model.context(tokens, positions)
     x = model.embed(tokens, context)
     keys, values = [], []
     for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
-        q, k, v = block.attn.heads(block.ln_1(x), context)
+        x = mix(x, context.first, block.stream_mix)
+        q, k, v, opening = block.attn.heads(block.ln_1(x), context)
         keys.append(write(old_keys, k, length))
         values.append(write(old_values, v, length))
-        x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, within))
+        x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, within), opening)
         x = x + block.mlp(block.ln_2(x))
     return model.ln_f(x), Cache(keys, values)
 

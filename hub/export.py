@@ -1,8 +1,8 @@
 """A model in Hugging Face's format: the files that `transformers` and vLLM read.
 
-GPT-2's shape (learned positions, layernorm, gelu, biases) becomes a GPT2LMHeadModel; rope, rmsnorm and swiglu
-without biases become a LlamaForCausalLM, or with a window a MistralForCausalLM. Weights are float32, and the
-same model writes the same bytes.
+GPT-2's shape (learned positions, layernorm, gelu or relu2, biases) becomes a GPT2LMHeadModel; rope, rmsnorm
+and swiglu without biases become a LlamaForCausalLM, or with a window a MistralForCausalLM. Weights are
+float32, and the same model writes the same bytes.
 """
 
 import json

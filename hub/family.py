@@ -33,6 +33,10 @@ class Tensor(NamedTuple):
     parts: int = 1
 
 
+# No family here has these: a model of any is without them.
+PLAIN = {"value_embeddings": False, "residual_scalars": False, "attention_gate": False, "logit_softcap": 0.0}
+
+
 @dataclass(frozen=True)
 class Family:
     """A family of models: its `config.json` and its tensors, next to ours."""
@@ -51,7 +55,7 @@ class Family:
         ours = vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
         return [
             f"{name}={ours[name]}, not {value}"
-            for name, value in self.needs(config).items()
+            for name, value in (self.needs(config) | PLAIN).items()
             if ours[name] != value
         ]
 

@@ -19,32 +19,37 @@ SIZES = {
     "norm_eps": "layer_norm_epsilon",
 }
 FIXED = {
-    "activation_function": "gelu_new",
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
     "add_cross_attention": False,
     "quantization_config": None,
 }
+MLP: dict[str, Any] = {"gelu_new": "gelu", "relu2": "relu2"}  # by what they call it
 
 
 def read_config(values: dict[str, Any]) -> GPTConfig:
     check_fixed(values, FIXED)
+    activation = values.get("activation_function", "gelu_new")
+    if activation not in tuple(MLP):
+        names = " and ".join(map(repr, MLP))
+        raise ValueError(f"activation_function is {spell(activation)}, and only {names} can be computed here")
     sizes = numbers(values, SIZES)
     if values.get("n_inner") not in (None, 4 * sizes["n_embd"]):
         raise ValueError(f"n_inner is {spell(values['n_inner'])}, and only 4 n_embd can be computed here")
-    return GPTConfig(**sizes, mlp="gelu", bias=True, tie_embeddings=is_tied(values, default=True))
+    return GPTConfig(**sizes, mlp=MLP[activation], bias=True, tie_embeddings=is_tied(values, default=True))
 
 
 def write_config(config: GPTConfig) -> dict[str, Any]:
     return {theirs: getattr(config, ours) for ours, theirs in SIZES.items()} | {
-        "activation_function": "gelu_new",
+        "activation_function": next(theirs for theirs, ours in MLP.items() if ours == config.mlp),
         "tie_word_embeddings": config.tie_embeddings,
     }
 
 
 def needs(config: GPTConfig) -> dict[str, Any]:
-    fixed = {"position": "learned", "norm": "layernorm", "mlp": "gelu", "bias": True, "qk_norm": False}
-    return fixed | {"window": None, "n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
+    fixed: dict[str, Any] = {"position": "learned", "norm": "layernorm", "bias": True, "qk_norm": False}
+    fixed |= {"window": None, "n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
+    return {"mlp": config.mlp if config.mlp in MLP.values() else "gelu"} | fixed
 
 
 GPT2 = Family(

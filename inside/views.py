@@ -19,8 +19,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, PyTree
 
+from layers.context import Context
 from layers.mask import causal_mask
-from model import GPT, Block, Context
+from layers.mix import mix
+from model import GPT, Block
 from model import attention as attend
 
 
@@ -85,7 +87,7 @@ def walk(
 def _attention(model: GPT, tokens: Int[Array, "1 T"]) -> Float[Array, "L H T T"]:
     def look(block: Block, x, context: Context):
         config, T = block.attn.config, tokens.shape[1]
-        q, k, _ = block.attn.heads(block.ln_1(x), context)
+        q, k, *_ = block.attn.heads(block.ln_1(mix(x, context.first, block.stream_mix)), context)
         mask = causal_mask(jnp.arange(T)[None], T, config.window, context.documents)
         # With the columns of the identity as values, C at a time, what a head reads is its weights.
         C = config.head_size
@@ -101,8 +103,9 @@ def _attention(model: GPT, tokens: Int[Array, "1 T"]) -> Float[Array, "L H T T"]
 @eqx.filter_jit
 def _lens(model: GPT, tokens: Int[Array, "1 T"], k: int) -> tuple[Array, ...]:
     def look(block: Block, x, context: Context):
-        read = block.attn(block.ln_1(x), context)
-        return x, size(read), size(block.mlp(block.ln_2(x + read)))
+        stream = mix(x, context.first, block.stream_mix)
+        read = block.attn(block.ln_1(stream), context)
+        return x, size(read), size(block.mlp(block.ln_2(stream + read)))
 
     (before, attn_norms, mlp_norms), last = walk(model, tokens, look)
     streams = jnp.concatenate([before, last[None]])[:, 0]  # (L + 1, T, D)

@@ -6,6 +6,7 @@ kernels, each of which reads all of that. This took GPT-2's step on an H100 from
 """
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
@@ -13,6 +14,12 @@ from jaxtyping import Array, Float
 def gelu(x: Float[Array, "*batch F"]) -> Float[Array, "*batch F"]:
     """Compute GELU in the tanh form, as GPT-2 does (arXiv:1606.08415)."""
     return jax.nn.gelu(x, approximate=True)
+
+
+@jax.checkpoint
+def relu2(x: Float[Array, "*batch F"]) -> Float[Array, "*batch F"]:
+    """Compute the square of relu(x) (arXiv:2109.08668)."""
+    return jnp.square(jax.nn.relu(x))
 
 
 @jax.checkpoint

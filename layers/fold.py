@@ -19,10 +19,10 @@ def fold_norms(block):
     if block.ln_1.bias is not None or not mesh.empty and mesh.shape["tensor"] > 1:
         return block
     one, two = block.ln_1.weight, block.ln_2.weight
-    read = {"c_q": one, "c_k": one, "c_v": one, "c_gate": two, "c_fc": two}
+    read = {"c_q": one, "c_k": one, "c_v": one, "head_gate": one, "c_gate": two, "c_fc": two}
 
     def folded(path, w):
-        layer, name = path[-2].name, path[-1].name
+        layer, name = ("", *(key.name for key in path))[-2:]
         if layer in ("ln_1", "ln_2"):
             return jnp.ones_like(w)
         if layer in read and name in ("weight", "lora_a"):  # adapters (training/lora.py) read the norm too

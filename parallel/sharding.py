@@ -21,18 +21,18 @@ from jaxtyping import Array, Int
 # The first pattern that matches the end of a name counts. Axes that a rule does not mention are not split.
 RULES = (
     # Rows of the vocabulary over both axes: with rows over one and D over the other, XLA recomputes.
-    (r"wte|lm_head", (("tensor", "fsdp"),)),  # (V, D)
+    (r"wte|wve|lm_head", (("tensor", "fsdp"),)),  # (V, D), (V, K C)
     (r"wpe", (None, "fsdp")),  # (T, D)
     # `stage` splits the layers. `tensor` splits what the first layers of each half put out, and what its last
     # one takes in, so that the devices sum once for each half.
     (r"(c_q|c_k|c_v)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H, C), (L, D, K, C)
     (r"(c_q|c_k|c_v)\.bias", ("stage", "tensor")),  # (L, H, C), (L, K, C)
-    (r"(c_gate|c_fc)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, F)
-    (r"(c_gate|c_fc)\.bias", ("stage", "tensor")),  # (L, F)
+    (r"(head_gate|c_gate|c_fc)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H), (L, D, F)
+    (r"(head_gate|c_gate|c_fc)\.bias", ("stage", "tensor")),  # (L, H), (L, F)
     (r"c_proj\.weight", ("stage", "tensor", "fsdp")),  # (L, H C, D), (L, F, D)
     # An adapter is split along the axis that it shares with the layer's own split one (training/lora.py).
     (
-        r"(c_q|c_k|c_v|c_gate|c_fc)\.lora_b",
+        r"(c_q|c_k|c_v|head_gate|c_gate|c_fc)\.lora_b",
         ("stage", None, "tensor"),
     ),  # (L, r, H, C), (L, r, K, C), (L, r, F)
     (r"c_proj\.lora_a", ("stage", "tensor")),  # (L, H C, r), (L, F, r)

@@ -75,7 +75,7 @@ def state_bytes(config: GPTConfig, options: Options) -> int:
     if options.lora_rank:  # the adapters alone have moments
         per_weight = 2 if options.lora_base_dtype == "bfloat16" else 4
     D, kv_width = config.n_embd, config.kv_heads * config.head_size
-    block = 2 * D * D + 2 * D * kv_width + (2 if config.mlp == "gelu" else 3) * D * config.hidden
+    block = 2 * D * D + 2 * D * kv_width + (3 if config.mlp == "swiglu" else 2) * D * config.hidden
     tokens = config.vocab_size * (1 if config.tie_embeddings else 2)
     positions = config.block_size if config.position == "learned" else 0
     return per_weight * (config.n_layer * block + D * (tokens + positions))

@@ -110,7 +110,8 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
     N = min(config.window or T, T)
     D, F, kv_width = config.n_embd, config.hidden, config.kv_heads * config.head_size
     attention = 2 * D * D + 2 * D * kv_width
-    mlp = (2 if config.mlp == "gelu" else 3) * D * F
+    attention += D * config.n_head if config.attention_gate else 0
+    mlp = (3 if config.mlp == "swiglu" else 2) * D * F
     matrices = config.n_layer * (attention + mlp) + config.vocab_size * D
     return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * D
 

@@ -48,6 +48,12 @@ SPEED_FIELDS = {
 }
 
 
+# Every option of the model and the loss that nanoGPT's recipe has not, but one of each kind.
+MODERN = dict(
+    **dict(mlp="relu2", position="rope", norm="rmsnorm", value_embeddings=True, residual_scalars=True),
+    **dict(attention_gate=True, logit_softcap=2.0, z_loss=0.1),
+)
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 
@@ -186,6 +192,11 @@ def named_arrays(tree) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in arrays_by_name(tree).items()}
 
 
+def moved(tree, amount: float = 0.01):
+    """Move every element of a tree's arrays, so that none is what it starts as: gates of 0, weights of 1."""
+    return jax.tree.map(lambda x: x + amount * np.cos(np.arange(x.size)).reshape(x.shape), tree)
+
+
 def assert_same_bits(ours, theirs) -> None:
     """Check that the arrays of two trees have the same names, dtypes, shapes and bytes."""
     ours, theirs = named_arrays(ours), named_arrays(theirs)
@@ -243,7 +254,7 @@ def loss_and_gradients(
 
     def compute(model, x, y):
         key = jax.random.key(7) if options.dropout else None
-        return mean_gradients(model, x, y, key, make_pipeline(options))
+        return mean_gradients(model, x, y, key, make_pipeline(options), options.z_loss)
 
     with jax.set_mesh(make_mesh(mesh)):
         model = create(options)

@@ -36,7 +36,7 @@ TINY = replace(
 LLAMA = dict(position="rope", norm="rmsnorm", n_kv_head=2)
 SHAPES = {
     "gpt2": dict(mlp="gelu", bias=True),
-    "gpt2, untied": dict(mlp="gelu", bias=True, tie_embeddings=False, norm_eps=1e-3),
+    "gpt2, untied, relu2": dict(mlp="relu2", bias=True, tie_embeddings=False, norm_eps=1e-3),
     "llama": LLAMA | dict(tie_embeddings=False),
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),

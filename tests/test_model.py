@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from model import GPT, MLP, CausalSelfAttention, GPTConfig, Norm, attention, context_at
+from layers.context import context_at
+from model import GPT, MLP, CausalSelfAttention, GPTConfig, Norm, attention
 from tests.helpers import FLOAT32_ROUNDING, assert_close, assert_same_bits, distance, named_arrays, run_python
 from tests.models import TINY, forward, large, nll, random_tokens, train
 from tests.reference import CONFIGS, LLAMA_LAYER, as_gpt, random_reference
@@ -117,6 +118,14 @@ def test_gelu_is_the_tanh_form():
     assert distance(layer(x), tanh_form @ w) < FLOAT32_ROUNDING < distance(layer(x), exact @ w)
 
 
+def test_relu2_is_the_square_of_relu():
+    layer = MLP(replace(TINY, mlp="relu2"), key=jax.random.key(0))
+    assert layer.c_gate is None and layer.c_fc.weight.shape == (32, 4 * 32)
+    x = 20 * jax.random.normal(jax.random.key(1), (2, 5, 32))
+    h = np.maximum(np.asarray(x, np.float64) @ np.asarray(layer.c_fc.weight), 0) ** 2
+    assert distance(layer(x), h @ np.asarray(layer.c_proj.weight)) < FLOAT32_ROUNDING
+
+
 def test_swiglu_gates_one_product_with_the_silu_of_another():
     layer = MLP(TINY, key=jax.random.key(0))
     x = 20 * jax.random.normal(jax.random.key(1), (2, 5, 32))
@@ -130,6 +139,15 @@ def test_norms_add_1e_5_to_the_variance(norm):
     layer = Norm(replace(TINY, norm=norm), 4)
     x = np.array([3, -1, 1, -3]) * 1e-3  # of mean 0 and variance 5e-6: as small as epsilon
     np.testing.assert_allclose(layer(jnp.asarray(x)), x / math.sqrt(5e-6 + 1e-5), rtol=1e-6)
+
+
+def test_a_soft_bound_keeps_logits_within_it():
+    model = large(TINY)
+    tokens = random_tokens(TINY)
+    free, bound = (forward(large(replace(TINY, logit_softcap=cap)), tokens) for cap in (0.0, 2.0))
+    assert abs(free).max() > 3
+    np.testing.assert_array_equal(free, forward(model, tokens))
+    assert distance(bound, 2 * np.tanh(np.asarray(free, np.float64) / 2)) < FLOAT32_ROUNDING
 
 
 # --- it looks only back ---
@@ -461,6 +479,7 @@ def test_attention_weights_are_dropped_out():
         (dict(dropout=-0.5), "dropout=-0.5 "),
         (dict(eot=50304), "eot=50304 .*below 50304"),
         (dict(eot=-1), "eot=-1 "),
+        (dict(logit_softcap=-1.0), "logit_softcap=-1.0 "),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):

@@ -89,7 +89,7 @@ def chosen_layers(text: str, names: list[str]) -> list[str]:
     So c_proj, mlp.c_proj and blocks.mlp.c_proj all mean the MLP's last layer. Raises UserError.
     """
     if text == "all":
-        return names
+        return [name for name in names if not name.endswith("head_gate")]  # whose rank is that of few heads
     chosen = set()
     for target in text.split(","):
         found = {name for name in names if f".{name}".endswith(f".{target.strip()}")}

@@ -15,51 +15,69 @@ from jaxtyping import Array, Float, Int
 
 from layers.products import contract
 from layers.residual import shard_rows
+from layers.softcap import slope, softcap
 from layers.target import memory, target
 
 MAX_LOGITS = 2**26  # at once on a CPU; in float32, 256 MiB
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(3,))
+@partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def cross_entropy(
-    x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], dtype: str
+    x: Float[Array, "B T D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, "B T"],
+    dtype: str,
+    cap: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Float[Array, ""]:
-    """Return the mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
+    """Return the mean over the targets >= 0 of -log softmax(logits)[target], in nats, float32.
 
-    `x` are features (`GPT.features`), and `dtype` is that of the matrix products' operands. Targets below 0
-    are left out; with none left the loss is 0.
+    Logits are x @ head.T, within `cap` (layers/softcap.py). `x` are features (`GPT.features`), and `dtype` is
+    that of the matrix products' operands. Targets below 0 are left out; with none left the loss is 0. With a
+    `z_loss`, that many times log(sum of exp(logits))^2 is added, which keeps this log near 0, as in PaLM
+    (arXiv:2204.02311, section 5).
     """
-    return nll_of_rows(x, head, targets, dtype).sum() / count(targets)
+    return loss_of_rows(x, head, targets, dtype, cap, z_loss).sum() / count(targets)
 
 
-def nll_of_rows(
-    x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], dtype: str
+def loss_of_rows(
+    x: Float[Array, "B T D"],
+    head: Float[Array, "V D"],
+    targets: Int[Array, "B T"],
+    dtype: str,
+    cap: float = 0.0,
+    z_loss: float = 0.0,
 ) -> Float[Array, " B"]:
-    """Return -log of the probability of each row's targets >= 0 together, in nats, float32."""
+    """Return the sum of each row's losses; without z_loss, -log of the probability of its targets."""
 
     weights = head.astype(dtype)
 
     def add(total, chunk):
-        logits = contract("btd,vd->btv", chunk[0], weights, dtype)
-        return total + nll(*shift(logits), chunk[1]).sum(-1), None
+        logits = softcap(contract("btd,vd->btv", chunk[0], weights, dtype), cap)
+        return total + losses(*shift(logits), chunk[1], z_loss).sum(-1), None
 
     total, _ = lax.scan(add, jnp.zeros(len(x)), chunks(x, targets, len(head)))
     return total
 
 
-def _forward(x, head, targets, dtype):
+def _forward(x, head, targets, dtype, cap, z_loss):
     weights, n_targets = head.astype(dtype), count(targets)
 
     def add(carry, chunk):
         total, dhead = carry
         x, targets = chunk
-        logits = shard_rows(contract("btd,vd->btv", x, weights, dtype))  # (B, T / n, V)
-        shifted, sums = shift(logits)
-        dlogits = jnp.exp(shifted) / sums - is_target(logits, targets)
+        logits = shard_rows(softcap(contract("btd,vd->btv", x, weights, dtype), cap))  # (B, T / n, V)
+        shifted, sums, highest = shift(logits)
+        probabilities = jnp.exp(shifted) / sums
+        if z_loss:
+            probabilities *= 1 + 2 * z_loss * (jnp.log(sums) + highest)
+        dlogits = probabilities - is_target(logits, targets)
+        if cap:
+            dlogits *= slope(logits, cap)
         dlogits *= (targets >= 0)[..., None] / n_targets
         dx = contract("btv,vd->btd", dlogits, weights, dtype).astype(x.dtype)
         dhead += contract("btv,btd->vd", dlogits, x, dtype, out=jnp.float32)
-        return (total + nll(shifted, sums, targets).sum(), dhead), dx
+        return (total + losses(shifted, sums, highest, targets, z_loss).sum(), dhead), dx
 
     start = (jnp.zeros(()), jnp.zeros(head.shape))
     (total, dhead), dx = lax.scan(add, start, chunks(x, targets, len(head)))
@@ -67,7 +85,7 @@ def _forward(x, head, targets, dtype):
     return total / n_targets, (dx, dhead)
 
 
-def _backward(dtype, gradients, dloss):
+def _backward(dtype, cap, z_loss, gradients, dloss):
     dx, dhead = gradients
     return (dloss * dx).astype(dx.dtype), dloss * dhead, None
 
@@ -99,15 +117,21 @@ def max_logits() -> int:
 
 
 def shift(logits):
-    """Return the logits less each token's highest, in float32, and the sum of their exponentials (..., 1)."""
-    shifted = logits.astype(jnp.float32) - logits.max(-1, keepdims=True).astype(jnp.float32)
-    return shifted, jnp.exp(shifted).sum(-1, keepdims=True)
+    """Return the logits less each token's highest, float32; the sum of their exponentials; the highest.
+
+    The last two are (..., 1).
+    """
+    highest = logits.max(-1, keepdims=True).astype(jnp.float32)
+    shifted = logits.astype(jnp.float32) - highest
+    return shifted, jnp.exp(shifted).sum(-1, keepdims=True), highest
 
 
-def nll(shifted, sums, targets):
-    """Return -log softmax(logits)[target] of what `shift` returns, and 0 where the target is below 0."""
+def losses(shifted, sums, highest, targets, z_loss):
+    """Return each token's loss from what `shift` returns, and 0 where the target is below 0."""
     label = jnp.where(is_target(shifted, targets), shifted, 0).sum(-1)
-    return jnp.where(targets >= 0, jnp.log(sums[..., 0]) - label, 0)
+    log_sums = jnp.log(sums[..., 0])
+    z = z_loss * jnp.square(log_sums + highest[..., 0]) if z_loss else 0.0
+    return jnp.where(targets >= 0, log_sums - label + z, 0)
 
 
 def is_target(logits, targets):

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from config.options import Options
 from model import GPT
+from parallel.sharding import leaf_name
 
 # `wsd` decays over this part of the run: a linear decay over so many steps ends where a cosine does.
 DECAYING = 0.2  # arXiv:2405.18392
@@ -36,9 +37,20 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
         direction[options.optimizer](options.beta1, options.beta2),
         optax.add_decayed_weights(options.weight_decay, decayed),
         optax.scale_by_learning_rate(lambda step: learning_rate(options, jnp.asarray(step))),
+        own_rates(options),
     )
     clip = optax.clip_by_global_norm(options.grad_clip) if options.grad_clip else optax.identity()
     return optax.chain(clip, optimizer)
+
+
+def own_rates(options: Options) -> optax.GradientTransformation:
+    """Scale the updates of those parameters that have a learning rate of their own."""
+
+    def scale(path, x):
+        scalar = path[-1].name in ("stream_mix", "value_mix")
+        return options.scalar_learning_rate / options.learning_rate * x if scalar else x
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 
 
 def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
@@ -90,7 +102,8 @@ def muon_or_adam(model: GPT) -> GPT:
     """Label each parameter with the part of Muon that is for it: "muon" or "adam"."""
 
     def label(path, x):
-        return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
+        in_block = path[0].name == "blocks" and leaf_name(path) != "blocks.attn.head_gate.weight"
+        return "muon" if in_block and is_matrix(path, x) else "adam"
 
     return jax.tree_util.tree_map_with_path(label, model)
 

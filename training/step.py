@@ -47,13 +47,15 @@ SEVERAL: dict[str, dict[str, str | bool]] = {
 def train_step(
     state: TrainState, x: Int[Array, "A B T"], y: Int[Array, "A B T"], options: Options
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """Return the state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`."""
+    """Return the state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`.
+
+    The loss has z_loss in it; evaluations leave that out."""
     x, y = shard_batch(x), shard_batch(y)
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
     pipeline = make_pipeline(options)
     if target().platform == "cpu" and pipeline is None:  # a pipeline's microbatches are the user's choice
         x, y = split_for_cpu_cache(x), split_for_cpu_cache(y)
-    loss, gradients = mean_gradients(state.model, x, y, key, pipeline)
+    loss, gradients = mean_gradients(state.model, x, y, key, pipeline, options.z_loss)
     weights, frozen = partition_trainable(state.model)
     updates, opt_state = make_optimizer(options).update(gradients, state.opt_state, weights)  # ty: ignore[invalid-argument-type]
     model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
@@ -91,6 +93,7 @@ def mean_gradients(
     y: Int[Array, "A B T"],
     key: PRNGKeyArray | None,
     pipeline: Pipeline | None = None,
+    z_loss: float = 0.0,
 ) -> tuple[Float[Array, ""], GPT]:
     """Return the loss and its gradients, averaged in float32 over the A microbatches.
 
@@ -101,11 +104,11 @@ def mean_gradients(
     weights, frozen = partition_trainable(model)
     keys = microbatch_keys(key, A)
     if pipeline:
-        return pipeline.mean_gradients(mean_nll, weights, frozen, x, y, keys)
+        return pipeline.mean_gradients(partial(mean_nll, z_loss=z_loss), weights, frozen, x, y, keys)
 
     @eqx.filter_value_and_grad
     def gradients(weights, x, y, key):
-        return mean_loss(eqx.combine(weights, frozen), x, y, key)
+        return mean_loss(eqx.combine(weights, frozen), x, y, key, z_loss)
 
     if A == 1:
         return gradients(weights, x[0], y[0], key)
@@ -139,12 +142,19 @@ def split_for_cpu_cache(x: Int[Array, "A B T"]) -> Int[Array, "A_n B_n T"]:
 
 
 def mean_loss(
-    model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key: PRNGKeyArray | None = None
+    model: GPT,
+    x: Int[Array, "B T"],
+    y: Int[Array, "B T"],
+    key: PRNGKeyArray | None = None,
+    z_loss: float = 0.0,
 ) -> Float[Array, ""]:
-    """Return the mean cross entropy of the next tokens y; a `key` turns dropout on."""
-    return mean_nll(model, model.features(x, key=key), y)
+    """Return the mean cross entropy of the next tokens y, and z_loss; a `key` turns dropout on."""
+    return mean_nll(model, model.features(x, key=key), y, z_loss)
 
 
-def mean_nll(model: GPT, features: Float[Array, "B T D"], y: Int[Array, "B T"]) -> Float[Array, ""]:
-    """Return the mean cross entropy of the next tokens y, given the features before the head."""
-    return cross_entropy(features, model.head, y, model.config.dtype)
+def mean_nll(
+    model: GPT, features: Float[Array, "B T D"], y: Int[Array, "B T"], z_loss: float = 0.0
+) -> Float[Array, ""]:
+    """Return the mean cross entropy of the next tokens y, and z_loss, given the features before the head."""
+    config = model.config
+    return cross_entropy(features, model.head, y, config.dtype, config.logit_softcap, z_loss)

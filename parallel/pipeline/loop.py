@@ -9,7 +9,8 @@ loop over ticks within the compiled step. The second command prints it.
 
 In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on the results:
 residual streams go up to the next rank, their gradients down to the one before. A backward starts from the
-stage's input alone, and computes the stage again. The token embedding belongs to the first stage. The loss
+stage's input alone, and computes the stage again. The token embedding belongs to the first stage; what the
+blocks of others read of the tokens (`GPT.context`), they look up themselves. The loss
 belongs to the last one, whose forward is a part of its backward. The weights outside the blocks are the same
 on every rank, and their gradients are summed over the ranks at the end. XLA looks after the mesh's other
 axes, as elsewhere.
@@ -32,7 +33,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from config.command_line import UserError
 from config.options import Options
 from layers.residual import shard_residual
-from model import GPT, Block, Context, DropoutKey
+from model import GPT, Block
 from parallel.pipeline.schedule import Row, Schedule
 from parallel.sharding import shard
 
@@ -47,16 +48,17 @@ def join_blocks(rest: GPT, blocks: Block) -> GPT:
     return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
 
 
-def embed(
-    model: GPT, tokens: Int[Array, "B T"], context: Context, key: DropoutKey = None
-) -> Float[Array, "B T D"]:
-    """Do as `model.embed`, from a table that each device has whole.
+def with_whole_tables(model: GPT) -> GPT:
+    """Return the model with tables of tokens that each device has whole, to look tokens up.
 
     Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) stops in a failed check where it looks up tokens in a
     table that is split, if the tokens are more than a few.
     """
-    model = eqx.tree_at(lambda model: model.wte, model, eqx.filter_shard(model.wte, P()))
-    return model.embed(tokens, context, key=key)
+    return eqx.tree_at(
+        lambda model: [table for table in (model.wte, model.wve) if table is not None],
+        model,
+        replace_fn=lambda table: eqx.filter_shard(table, P()),
+    )
 
 
 def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
@@ -140,9 +142,10 @@ class Pipeline:
                 h = choose(s % R == rank[0], lambda: model.apply_blocks(model.blocks, h, context), lambda: h)
                 return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
 
-            context = rest.context(x)
+            whole = with_whole_tables(rest)
+            context = whole.context(x)
             # The last rank's output arrives on rank 0.
-            h, _ = lax.scan(stage, embed(rest, x, context), jnp.arange(n))
+            h, _ = lax.scan(stage, whole.embed(x, context), jnp.arange(n))
             mean = choose(rank[0] == 0, lambda: loss(rest, rest.ln_f(h), y), lambda: jnp.zeros(()))
             return lax.psum(mean, "stage")
 
@@ -175,8 +178,9 @@ class Pipeline:
         def stage(s, m, weights, h):
             """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
             model, key = eqx.combine(*weights), None if keys is None else keys[m]
-            context, first_layer = model.context(x[m]), s * (model.config.n_layer // n)
-            h = choose(s == 0, lambda: embed(model, x[m], context, key), lambda: h)
+            first_layer = s * (model.config.n_layer // n)
+            context = with_whole_tables(model).context(x[m], key=key)
+            h = choose(s == 0, lambda: with_whole_tables(model).embed(x[m], context, key=key), lambda: h)
             h = model.apply_blocks(model.blocks, h, context, first_layer=first_layer, key=key)
             return h, choose(s == last, lambda: mean_nll(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
 

@@ -1,5 +1,6 @@
 """PyTorch's step, which ours is measured against: it computes what the JAX step does."""
 
+from dataclasses import replace
 from operator import attrgetter
 
 import jax
@@ -10,6 +11,7 @@ import torch
 
 from benchmarks.torch_step import TorchStep
 from config.options import Options
+from tests.helpers import MODERN, moved
 from training.state import create_state, model_config
 from training.step import compile_step
 
@@ -19,6 +21,7 @@ SHAPES = {
     "llama": dict(
         position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
     ),
+    "all that is new": MODERN | dict(n_kv_head=2),
 }
 
 
@@ -27,10 +30,12 @@ def as_in_torch(tree, name: str) -> np.ndarray:
 
     The twin's c_attn is queries, keys and values one after another; for SwiGLU its c_fc is the gate and c_fc.
     """
-    room, *rest = name.removesuffix(".weight" if name[:2] in ("wt", "wp", "lm") else "").split(".")
+    room, *rest = name.removesuffix(".weight" if name[:2] in ("wt", "wp", "wv", "lm") else "").split(".")
     if room != "blocks":
         return np.asarray(attrgetter(".".join([room, *rest]))(tree))
     layer, part, *path = rest
+    if not path:
+        return np.asarray(getattr(tree.blocks, part)[int(layer)])
     layers = path[:1]
     if part == "attn" and layers == ["c_attn"]:
         layers = ["c_q", "c_k", "c_v"]
@@ -65,6 +70,7 @@ def test_twin_does_what_the_jax_step_does(shape):
     )
     config = model_config(options, vocab_size=33)
     state = create_state(config, options)
+    state = replace(state, model=moved(state.model))
     step = compile_step(state, options)
     twin = TorchStep(config, options)
     with torch.no_grad():

@@ -349,7 +349,7 @@ def test_a_wrong_type_in_a_config_file_says_what_was_expected(name, value, expec
         ("--batch_size=", "--batch_size is '', expected an integer, 1 or more"),
         ("--learning_rate=1e999", "--learning_rate is inf, expected a number above 0"),
         ("--bias=yes", "--bias is 'yes', expected True or False"),
-        ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu"),
+        ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu, relu2"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
         ("--device=rocket", "--device is 'rocket', expected one of auto, cpu, cuda, tpu"),
     ],

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from layers.activation import gelu, swiglu
+from layers.activation import gelu, relu2, swiglu
 
 PYTORCH = {
     gelu: lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    relu2: lambda x: torch.nn.functional.relu(x) ** 2,
     swiglu: lambda gate, x: torch.nn.functional.silu(gate) * x,
 }
 
@@ -18,7 +19,7 @@ def inputs(n, dtype=np.float32):
     return np.random.default_rng(0).normal(size=(n, 2, 5, 16)).astype(dtype)
 
 
-@pytest.mark.parametrize("activation, n", [(gelu, 1), (swiglu, 2)])
+@pytest.mark.parametrize("activation, n", [(gelu, 1), (relu2, 1), (swiglu, 2)])
 def test_values_and_gradients_are_pytorchs(activation, n):
     x, dy = inputs(n), inputs(n + 1)[-1]
     y, back = jax.vjp(activation, *x)
@@ -31,7 +32,7 @@ def test_values_and_gradients_are_pytorchs(activation, n):
         np.testing.assert_allclose(ours, a.grad, rtol=1e-6, atol=5e-6)
 
 
-@pytest.mark.parametrize("activation, n", [(gelu, 1), (swiglu, 2)])
+@pytest.mark.parametrize("activation, n", [(gelu, 1), (relu2, 1), (swiglu, 2)])
 def test_the_inputs_alone_are_kept_for_the_gradient(activation, n):
     x = jnp.asarray(inputs(n), jnp.bfloat16)
     y, back = jax.vjp(activation, *x)

@@ -61,6 +61,28 @@ def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(monkeypatch, T, max
         assert distance(ours, theirs) < ROUNDING
 
 
+@pytest.mark.parametrize("max_logits", [loss.MAX_LOGITS, 4 * 7 * 100])
+@pytest.mark.parametrize("cap, z_loss", [(3.0, 0.0), (0.0, 0.3), (3.0, 0.3)])
+def test_a_bound_on_the_logits_and_z_loss_are_pytorchs_too(monkeypatch, max_logits, cap, z_loss):
+    monkeypatch.setattr(loss, "MAX_LOGITS", max_logits)
+    x, head, targets = inputs()
+    theirs = [torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in (x, head)]
+    logits = (theirs[0] @ theirs[1].T).flatten(0, 1)
+    logits = cap * torch.tanh(logits / cap) if cap else logits
+    labels = torch.tensor(targets).long().flatten()
+    expected = torch.nn.functional.cross_entropy(logits, labels, ignore_index=-1)
+    expected = expected + z_loss * logits[labels >= 0].logsumexp(-1).square().mean()
+    expected.backward()
+
+    ours = jax.value_and_grad(cross_entropy, argnums=(0, 1))
+    value, gradients = ours(x, head, targets, "float32", cap, z_loss)
+    alone = cross_entropy(x, head, targets, "float32", cap, z_loss)
+    assert distance(value, expected.detach()) < ROUNDING and distance(alone, value) < ROUNDING
+    for gradient, array in zip(gradients, theirs, strict=True):
+        assert gradient.dtype == np.float32
+        assert distance(gradient, array.grad) < ROUNDING
+
+
 def test_a_gradient_is_scaled_by_what_follows_the_loss():
     x, head, targets = inputs()
     scaled = jax.grad(lambda x: 3 * cross_entropy(x, head, targets, "float32"))(x)
