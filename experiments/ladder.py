@@ -5,22 +5,22 @@ decays its learning rate in them. A change alone is measured at nanoGPT's learni
 higher one gain more on top of it. Equal steps are not equal time: --time, then --equal_time.
 """
 
+from itertools import accumulate
+
 from experiments.record import Experiment
 from experiments.report import draw_dots
 from experiments.runner import main
 
-SHAKESPEARE = {"max_iters": 1000, "lr_decay_iters": 1000, "eval_interval": 500, "eval_iters": 100}
-PYTHON = {
-    "dataset": "python_char",
-    "batch_size": 16,
-    "block_size": 128,
-    "max_iters": 600,
-    "lr_decay_iters": 600,
-}
-PYTHON |= {"eval_interval": 300, "eval_iters": 50}
-
 NANOGPT = {"mlp": "gelu"}
-ALONE = {
+DATA = {
+    "shakespeare": {"max_iters": 1000, "lr_decay_iters": 1000, "eval_interval": 500, "eval_iters": 100},
+    "python": {
+        **{"dataset": "python_char", "batch_size": 16, "block_size": 128},
+        **{"max_iters": 600, "lr_decay_iters": 600, "eval_interval": 300, "eval_iters": 50},
+    },
+}
+
+CHANGES = {
     "rate x2": {"learning_rate": 2e-3, "min_lr": 2e-4},
     "rate x4": {"learning_rate": 4e-3, "min_lr": 4e-4},
     "muon": {"optimizer": "muon"},
@@ -28,25 +28,43 @@ ALONE = {
     "rope": {"position": "rope"},
     "rmsnorm": {"norm": "rmsnorm"},
     "swiglu": {"mlp": "swiglu"},
+    "relu2": {"mlp": "relu2"},
     "qk_norm": {"qk_norm": True},
     "untied": {"tie_embeddings": False},
+    "value embeddings": {"value_embeddings": True},
+    "residual scalars": {"residual_scalars": True},
+    "attention gate": {"attention_gate": True},
+    "softcap": {"logit_softcap": 15.0},
+    "z-loss": {"z_loss": 1e-4},
 }
-
-
-def sets(shared: dict) -> dict[str, dict]:
-    """Return the option sets: nanoGPT's recipe, and each change to it alone."""
-    return {"nanoGPT": NANOGPT | shared} | {label: NANOGPT | shared | own for label, own in ALONE.items()}
-
+UP = ("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings", "residual scalars", "softcap")
 
 EXPERIMENTS = [
     Experiment(
         name=f"ladder_{name}",
         program="ladder",
-        question=f"What does each change to nanoGPT's recipe do, in {shared['max_iters']} steps on {name}?",
-        sets=sets(shared),
+        question=f"What does each change to nanoGPT's recipe do, in {steps['max_iters']} steps on {name}?",
+        sets={"nanoGPT": NANOGPT | steps}
+        | {label: NANOGPT | steps | change for label, change in CHANGES.items()},
         draw=draw_dots,
     )
-    for name, shared in (("shakespeare", SHAKESPEARE), ("python", PYTHON))
+    for name, steps in DATA.items()
+] + [
+    Experiment(
+        name=f"ladder_{name}_up",
+        program="ladder",
+        question=f"And what does each on top of those before it, in {steps['max_iters']} steps on {name}?",
+        sets=dict(
+            accumulate(
+                UP,
+                lambda below, label: (f"+ {label}", below[1] | CHANGES[label]),
+                initial=("nanoGPT", NANOGPT | steps),
+            )
+        ),
+        draw=draw_dots,
+        upward=True,
+    )
+    for name, steps in DATA.items()
 ]
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ class Experiment:
     draw: Callable[[Any, "Experiment", "Record"], None]  # draws into matplotlib's axes
     config: str = "config/train_shakespeare_char_cpu.py"
     seeds: int = 5
+    upward: bool = False  # each set is a step up from the one above it, and compared with that one
     findings: Callable[["Experiment", "Record"], list[str]] | None = None  # lines below the table
 
     def options(self, label: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ evaluation, so that much of the spread is common to both. The interval is Studen
 """
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,15 +35,17 @@ def summarize(experiment: Experiment, record: Record) -> dict[str, Summary]:
 
 def markdown(experiment: Experiment, record: Record, drawn: bool) -> str:
     summaries = summarize(experiment, record)
-    base = next(iter(summaries))
+    base = next(iter(summaries.values()))
+    other = "the row above" if experiment.upward else next(iter(summaries))
     rows = [
-        f"| option set | val loss, mean ± sd | against {base}, 95% interval | seeds | ms/step | steps |",
+        f"| option set | val loss, mean ± sd | against {other}, 95% interval | seeds | ms/step | steps |",
         "|---|---|---|---|---|---|",
     ]
     for label, summary in summaries.items():
         options = experiment.options(label)
         ms = record.ms(label, options)
-        against = "" if label == base else describe_difference(difference(summary, summaries[base]))
+        against = "" if summary is base else describe_difference(difference(summary, base))
+        base = summary if experiment.upward else base
         timed = "" if ms is None else f"{ms:.1f}"
         seeds = f"{len(summary.losses) + summary.diverged}"
         steps = f"{options.get('max_iters', 600000):,}"
@@ -122,15 +125,24 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
 
 
 def draw(experiment: Experiment, record: Record, path: Path) -> None:
-    """Draw an experiment into an SVG file, which is the same whenever the results are."""
-    import matplotlib  # here, because it takes half a second and is needed at the end only
-    from matplotlib.figure import Figure
+    """Draw an experiment into an SVG file."""
 
-    with matplotlib.rc_context({"svg.hashsalt": experiment.name, "svg.fonttype": "none"}):
-        axes: Any = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
+    def fill(figure: Any) -> None:
+        axes = figure.subplots()
         axes.set_title(experiment.question, fontsize="medium", wrap=True)
         axes.grid(alpha=0.3)
         experiment.draw(axes, experiment, record)
+
+    save_svg(path, experiment.name, fill)
+
+
+def save_svg(path: Path, name: str, fill: Callable[[Any], None]) -> None:
+    """Save the figure that `fill` draws into. The file is the same whenever the results are."""
+    import matplotlib  # here, because it takes half a second and is needed at the end only
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        fill(figure := Figure(figsize=(8, 5), layout="constrained"))
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 

@@ -88,14 +88,15 @@ def run(experiments: list[Experiment], about: str | None, argv: list[str], resul
         if asked.list:
             print_list(experiment, record, due)
             continue
-        if asked.time:
-            from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
+        try:
+            if asked.time:
+                from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
 
-            record = time_steps(experiment, record)
-            write_record(path, record)
-        elif not asked.draw:
-            failed += train_all(due, asked.jobs, partial(keep, path))
-        write_report(experiment, read_record(path), results)
+                write_record(path, time_steps(experiment, record))
+            elif not asked.draw:
+                failed += train_all(due, asked.jobs, partial(keep, path))
+        finally:  # whatever stopped it, the table has what is done
+            write_report(experiment, read_record(path), results)
     return 1 if failed else 0
 
 
