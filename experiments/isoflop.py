@@ -68,18 +68,26 @@ LINES = {
 }
 
 
-def minima(experiment: Experiment, record: Record, draw: np.random.Generator | None) -> dict[float, float]:
-    """Return the best size for each complete budget; of seeds drawn anew, given a generator."""
+def complete(experiment: Experiment, record: Record) -> dict[float, list[list[float]]]:
+    """Return the final losses of each size by budget, of the budgets of which each size has two or more."""
     found = {}
     for budget, widths in WIDTHS.items():
-        losses = []
-        for width in widths:
-            name = label(budget, width)
-            ended = list(record.summary(name, experiment.options(name)).losses.values())
-            losses.append(draw.choice(ended, len(ended)) if draw and ended else ended)
+        names = [label(budget, width) for width in widths]
+        losses = [list(record.summary(name, experiment.options(name)).losses.values()) for name in names]
         if min(map(len, losses)) > 1:
-            found[budget] = lowest(np.log([parameters(w) for w in widths]), [np.mean(x) for x in losses])
+            found[budget] = losses
     return found
+
+
+def minima(losses: dict[float, list[list[float]]]) -> dict[float, float]:
+    """Return the best number of parameters for each budget."""
+    logs = {budget: np.log([parameters(width) for width in WIDTHS[budget]]) for budget in losses}
+    return {budget: lowest(logs[budget], [np.mean(x) for x in found]) for budget, found in losses.items()}
+
+
+def redrawn(losses: dict[float, list[list[float]]], rng: np.random.Generator) -> dict[float, list]:
+    """Return as many losses of each size, drawn from them with replacement."""
+    return {budget: [rng.choice(x, len(x)) for x in found] for budget, found in losses.items()}
 
 
 def lowest(log_size: np.ndarray, loss: list) -> float:
@@ -94,7 +102,8 @@ def exponent(best: dict[float, float]) -> float:
 
 
 def findings(experiment: Experiment, record: Record) -> list[str]:
-    best, rng = minima(experiment, record, None), np.random.default_rng(0)
+    losses, rng = complete(experiment, record), np.random.default_rng(0)
+    best = minima(losses)
     lines = []
     for budget, size in best.items():
         tokens = budget / (6 * size)
@@ -102,7 +111,7 @@ def findings(experiment: Experiment, record: Record) -> list[str]:
             f"{budget:.0e} FLOPs: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each."
         )
     if len(best) > 1:
-        drawn = [exponent(minima(experiment, record, rng)) for _ in range(DRAWS)]
+        drawn = [exponent(minima(redrawn(losses, rng))) for _ in range(DRAWS)]
         low, high = np.nanquantile(drawn, (0.1, 0.9))
         lines.append(
             f"The best size grows as budget^{exponent(best):.2f} ({low:.2f} to {high:.2f}: 80% of {DRAWS} "
@@ -113,7 +122,7 @@ def findings(experiment: Experiment, record: Record) -> list[str]:
 
 def draw(axes, experiment: Experiment, record: Record) -> None:
     draw_lines(axes, experiment, record, "n_embd", LINES)
-    for budget, size in minima(experiment, record, None).items():
+    for budget, size in minima(complete(experiment, record)).items():
         width = np.sqrt(size / (12 * LAYERS))
         axes.axvline(width, lw=0.8, ls="--", color="gray")
         axes.annotate(
