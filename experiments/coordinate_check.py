@@ -57,7 +57,7 @@ def measure_all(path: Path) -> None:
     share_one_heap()
     choose_device("auto")
     runs = []
-    with jax.set_mesh(make_mesh("data:-1")):
+    with jax.set_mesh(make_mesh("data:1")):
         for kind, own in KINDS.items():
             for width in WIDTHS:
                 for seed in range(1, SEEDS + 1):

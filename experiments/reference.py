@@ -5,9 +5,7 @@ experiments/precision.py, whose bfloat16 is that config as it is on a CPU that m
 """
 
 import json
-import math
 from pathlib import Path
-from statistics import stdev
 
 from config.command_line import command, given
 from config.files import read_json, write_whole
@@ -15,7 +13,7 @@ from config.options import Options
 from data.loader import dataset_dir
 from experiments import precision
 from experiments.record import ROOT, Experiment, Record, read_record
-from experiments.report import SURE, draw_curves
+from experiments.report import draw_curves, seed_interval
 from experiments.runner import RESULTS, run
 from runs.reference import FOLDER, mattering
 
@@ -41,22 +39,16 @@ def main(argv: list[str]) -> int:
 
 def write_reference(experiment: Experiment, label: str, record: Record, folder: Path) -> None:
     """Write the reference of a config, of the runs of one option set. What is published there stays."""
-    from scipy.stats import t  # here, because it takes long to import
-
     runs = record.runs(label, experiment.options(label))
     options = mattering(given([str(ROOT / experiment.config)], Options))
     meta = read_json(dataset_dir(options.get("dataset", Options.dataset)) / "meta.json")
     path = folder / f"{Path(experiment.config).stem}.json"
-    losses = [run["val"] for run in runs]
-    # One more run lies this far from the mean of these, with the probability SURE.
-    n = len(losses)
-    within = float(t.ppf((1 + SURE) / 2, n - 1)) * stdev(losses) * math.sqrt(1 + 1 / n)
     values = {
         "config": experiment.config,
         "options": options,
         "data": {"sha256": meta["sha256"], "source": meta["source"]},
         "runs": {str(run["seed"]): [[step, val] for step, _, val in run["evaluations"]] for run in runs},
-        "within": round(within, 5),
+        "within": round(seed_interval([run["val"] for run in runs]), 5),
         "made": f"python -m experiments.{experiment.program}; {runs[-1]['versions']}; {runs[-1]['cpu']}; "
         f"{runs[-1]['date']}",
     }

@@ -176,8 +176,8 @@ def at_equal_time(experiment: Experiment, record: Record) -> Experiment:
 # Training
 
 
-def train_all(due: list[Task], jobs: int, keep: Callable[[Task, dict], None]) -> int:
-    """Train runs, `jobs` at once, and give each result to `keep`. Name those that failed; return how many.
+def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
+    """Train runs, `jobs` at once, and give each result to `ended`. Name those that failed; return how many.
 
     When this is stopped, by Ctrl-C or SIGTERM, the runs save checkpoints and end as well.
     """
@@ -195,7 +195,7 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task, dict], None]) ->
                         continue
                     del running[folder]
                     if result := result_of(task, status):
-                        keep(task, result)
+                        ended(task, result)
                         shutil.rmtree(task.folder / "checkpoints", ignore_errors=True)
                     else:
                         failed.append(task)

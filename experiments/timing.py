@@ -37,7 +37,7 @@ def time_steps(experiment: Experiment, record: Record) -> Record:
     share_one_heap()
     choose_device("auto")
     sets = {label: experiment.options(label) for label in experiment.sets}
-    with jax.set_mesh(make_mesh("data:-1")):
+    with jax.set_mesh(make_mesh("data:1")):
         steps = [NamedStep(label, values) for label, values in sets.items()]
         for step in steps:
             step.run(1)

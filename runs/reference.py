@@ -25,8 +25,8 @@ from data.loader import dataset_dir
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
 MANY = 6  # options that differ, from which on a run is not a variant of the config but something else
 
-# Options of which the loss does not depend, but for noise: what is evaluated, kept and shown, and where a run
-# is computed. That dtype is among them was found by experiments/precision.py.
+# Options on which the loss does not depend, but for noise: what is evaluated, kept and shown, and where a run
+# is computed, and in which precision (experiments/precision.py).
 FREE = {
     *NOT_RESUMED,
     *("eval_interval", "eval_iters", "log_interval", "always_save_checkpoint", "keep_checkpoints", "seed"),

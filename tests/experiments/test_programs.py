@@ -1,14 +1,16 @@
 """The programs of experiments/: their option sets can be trained, and what they make of results is right."""
 
 import importlib
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from config.options import Options
-from experiments import batch_size, coordinate_check, isoflop
+from experiments import batch_size, coordinate_check, isoflop, reference
 from experiments.record import Record, machine
+from runs.reference import Reference
 from runs.speed import flops_per_token
 from tests.helpers import ROOT
 from training.state import model_config
@@ -91,6 +93,25 @@ def test_batches_that_some_seed_did_not_bring_to_the_target_are_left_out():
     runs = {"batch 4": [(2.0, there), (2.0, there)], "batch 8": [(2.0, there), (3.0, short)]}
     found = batch_size.reached(experiment, recorded(experiment, runs))
     assert found == {4: [pytest.approx(90), pytest.approx(90)]}
+
+
+def test_a_reference_is_made_of_a_record(tiny_data, tmp_path):
+    config = tmp_path / "tiny.py"
+    config.write_text(f"dataset = {str(tiny_data)!r}\nn_layer = 2\nmax_iters = 6\nlog_interval = 7\n")
+    experiment = replace(reference.QUICKSTART, config=str(config))
+    losses = [2.0, 2.1, 2.2, 2.3, 2.4]
+    record = recorded(experiment, {"as it is": [(loss, [[0, 4.0, 4.0], [6, 2.0, loss]]) for loss in losses]})
+    (tmp_path / "kept").mkdir()
+    published = {"loss": 1.9, "whose": "theirs", "source": "https://example.org"}
+    (tmp_path / "kept" / "tiny.json").write_text(
+        json.dumps({"config": "", "options": {}, "published": published})
+    )
+    reference.write_reference(experiment, "as it is", record, tmp_path / "kept")
+    found = Reference(**json.loads((tmp_path / "kept" / "tiny.json").read_text()))
+    assert found.options == {"dataset": str(tiny_data), "n_layer": 2, "max_iters": 6}
+    assert found.band() == ([0, 6], [4.0, pytest.approx(2.2)], [0.0, pytest.approx(np.std(losses, ddof=1))])
+    assert found.data["source"] == "a test" and found.published == published
+    assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
 
 
 def test_growth_is_of_the_widest_by_the_narrowest_after_the_last_step():

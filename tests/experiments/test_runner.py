@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks import variants
 from experiments import runner
 from experiments.record import Experiment, Record, Summary, machine, read_record, write_record
-from experiments.report import band, describe, difference, draw_curves, draw_dots, draw_lines, markdown
+from experiments.report import (
+    band,
+    describe,
+    difference,
+    draw_curves,
+    draw_dots,
+    draw_lines,
+    markdown,
+    seed_interval,
+)
 from tests.helpers import (
     ROOT,
     newest_checkpoint,
@@ -250,6 +260,31 @@ def test_a_table_says_what_was_found_and_what_is_missing(experiment):
         "python -m experiments.small" in text and machine()["cpu"] in text and machine()["versions"] in text
     )
     assert "Complete: 2 seeds of each." in markdown(experiment, record, drawn=True)
+
+
+def test_steps_of_a_ladder_are_compared_with_the_one_below(experiment):
+    record = recorded(experiment, {"rate 0.01": [2.0, 2.2], "rate 0.001": [1.5, 1.7]})
+    sets = experiment.sets | {"more": experiment.sets["rate 0.001"] | {"beta2": 0.9}}
+    experiment = replace(experiment, sets=sets, upward=True)
+    record = record.with_run("more", experiment.options("more"), made_up(1, 1.4))
+    record = record.with_run("more", experiment.options("more"), made_up(2, 1.65))
+    text = markdown(experiment, record, drawn=True)
+    assert "against the row above" in text and "| more | 1.5250 ± 0.1768 | -0.0750 ± " in text
+
+
+def test_one_more_seed_ends_within_its_interval_in_19_cases_of_20():
+    drawn = np.random.default_rng(0).normal(2.0, 0.01, (3000, 6))
+    inside = [abs(row[5] - row[:5].mean()) <= seed_interval(list(row[:5])) for row in drawn]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.012)  # three standard errors
+
+
+def test_steps_are_timed_by_turns(experiment, tmp_path, monkeypatch):
+    monkeypatch.setattr(variants, "BUDGET", 0.1)
+    monkeypatch.setattr(variants, "BLOCK", 0.02)
+    assert runner.run([experiment], None, ["--time"], tmp_path) == 0
+    record = read_record(tmp_path / "small.json")
+    assert all(record.ms(label, experiment.options(label)) > 0 for label in experiment.sets)
+    assert machine()["cpu"] in (tmp_path / "small.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["curves", "dots", "lines"])
