@@ -112,20 +112,20 @@ def missing(experiment: Experiment, summaries: dict[str, Summary]) -> str:
 
 
 def provenance(experiment: Experiment, record: Record) -> list[str]:
-    """Say how and where the runs were made."""
-    runs = [run for label in experiment.sets for run in record.runs(label, experiment.options(label))]
-    if not runs:
-        return []
-    hours = sum(run["seconds"] for run in runs) / 3600
-    dates = sorted({run["date"] for run in runs})
-    lines = [
-        "",
-        f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of `{experiment.config}`, "
-        f"{hours:.1f} hours of training ({dates[0]} to {dates[-1]}).",
-    ]
-    lines += [f"CPU: {cpu}." for cpu in sorted({run["cpu"] for run in runs})]
-    lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
-    timed = {entry["timed"] for label, entry in record.sets.items() if "timed" in entry}
+    """Say how and where the runs were made, and their steps timed."""
+    sets = [(label, experiment.options(label)) for label in experiment.sets]
+    runs = [run for label, options in sets for run in record.runs(label, options)]
+    lines = []
+    if runs:
+        dates = sorted({run["date"] for run in runs})
+        lines = [
+            "",
+            f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of `{experiment.config}`, "
+            f"{sum(run['seconds'] for run in runs) / 3600:.1f} hours of training ({dates[0]} to {dates[-1]}).",
+        ]
+        lines += [f"CPU: {cpu}." for cpu in sorted({run["cpu"] for run in runs})]
+        lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
+    timed = {record.sets[label]["timed"] for label, options in sets if record.ms(label, options) is not None}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]
 
 

@@ -284,7 +284,7 @@ def test_steps_are_timed_by_turns(experiment, tmp_path, monkeypatch):
     assert runner.run([experiment], None, ["--time"], tmp_path) == 0
     record = read_record(tmp_path / "small.json")
     assert all(record.ms(label, experiment.options(label)) > 0 for label in experiment.sets)
-    assert machine()["cpu"] in (tmp_path / "small.md").read_text()
+    assert f"Steps timed on {machine()['date']} on {machine()['cpu']}" in (tmp_path / "small.md").read_text()
 
 
 @pytest.mark.parametrize("kind", ["curves", "dots", "lines"])
