@@ -117,11 +117,11 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
     runs = [run for label, options in sets for run in record.runs(label, options)]
     lines = []
     if runs:
-        dates = sorted({run["date"] for run in runs})
+        dates, hours = sorted({run["date"] for run in runs}), sum(run["seconds"] for run in runs) / 3600
         lines = [
             "",
-            f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of `{experiment.config}`, "
-            f"{sum(run['seconds'] for run in runs) / 3600:.1f} hours of training ({dates[0]} to {dates[-1]}).",
+            f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of "
+            f"`{experiment.config}`, {hours:.1f} hours of training ({dates[0]} to {dates[-1]}).",
         ]
         lines += [f"CPU: {cpu}." for cpu in sorted({run["cpu"] for run in runs})]
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
