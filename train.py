@@ -28,6 +28,7 @@ from runs.load import save_merged, shape_of_weights
 from runs.lock import locked
 from runs.metrics import Metrics, check_wandb
 from runs.profile import Profile
+from runs.reference import find_reference
 from runs.signals import stop_signals
 from runs.start import Run, claim_folder, open_run, parameter_count, show_sharding, starting_state
 from training.state import TrainState
@@ -66,7 +67,8 @@ def start(options: Options) -> int:
                 print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
                 return 0
             claim_folder(options, run.checkpoints)
-            metrics = Metrics(options, int(state.step), run.config, jax.sharding.get_mesh().size)
+            devices = jax.sharding.get_mesh().size
+            metrics = Metrics(options, int(state.step), run.config, devices, find_reference(options))
             try:
                 status = train(run, state, batches, evaluate, metrics, stop_asked)
             finally:

@@ -19,6 +19,7 @@ from config.command_line import UserError
 from config.files import is_number, is_whole, parse_json, write_whole
 from config.options import Options
 from model import GPTConfig
+from runs.reference import Reference
 from runs.speed import Speed
 
 LOG_EVERY = 30  # seconds between lines of progress where no terminal shows the bar
@@ -55,8 +56,15 @@ class Metrics:
     Every process of a run has one, but that of process 0 alone writes and shows anything.
     """
 
-    def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
-        self.options = options
+    def __init__(
+        self,
+        options: Options,
+        start: int,
+        config: GPTConfig,
+        devices: int,
+        reference: Reference | None = None,
+    ):
+        self.options, self.reference = options, reference
         self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir) / "metrics.jsonl"
         self.records = []
@@ -178,7 +186,7 @@ class Metrics:
             self.bar.write(text)
 
     def close(self) -> None:
-        """End the bar and draw the curves."""
+        """End the bar, draw the curves, and say where the loss at the end lies beside the reference's."""
         self.bar.close()
         if self.file is None:
             return
@@ -186,7 +194,10 @@ class Metrics:
             self.wandb.finish()
         with suppress(OSError):  # of a full disk; the error that ended the run says so
             self.file.close()
-            draw(self.records, Path(self.options.out_dir) / "loss.png")
+            draw(self.records, Path(self.options.out_dir) / "loss.png", self.reference)
+        last = self.records[-1] if self.records else {}
+        if self.reference and last.get("iter") == self.options.max_iters and "val/loss" in last:
+            print(self.reference.verdict(last["val/loss"]))
 
 
 def diverged(iteration: int, found: str) -> UserError:
@@ -269,8 +280,8 @@ def wandb_errors() -> Generator[None]:
         ) from None
 
 
-def draw(records: list[dict], path: Path) -> None:
-    """Draw the loss curves into a PNG file."""
+def draw(records: list[dict], path: Path, reference: Reference | None = None) -> None:
+    """Draw the loss curves into a PNG file, in front of the reference's."""
     if not records:
         return
     from matplotlib.figure import Figure  # here, because it takes half a second and is needed at the end only
@@ -281,6 +292,8 @@ def draw(records: list[dict], path: Path) -> None:
         if points:
             style: dict[str, Any] = {"lw": 0.6, "alpha": 0.5} if name == "loss" else {"marker": "o", "ms": 3}
             axes.plot(*zip(*points, strict=True), label=label, **style)
+    if reference:
+        reference.draw(axes)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()

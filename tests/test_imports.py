@@ -25,6 +25,17 @@ ALLOWED = {
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "serving": {"config", "data", "generation", "inside", "model", "runs"},
     "cloud": {"config", "data", "model", "runs"},
+    "experiments": {
+        "benchmarks",
+        "config",
+        "data",
+        "inside",
+        "layers",
+        "model",
+        "parallel",
+        "runs",
+        "training",
+    },
 }
 # Users type these. Nobody imports them.
 COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "serve", "app"}

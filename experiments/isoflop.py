@@ -1,0 +1,147 @@
+"""The scaling law, small: how much of a budget of FLOPs goes best into a larger model, how much into data?
+
+Five sizes at each budget, each with as many steps as the budget buys. A parabola through their losses, over
+the logarithm of the parameters, has its minimum at the best size (Chinchilla's approach 2, arXiv:2203.15556),
+which grows as a power of the budget. The models have four layers, a GELU and four heads; the data are the
+quickstart's 4 million characters, which the largest budget reads five times.
+"""
+
+import numpy as np
+
+from experiments.record import Experiment, Record
+from experiments.report import draw_lines
+from experiments.runner import main
+from model import GPTConfig
+from runs.speed import flops_per_token
+
+# Five widths for each budget, around where the best was expected.
+WIDTHS = {
+    1e12: (24, 32, 48, 64, 96),
+    3e12: (32, 48, 64, 96, 128),
+    1e13: (48, 64, 96, 128, 192),
+    3e13: (64, 96, 128, 192, 256),
+    1e14: (96, 128, 192, 256, 384),
+}
+LAYERS, HEADS, ROWS, LENGTH, SYMBOLS = 4, 4, 16, 128, 96
+# The exponent, its 10th and its 90th percentile: arXiv:2203.15556, table 2, approach 2.
+CHINCHILLA = 0.49, 0.462, 0.534
+DRAWS = 1000  # of the seeds, for the errors
+
+
+def parameters(width: int) -> int:
+    """Return how many weights a model has, the embedding of the tokens included."""
+    return 12 * LAYERS * width**2 + SYMBOLS * width
+
+
+def steps(budget: float, width: int) -> int:
+    """Return the steps that a budget of FLOPs buys."""
+    config = GPTConfig(
+        block_size=LENGTH, vocab_size=SYMBOLS, n_layer=LAYERS, n_embd=width, n_head=HEADS, mlp="gelu"
+    )
+    return round(budget / (flops_per_token(config, LENGTH) * ROWS * LENGTH))
+
+
+def options(budget: float, width: int) -> dict:
+    """Return the options of a run. The best learning rate falls with the width (arXiv:2203.03466)."""
+    count, rate = steps(budget, width), min(5e-3, 0.256 / width)
+    return {
+        "n_embd": width,
+        "n_head": HEADS,
+        "mlp": "gelu",
+        "learning_rate": rate,
+        "min_lr": rate / 10,
+        "warmup_iters": count // 20,
+        "max_iters": count,
+        "lr_decay_iters": count,
+        "eval_interval": count,
+        "eval_iters": 50,
+    }
+
+
+def label(budget: float, width: int) -> str:
+    return f"{budget:.0e} FLOPs, width {width}".replace("e+", "e")
+
+
+LINES = {
+    f"{budget:.0e} FLOPs".replace("e+", "e"): [label(budget, width) for width in widths]
+    for budget, widths in WIDTHS.items()
+}
+
+
+def complete(experiment: Experiment, record: Record) -> dict[float, list[list[float]]]:
+    """Return the final losses of each size by budget, of the budgets of which each size has two or more."""
+    found = {}
+    for budget, widths in WIDTHS.items():
+        names = [label(budget, width) for width in widths]
+        losses = [list(record.summary(name, experiment.options(name)).losses.values()) for name in names]
+        if min(map(len, losses)) > 1:
+            found[budget] = losses
+    return found
+
+
+def minima(losses: dict[float, list[list[float]]]) -> dict[float, float]:
+    """Return the best number of parameters for each budget."""
+    logs = {budget: np.log([parameters(width) for width in WIDTHS[budget]]) for budget in losses}
+    return {budget: lowest(logs[budget], [np.mean(x) for x in found]) for budget, found in losses.items()}
+
+
+def redrawn(losses: dict[float, list[list[float]]], rng: np.random.Generator) -> dict[float, list]:
+    """Return as many losses of each size, drawn from them with replacement."""
+    return {budget: [rng.choice(x, len(x)) for x in found] for budget, found in losses.items()}
+
+
+def lowest(log_size: np.ndarray, loss: list) -> float:
+    """Return the size at the minimum of the parabola through losses over log sizes; nan where it has none."""
+    square, slope, _ = np.polyfit(log_size, loss, 2)
+    return float(np.exp(-slope / (2 * square))) if square > 0 else float("nan")
+
+
+def exponent(best: dict[float, float]) -> float:
+    """Return a of best size ~ budget^a."""
+    return float(np.polyfit(np.log(list(best)), np.log(list(best.values())), 1)[0])
+
+
+def findings(experiment: Experiment, record: Record) -> list[str]:
+    losses, rng = complete(experiment, record), np.random.default_rng(0)
+    best = minima(losses)
+    lines = []
+    for budget, size in best.items():
+        tokens = budget / (6 * size)
+        lines.append(
+            f"{budget:.0e} FLOPs: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each."
+        )
+    if len(best) > 1:
+        drawn = [exponent(minima(redrawn(losses, rng))) for _ in range(DRAWS)]
+        low, high = np.nanquantile(drawn, (0.1, 0.9))
+        lines.append(
+            f"The best size grows as budget^{exponent(best):.2f} ({low:.2f} to {high:.2f}: 80% of {DRAWS} "
+            "draws of the seeds); Chinchilla's as budget^{:.2f} ({} to {}).".format(*CHINCHILLA)
+        )
+    return lines
+
+
+def draw(axes, experiment: Experiment, record: Record) -> None:
+    draw_lines(axes, experiment, record, "n_embd", LINES)
+    for budget, size in minima(complete(experiment, record)).items():
+        width = np.sqrt(size / (12 * LAYERS))
+        axes.axvline(width, lw=0.8, ls="--", color="gray")
+        axes.annotate(
+            f"{budget:.0e}", (width, 0.02), ("data", "axes fraction"), fontsize="small", rotation=90
+        )
+
+
+EXPERIMENTS = [
+    Experiment(
+        name="isoflop",
+        program="isoflop",
+        question="Which size of model makes the most of a budget of FLOPs?",
+        config="config/quickstart.py",
+        sets={label(b, width): options(b, width) for b, widths in WIDTHS.items() for width in widths},
+        draw=draw,
+        findings=findings,
+        seeds=3,
+    )
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)

@@ -1,0 +1,71 @@
+"""From nanoGPT's recipe to the best one here: what does each change do, alone and on top of the others?
+
+Every run takes half of the CPU Shakespeare run's steps, since the aim is the same loss in less time, and
+decays its learning rate in them. A change alone is measured at nanoGPT's learning rate; those that allow a
+higher one gain more on top of it. Equal steps are not equal time: --time, then --equal_time.
+"""
+
+from itertools import accumulate
+
+from experiments.record import Experiment
+from experiments.report import draw_dots
+from experiments.runner import main
+
+NANOGPT = {"mlp": "gelu"}
+DATA = {
+    "shakespeare": {"max_iters": 1000, "lr_decay_iters": 1000, "eval_interval": 500, "eval_iters": 100},
+    "python": {
+        **{"dataset": "python_char", "batch_size": 16, "block_size": 128},
+        **{"max_iters": 600, "lr_decay_iters": 600, "eval_interval": 300, "eval_iters": 50},
+    },
+}
+
+CHANGES = {
+    "rate x2": {"learning_rate": 2e-3, "min_lr": 2e-4},
+    "rate x4": {"learning_rate": 4e-3, "min_lr": 4e-4},
+    "muon": {"optimizer": "muon"},
+    "wsd": {"schedule": "wsd"},
+    "rope": {"position": "rope"},
+    "rmsnorm": {"norm": "rmsnorm"},
+    "swiglu": {"mlp": "swiglu"},
+    "relu2": {"mlp": "relu2"},
+    "qk_norm": {"qk_norm": True},
+    "untied": {"tie_embeddings": False},
+    "value embeddings": {"value_embeddings": True},
+    "residual scalars": {"residual_scalars": True},
+    "attention gate": {"attention_gate": True},
+    "softcap": {"logit_softcap": 15.0},
+    "z-loss": {"z_loss": 1e-4},
+}
+UP = ("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings", "residual scalars", "softcap")
+
+EXPERIMENTS = [
+    Experiment(
+        name=f"ladder_{name}",
+        program="ladder",
+        question=f"What does each change to nanoGPT's recipe do, in {steps['max_iters']} steps on {name}?",
+        sets={"nanoGPT": NANOGPT | steps}
+        | {label: NANOGPT | steps | change for label, change in CHANGES.items()},
+        draw=draw_dots,
+    )
+    for name, steps in DATA.items()
+] + [
+    Experiment(
+        name=f"ladder_{name}_up",
+        program="ladder",
+        question=f"And what does each on top of those before it, in {steps['max_iters']} steps on {name}?",
+        sets=dict(
+            accumulate(
+                UP,
+                lambda below, label: (f"+ {label}", below[1] | CHANGES[label]),
+                initial=("nanoGPT", NANOGPT | steps),
+            )
+        ),
+        draw=draw_dots,
+        upward=True,
+    )
+    for name, steps in DATA.items()
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)

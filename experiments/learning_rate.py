@@ -1,0 +1,74 @@
+"""Where is the best learning rate at each width, with today's initialisation and with µP's?
+
+In the standard parametrization the best rate falls as the model grows wider; in µP (arXiv:2203.03466) it
+should stay where it is, so that it can be found on a narrow model. Two layers, heads of 32, 300 steps; once
+with AdamW and once with Muon.
+"""
+
+from functools import partial
+
+from experiments.record import Experiment, Record
+from experiments.report import best_of, describe, draw_lines
+from experiments.runner import main
+
+WIDTHS = (64, 128, 256, 512)
+RATES = (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3)
+KINDS = {"standard": {}, "µP": {"mup_base_width": 64}}
+
+
+def label(kind: str, width: int, rate: float) -> str:
+    return f"{kind}, width {width}, {rate:g}"
+
+
+LINES = {
+    f"{kind}, width {width}": [label(kind, width, rate) for rate in RATES]
+    for kind in KINDS
+    for width in WIDTHS
+}
+
+
+def options(optimizer: str, kind: str, width: int, rate: float) -> dict:
+    return KINDS[kind] | {
+        "optimizer": optimizer,
+        "n_layer": 2,
+        "n_embd": width,
+        "n_head": width // 32,
+        "learning_rate": rate,
+        "min_lr": rate / 10,
+        "warmup_iters": 30,
+        "max_iters": 300,
+        "lr_decay_iters": 300,
+        "eval_interval": 300,
+        "eval_iters": 50,
+    }
+
+
+def findings(experiment: Experiment, record: Record) -> list[str]:
+    lines = []
+    for name, labels in LINES.items():
+        if best := best_of(experiment, record, labels):
+            edge = " (the edge of what was tried)" if best in (labels[0], labels[-1]) else ""
+            summary = record.summary(best, experiment.options(best))
+            lines.append(f"{name}: best at {best.split(', ')[2]}{edge}, {describe(summary)}.")
+    return lines
+
+
+EXPERIMENTS = [
+    Experiment(
+        name="learning_rate" if optimizer == "adamw" else f"learning_rate_{optimizer}",
+        program="learning_rate",
+        question=f"Where is the best learning rate of {optimizer} at each width, without and with µP?",
+        sets={
+            label(kind, width, rate): options(optimizer, kind, width, rate)
+            for width in WIDTHS
+            for kind in KINDS
+            for rate in RATES
+        },
+        draw=partial(draw_lines, x="learning_rate", lines=LINES),
+        findings=findings,
+    )
+    for optimizer in ("adamw", "muon")
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)

@@ -1,0 +1,50 @@
+"""AdamW, Muon and Lion, each at its own best learning rate, in the miniature.
+
+Lion's updates are about five times as large as Adam's, so its rates are lower; its weight decay is AdamW's
+times as much (arXiv:2302.06675), so that both shrink a weight alike.
+"""
+
+from functools import partial
+
+from experiments.miniature import MINIATURE
+from experiments.record import Experiment, Record
+from experiments.report import best_of, describe, draw_lines
+from experiments.runner import main
+
+RATES = {
+    "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
+    "muon": (2e-3, 4e-3, 8e-3, 16e-3),
+    "lion": (1e-4, 2e-4, 4e-4, 8e-4),
+}
+DECAY = {"adamw": 0.1, "muon": 0.1, "lion": 0.5}
+LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}
+
+
+def findings(experiment: Experiment, record: Record) -> list[str]:
+    lines = []
+    for name, labels in LINES.items():
+        if best := best_of(experiment, record, labels):
+            edge = " (the edge of what was tried)" if best in (labels[0], labels[-1]) else ""
+            summary = record.summary(best, experiment.options(best))
+            lines.append(f"{name} is best at {best.split()[1]}{edge}: {describe(summary)}.")
+    return lines
+
+
+EXPERIMENTS = [
+    Experiment(
+        name="optimizers",
+        program="optimizers",
+        question="Which optimizer is best, each at its own best learning rate?",
+        sets={
+            f"{name} {rate:g}": MINIATURE
+            | {"optimizer": name, "learning_rate": rate, "min_lr": rate / 10, "weight_decay": DECAY[name]}
+            for name, rates in RATES.items()
+            for rate in rates
+        },
+        draw=partial(draw_lines, x="learning_rate", lines=LINES),
+        findings=findings,
+    )
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)

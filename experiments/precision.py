@@ -1,0 +1,22 @@
+"""Does training in bfloat16 cost any loss? The CPU Shakespeare config, as it is, in both precisions.
+
+bfloat16 are the products alone: weights, sums, norms and the loss stay in float32. The batches and the
+evaluation are the same for both, seed by seed. config/reference/ has these runs' curves.
+"""
+
+from experiments.record import Experiment
+from experiments.report import draw_curves
+from experiments.runner import main
+
+EXPERIMENTS = [
+    Experiment(
+        name="precision",
+        program="precision",
+        question="Does training in bfloat16 cost any loss?",
+        sets={"bfloat16": {"dtype": "bfloat16"}, "float32": {"dtype": "float32"}},
+        draw=draw_curves,
+    )
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)

@@ -1,0 +1,63 @@
+"""The reference runs of the configs that two cores can train, and what config/reference/ has of them.
+
+train.py compares runs of the same options with them. What the CPU Shakespeare config's runs are is in
+experiments/precision.py, whose bfloat16 is that config as it is on a CPU that multiplies it.
+"""
+
+import json
+from pathlib import Path
+
+from config.command_line import command, given
+from config.files import read_json, write_whole
+from config.options import Options
+from data.loader import dataset_dir
+from experiments import precision
+from experiments.record import ROOT, Experiment, Record, read_record
+from experiments.report import draw_curves, seed_interval
+from experiments.runner import RESULTS, run
+from runs.reference import FOLDER, mattering
+
+QUICKSTART = Experiment(
+    name="quickstart",
+    program="reference",
+    question="What do runs of the quickstart come to?",
+    config="config/quickstart.py",
+    sets={"as it is": {}},
+    draw=draw_curves,
+)
+SOURCES = ((precision.EXPERIMENTS[0], "bfloat16"), (QUICKSTART, "as it is"))
+
+
+def main(argv: list[str]) -> int:
+    status = run([QUICKSTART], __doc__, argv)
+    for experiment, label in SOURCES:
+        record = read_record(RESULTS / f"{experiment.name}.json")
+        if len(record.summary(label, experiment.options(label)).losses) >= experiment.seeds:
+            write_reference(experiment, label, record, FOLDER)
+    return status
+
+
+def write_reference(experiment: Experiment, label: str, record: Record, folder: Path) -> None:
+    """Write the reference of a config, of the runs of one option set. What is published there stays."""
+    runs = record.runs(label, experiment.options(label))
+    options = mattering(given([str(ROOT / experiment.config)], Options))
+    meta = read_json(dataset_dir(options.get("dataset", Options.dataset)) / "meta.json")
+    path = folder / f"{Path(experiment.config).stem}.json"
+    values = {
+        "config": experiment.config,
+        "options": options,
+        "data": {"sha256": meta["sha256"], "source": meta["source"]},
+        "runs": {str(run["seed"]): [[step, val] for step, _, val in run["evaluations"]] for run in runs},
+        "within": round(seed_interval([run["val"] for run in runs]), 5),
+        "made": f"python -m experiments.{experiment.program}; {runs[-1]['versions']}; {runs[-1]['cpu']}; "
+        f"{runs[-1]['date']}",
+    }
+    if path.exists() and (published := read_json(path).get("published")):
+        values["published"] = published
+    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
+    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", "make room there")
+    print(f"the reference: {path}")
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,298 @@
+"""Train an experiment's runs: some option sets, each with several seeds, and put the results into one file.
+
+    python -m experiments.precision                 train what is missing, then write the table and the plot
+    python -m experiments.precision --list          what is done and what is missing
+    python -m experiments.precision --draw          the table and the plot of what is done; nothing is trained
+    python -m experiments.precision --seeds=7       two seeds more than its five
+    python -m experiments.precision --jobs=2        two runs at once, on half of the cores each
+    python -m experiments.precision --only=float32  only the option sets whose name has this in it
+    python -m experiments.precision --time          time each set's step, by turns: on a quiet machine
+    python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
+
+A run is an ordinary one of train.py, in a folder of its own below out-experiments/<experiment>/. One that was
+killed goes on from its last checkpoint. Its result is kept in experiments/results/<experiment>.json, and a
+run in there is not trained again, so that whoever has the repository can draw without training. To try
+something, change a line of an experiment and run it again: what that line does not touch is still there.
+
+Small runs waste cores: two at once of one core each take 0.6 of the processor's time that one after the other
+on both do (600 steps of the CPU Shakespeare run: 45 s for 72).
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from config.command_line import ScriptParser, UserError, command
+from config.files import first_line
+from config.options import Options
+from experiments.record import KEEPING, ROOT, Experiment, Record, machine, read_record, write_record
+from experiments.report import write_report
+from runs.metrics import parse_record, read_lines
+
+RESULTS = ROOT / "experiments" / "results"
+LOOK = 0.2  # seconds between two looks at the runs that train
+POINTS = 50  # of the training loss that a result keeps
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run that is to be trained."""
+
+    label: str
+    options: dict  # that differ from train.py's defaults, without the seed
+    seed: int
+    folder: Path
+
+    def words(self) -> list[str]:
+        """Return the command line of the run."""
+        values = self.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
+        return [f"--{name}={value}" for name, value in values.items()]
+
+    def ends_at(self) -> int:
+        return self.options.get("max_iters", Options.max_iters)
+
+    def __str__(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+
+def main(experiments: list[Experiment], about: str | None) -> None:
+    """Run a program of experiments as its command line says."""
+    command(lambda argv: run(experiments, about, argv))
+
+
+def run(experiments: list[Experiment], about: str | None, argv: list[str], results: Path = RESULTS) -> int:
+    """Do what the command line asks for. Return 1 if a run failed, or else 0. Raises UserError."""
+    asked = parse(argv, about)
+    if asked.only and not any(asked.only in f"{x.name}: {label}" for x in experiments for label in x.sets):
+        names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
+        raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
+    failed = 0
+    for experiment in experiments:
+        if asked.equal_time:
+            experiment = at_equal_time(experiment, read_record(results / f"{experiment.name}.json"))
+        path = results / f"{experiment.name}.json"
+        record = read_record(path)
+        due = tasks(experiment, record, Path(asked.out), asked.seeds, asked.only)
+        if asked.list:
+            print_list(experiment, record, due)
+            continue
+        try:
+            if asked.time:
+                from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
+
+                write_record(path, time_steps(experiment, record))
+            elif not asked.draw:
+                failed += train_all(due, asked.jobs, partial(keep, path))
+        finally:  # whatever stopped it, the table has what is done
+            write_report(experiment, read_record(path), results)
+    return 1 if failed else 0
+
+
+def parse(argv: list[str], about: str | None):
+    """Read the command line of an experiment. Raises UserError."""
+    parser = ScriptParser(about)
+    parser.add_argument("--seeds", type=count, metavar="N", help="seeds of each option set, from 1 on")
+    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="runs at once (default: 1)")
+    parser.add_argument("--only", metavar="TEXT", help="only the option sets whose name has this in it")
+    parser.add_argument("--out", default="out-experiments", metavar="FOLDER", help="where the runs lie")
+    parser.add_argument("--list", action="store_true", help="say what is done and missing")
+    parser.add_argument("--draw", action="store_true", help="write table and plot, and train nothing")
+    parser.add_argument("--time", action="store_true", help="time a step of each option set, by turns")
+    parser.add_argument("--equal_time", action="store_true", help="steps that take the first's time")
+    return parser.parse(argv)
+
+
+def count(text: str) -> int:
+    """Return an option's number, 1 or more. Raises ValueError, for argparse."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
+
+
+# What is to be done
+
+
+def tasks(
+    experiment: Experiment, record: Record, out: Path, seeds: int | None = None, only: str | None = None
+) -> list[Task]:
+    """Return the runs that have no result yet: the first seed of every set, then the second of every set."""
+    labels = [label for label in experiment.sets if (only or "") in f"{experiment.name}: {label}"]
+    found = []
+    for seed in range(1, (seeds or experiment.seeds) + 1):
+        for label in labels:
+            options = experiment.options(label)
+            if not record.has(label, options, seed):
+                slug = re.sub("[^A-Za-z0-9.]+", "-", label).strip("-")
+                mark = zlib.crc32(repr(options).encode())  # other options never resume the same folder
+                folder = out / experiment.name / f"{slug}.{mark:08x}.seed-{seed}"
+                found.append(Task(label, options, seed, folder))
+    return found
+
+
+def print_list(experiment: Experiment, record: Record, due: list[Task]) -> None:
+    """Print how many runs each option set has, and which are missing."""
+    print(f"{experiment.name}: {experiment.question}")
+    for label in experiment.sets:
+        missing = [str(task.seed) for task in due if task.label == label]
+        done = len(record.runs(label, experiment.options(label)))
+        print(f"  {label:36} {done} done" + (f", missing: seed {', '.join(missing)}" if missing else ""))
+
+
+def at_equal_time(experiment: Experiment, record: Record) -> Experiment:
+    """Return the experiment with as many steps for each set as take the time of the first set's.
+
+    Raises UserError unless `--time` has measured all.
+    """
+    untimed = [label for label in experiment.sets if record.ms(label, experiment.options(label)) is None]
+    if untimed:
+        raise UserError(f"--equal_time: no step time of {', '.join(untimed)}: run it with --time first")
+    times = {label: record.ms(label, experiment.options(label)) for label in experiment.sets}
+    first = next(iter(times.values()))
+    sets = {}
+    for label, own in experiment.sets.items():
+        options = experiment.options(label)
+        steps = round(options["max_iters"] * first / times[label])
+        sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
+    return replace(
+        experiment,
+        name=f"{experiment.name}_equal_time",
+        question=f"{experiment.question} In equal time.",
+        sets=sets,
+    )
+
+
+# Training
+
+
+def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
+    """Train runs, `jobs` at once, and give each result to `ended`. Name those that failed; return how many.
+
+    When this is stopped, by Ctrl-C or SIGTERM, the runs save checkpoints and end as well.
+    """
+    waiting, running, failed = deque(due), {}, []
+    with sigterm_interrupts():
+        try:
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    task = waiting.popleft()
+                    print(f"training {task}: {task.folder}", flush=True)
+                    running[task.folder] = task, start(task, jobs)
+                time.sleep(LOOK)
+                for folder, (task, process) in list(running.items()):
+                    if (status := process.poll()) is None:
+                        continue
+                    del running[folder]
+                    if result := result_of(task, status):
+                        ended(task, result)
+                        shutil.rmtree(task.folder / "checkpoints", ignore_errors=True)
+                    else:
+                        failed.append(task)
+                        print(f"{task}: failed with status {status}: {last_line(folder)}", file=sys.stderr)
+        finally:
+            for _, process in running.values():
+                process.terminate()
+            for _, process in running.values():
+                process.wait()
+    if failed:
+        print(f"failed: {'; '.join(map(str, failed))}; the same command tries these again", file=sys.stderr)
+    return len(failed)
+
+
+def start(task: Task, jobs: int) -> subprocess.Popen:
+    """Start a run in a process of its own, whose output goes to train.log in its folder."""
+    environment = dict(os.environ)
+    if jobs > 1:  # XLA's name for how many threads it computes with
+        environment["PJRT_NPROC"] = str(max(1, (os.cpu_count() or 1) // jobs))
+    try:
+        task.folder.mkdir(parents=True, exist_ok=True)
+        with open(task.folder / "train.log", "ab") as log:
+            words = [sys.executable, str(ROOT / "train.py"), *task.words()]
+            # A session of its own: Ctrl-C reaches it once, from train_all. A second one would end it unsaved.
+            return subprocess.Popen(
+                words,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,
+            )
+    except OSError as error:
+        reason = first_line(error)
+        raise UserError(f"{task.folder}: cannot be written ({reason}): choose another --out") from None
+
+
+@contextmanager
+def sigterm_interrupts():
+    """Within, SIGTERM does what Ctrl-C does."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def last_line(folder: Path) -> str:
+    """Return the last line that a run has printed."""
+    lines = [line for line in read_lines(folder / "train.log") if line.strip()]
+    return lines[-1].decode(errors="replace") if lines else "it printed nothing"
+
+
+# Results
+
+
+def result_of(task: Task, status: int) -> dict | None:
+    """Return the result of a run that has ended, or diverged; None if it did neither."""
+    records = [found for line in read_lines(task.folder / "metrics.jsonl") if (found := parse_record(line))]
+    evaluations = [
+        [found["iter"], round(found["train/loss"], 5), round(found["val/loss"], 5)]
+        for found in records
+        if "val/loss" in found
+    ]
+    diverged = re.match(r"error: iter (\d+): ", last_line(task.folder)) if status == 2 else None
+    ended = status == 0 and bool(evaluations) and evaluations[-1][0] == task.ends_at()
+    if not (ended or diverged):
+        return None
+    steps = [found for found in records if "ms" in found]
+    since = [0, *(found["iter"] + 1 for found in steps)]  # a record is of the steps since the one before
+    seconds = sum((b - a) * found["ms"] for a, b, found in zip(since, since[1:], steps, strict=False)) / 1e3
+    return {
+        "seed": task.seed,
+        "val": evaluations[-1][2] if ended else None,
+        "best": min((val for _, _, val in evaluations), default=None),
+        "diverged": int(diverged[1]) if diverged else None,
+        "steps": evaluations[-1][0] if ended else steps[-1]["iter"] if steps else 0,
+        "seconds": round(seconds, 1),
+        "evaluations": evaluations,
+        "losses": thinned(steps),
+        **machine(),
+    }
+
+
+def thinned(steps: list[dict]) -> list[list[float]]:
+    """Return the training loss at about POINTS iterations, each the mean of the records up to there."""
+    size = -(-len(steps) // POINTS)
+    groups = [steps[i : i + size] for i in range(0, len(steps), size)] if steps else []
+    return [[group[-1]["iter"], round(sum(s["loss"] for s in group) / len(group), 4)] for group in groups]
+
+
+def keep(path: Path, task: Task, result: dict) -> None:
+    """Put a result into the record at `path`, which another process may have written to meanwhile."""
+    write_record(path, read_record(path).with_run(task.label, task.options, result))
+    ending = f"diverged at {result['diverged']}" if result["val"] is None else f"val loss {result['val']:.4f}"
+    print(f"{task}: {ending}", flush=True)

@@ -1,0 +1,39 @@
+"""What keeps training stable at ten times the learning rate, and at thirty: qk_norm, a softcap, a z-loss?
+
+qk_norm bounds the attention's scores (arXiv:2302.05442), the softcap bounds the logits (Gemma 2,
+arXiv:2408.00118), and the z-loss holds the logits' normalizer near 1 (PaLM, arXiv:2204.02311).
+"""
+
+from functools import partial
+
+from experiments.miniature import MINIATURE
+from experiments.record import Experiment
+from experiments.report import draw_lines
+from experiments.runner import main
+
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+MEANS = {
+    "without": {},
+    "qk_norm": {"qk_norm": True},
+    "softcap": {"logit_softcap": 30.0},
+    "z-loss": {"z_loss": 1e-4},
+    "all three": {"qk_norm": True, "logit_softcap": 30.0, "z_loss": 1e-4},
+}
+LINES = {name: [f"{name}, {rate:g}" for rate in RATES] for name in MEANS}
+
+EXPERIMENTS = [
+    Experiment(
+        name="stability",
+        program="stability",
+        question="What keeps training stable at ten times the learning rate?",
+        sets={
+            f"{name}, {rate:g}": MINIATURE | own | {"learning_rate": rate, "min_lr": rate / 10}
+            for name, own in MEANS.items()
+            for rate in RATES
+        },
+        draw=partial(draw_lines, x="learning_rate", lines=LINES),
+    )
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)

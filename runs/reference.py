@@ -1,0 +1,149 @@
+"""Is this loss normal? The curves of reference runs, and published figures, of configs in this repository.
+
+config/reference/ has a file for each such config: the options and the data that its figures are of, and the
+validation losses of a few runs that differ in their seed alone (`python -m experiments.reference` made them),
+or a figure that others published, with its source. They lie beside the configs because they are their
+results: who changes a config is told by a test that its reference no longer fits.
+
+A run has a reference when its options are those of the config, but for what does not matter to its loss, and
+its data are the same to the byte. Otherwise train.py says why it has none.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import jax
+
+from config.command_line import UserError
+from config.files import read_json
+from config.options import NOT_RESUMED, RESUMING, Options
+from data.loader import dataset_dir
+
+FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
+MANY = 6  # options that differ, from which on a run is not a variant of the config but something else
+
+# Options on which the loss does not depend, but for noise: what is evaluated, kept and shown, and where a run
+# is computed, and in which precision (experiments/precision.py).
+FREE = {
+    *NOT_RESUMED,
+    *("eval_interval", "eval_iters", "log_interval", "always_save_checkpoint", "keep_checkpoints", "seed"),
+    *("wandb_log", "wandb_project", "wandb_run_name", "compile", "backend"),
+    *("mesh", "pipeline_schedule", "virtual_stages", "pipeline_branches"),
+    *("device", "dtype", "attention", "unroll", "remat"),
+}
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a config's run is compared with: reference runs, a published figure, or both."""
+
+    config: str
+    options: dict[str, Any]  # that matter and differ from train.py's defaults
+    data: dict[str, Any] | None = None  # `sha256` of both splits, and their `source`; None: not known
+    runs: dict[str, list[list[float]]] | None = None  # by seed: (iteration, validation loss)
+    within: float | None = None  # of their mean, 19 of 20 more runs would end
+    made: str | None = None  # how and where the runs were made
+    published: dict[str, Any] | None = None  # a `loss`, `whose` it is, and its `source`
+
+    def band(self) -> tuple[list[float], list[float], list[float]]:
+        """Return the runs' iterations, and the mean and the standard deviation of their losses there."""
+        curves = [{step: loss for step, loss in curve} for curve in (self.runs or {}).values()]
+        steps = sorted(set.intersection(*map(set, curves)))
+        losses = [[curve[step] for curve in curves] for step in steps]
+        return steps, [fmean(found) for found in losses], [stdev(found) for found in losses]
+
+    def draw(self, axes: Any) -> None:
+        """Draw the runs' mean, a band of one standard deviation around it, and what was published."""
+        if self.runs:
+            steps, mean, spread = self.band()
+            axes.plot(
+                steps, mean, color="gray", lw=1, zorder=1, label=f"val of {len(self.runs)} reference runs"
+            )
+            low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+            axes.fill_between(steps, low, high, color="gray", alpha=0.3, lw=0, zorder=1)
+        if self.published:
+            label = "published: {loss} ({whose})".format(**self.published)
+            axes.axhline(self.published["loss"], color="gray", ls=":", lw=1, label=label)
+
+    def verdict(self, loss: float) -> str:
+        """Say where the validation loss at the end of a run lies."""
+        parts = [f"val loss {loss:.4f}"]
+        if self.runs and self.within is not None:
+            _, means, spreads = self.band()
+            if abs(loss - means[-1]) <= self.within:
+                where = "normal"
+            else:
+                where = "higher than normal" if loss > means[-1] else "lower than normal"
+            parts.append(
+                f"{len(self.runs)} reference runs: {means[-1]:.4f} ± {spreads[-1]:.4f}: {where} "
+                f"(19 of 20 seeds end within ± {self.within:.4f})"
+            )
+        if self.published:
+            parts.append("published, not measured here: {loss} ({whose})".format(**self.published))
+        return "; ".join(parts)
+
+
+def find_reference(options: Options) -> Reference | None:
+    """Return the reference of a run, or say why it has none where it is much like one that has."""
+    if jax.process_index() > 0 or options.init_from not in ("scratch", *RESUMING):
+        return None
+    near = [
+        (differing(options, found), found)
+        for found in references()
+        if found.options.get("dataset", Options.dataset) == options.dataset
+    ]
+    if not near:
+        return None
+    names, nearest = min(near, key=lambda found: len(found[0]))
+    if not names and (why := other_data(options.dataset, nearest)) is None:
+        return nearest
+    if len(names) <= MANY:
+        told = ", ".join(f"{name}={getattr(options, name)}" for name in names)
+        why = f"{told} is not {nearest.config}'s" if names else why
+        print(f"note: no reference to compare with: {why}", file=sys.stderr)
+    return None
+
+
+def references() -> list[Reference]:
+    """Read all references of the repository. Raises UserError."""
+    found = []
+    for path in sorted(FOLDER.glob("*.json")):
+        try:
+            found.append(Reference(**read_json(path)))
+        except (ValueError, TypeError) as error:
+            raise UserError(
+                f"{path}: cannot be read as a reference ({error}): git checkout restores it"
+            ) from None
+    return found
+
+
+def mattering(values: dict[str, Any]) -> dict[str, Any]:
+    """Return those of the options that a reference has to have: they matter, and are not the defaults."""
+    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
+
+
+def differing(options: Options, reference: Reference) -> list[str]:
+    """Return the names of the options that matter and are not the reference's."""
+    ours = mattering(options.to_json())
+    return sorted(
+        name
+        for name in ours.keys() | reference.options.keys()
+        if ours.get(name) != reference.options.get(name)
+    )
+
+
+def other_data(dataset: str, reference: Reference) -> str | None:
+    """Say what the data set was made of, where it is not the reference's data; None where it is."""
+    if reference.data is None:
+        return None
+    try:
+        meta = read_json(dataset_dir(dataset) / "meta.json")
+    except ValueError:
+        meta = {}
+    if isinstance(meta, dict) and meta.get("sha256") == reference.data["sha256"]:
+        return None
+    source = meta.get("source", "other text") if isinstance(meta, dict) else "other text"
+    return f"dataset={dataset} is {source}, and {reference.config}'s runs read {reference.data['source']}"

@@ -1,0 +1,127 @@
+"""The programs of experiments/: their option sets can be trained, and what they make of results is right."""
+
+import importlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from config.options import Options
+from experiments import batch_size, coordinate_check, isoflop, reference
+from experiments.record import Record, machine
+from runs.reference import Reference
+from runs.speed import flops_per_token
+from tests.helpers import ROOT
+from training.state import model_config
+
+PARTS = ("__init__", "runner", "record", "report", "timing", "miniature", "coordinate_check", "reference")
+PROGRAMS = sorted({path.stem for path in (ROOT / "experiments").glob("*.py")} - set(PARTS))
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_every_option_set_is_of_train_py_and_unlike_the_others(name):
+    module = importlib.import_module(f"experiments.{name}")
+    for experiment in module.EXPERIMENTS:
+        assert experiment.program == name and experiment.seeds > 1
+        found = [experiment.options(label) for label in experiment.sets]
+        for options in found:
+            model_config(replace(Options(), **options), 65, None)  # raises for a shape that cannot be
+            assert options["lr_decay_iters"] == options["max_iters"]
+        assert all(found.count(options) == 1 for options in found)
+    names = [experiment.name for experiment in module.EXPERIMENTS]
+    assert len(set(names)) == len(names)
+
+
+def recorded(experiment, runs: dict[str, list]) -> Record:
+    """A record of runs, each (final loss, evaluations), by option set."""
+    record = Record()
+    for label, found in runs.items():
+        for seed, (val, evaluations) in enumerate(found, 1):
+            run = {"seed": seed, "val": val, "seconds": 1.0, "evaluations": evaluations} | machine()
+            record = record.with_run(label, experiment.options(label), run)
+    return record
+
+
+@pytest.mark.parametrize("budget, width", [(1e12, 24), (1e13, 96), (1e14, 384)])
+def test_an_isoflop_run_takes_its_budget(budget, width):
+    experiment = isoflop.EXPERIMENTS[0]
+    options = replace(Options(), **experiment.options(isoflop.label(budget, width)))
+    tokens = options.batch_size * options.block_size * options.gradient_accumulation_steps * options.max_iters
+    config = model_config(options, isoflop.SYMBOLS, None)
+    assert flops_per_token(config, options.block_size) * tokens == pytest.approx(budget, rel=0.01)
+
+
+def test_isoflop_finds_the_exponent_of_parabolas():
+    """Losses whose minima lie at sizes that grow as budget^0.6."""
+    experiment, rng = isoflop.EXPERIMENTS[0], np.random.default_rng(0)
+    runs = {}
+    for budget, widths in isoflop.WIDTHS.items():
+        best = np.log(200_000 * (budget / 3e12) ** 0.6)
+        for width in widths:
+            loss = 1.5 + 0.1 * (np.log(isoflop.parameters(width)) - best) ** 2
+            noise = 1e-4 * rng.standard_normal(3)
+            runs[isoflop.label(budget, width)] = [(float(loss + e), [[0, 0, 4.0]]) for e in noise]
+    record = recorded(experiment, runs)
+    found = isoflop.minima(isoflop.complete(experiment, record))
+    assert found[3e12] == pytest.approx(200_000, rel=0.01)
+    assert isoflop.exponent(found) == pytest.approx(0.6, abs=0.005)
+    assert "The best size grows as budget^0.60 (0.60 to 0.60" in isoflop.findings(experiment, record)[-1]
+    del record.sets[next(iter(runs))]  # a budget of which a size is missing has no minimum
+    assert list(isoflop.complete(experiment, record)) == [3e12, 1e13, 3e13, 1e14]
+
+
+def test_losses_that_only_fall_have_no_lowest_size():
+    assert np.isnan(isoflop.lowest(np.array([1.0, 2.0, 3.0]), [3.0, 2.5, 1.0]))
+
+
+def test_the_critical_batch_is_that_of_the_law():
+    rows = np.array([4, 8, 16, 32, 64, 128])
+    fewest, critical = batch_size.fit(rows, 300 * (1 + 20 / rows))
+    assert (fewest, critical) == pytest.approx((300, 20))
+
+
+def test_a_target_is_reached_between_two_evaluations():
+    curve = [[0, 4.0, 4.0], [10, 3.0, 3.2], [20, 2.0, 2.2], [30, 1.9, 2.1]]
+    assert batch_size.steps_to(2.7, curve) == pytest.approx(15)
+    assert batch_size.steps_to(2.0, curve) is None
+
+
+def test_batches_that_some_seed_did_not_bring_to_the_target_are_left_out():
+    experiment = batch_size.EXPERIMENTS[0]
+    there, short = [[0, 4.0, 4.0], [100, 2.0, 2.0]], [[0, 4.0, 4.0], [100, 3.0, 3.0]]
+    runs = {"batch 4": [(2.0, there), (2.0, there)], "batch 8": [(2.0, there), (3.0, short)]}
+    found = batch_size.reached(experiment, recorded(experiment, runs))
+    assert found == {4: [pytest.approx(90), pytest.approx(90)]}
+
+
+def test_a_reference_is_made_of_a_record(tiny_data, tmp_path):
+    config = tmp_path / "tiny.py"
+    config.write_text(f"dataset = {str(tiny_data)!r}\nn_layer = 2\nmax_iters = 6\nlog_interval = 7\n")
+    experiment = replace(reference.QUICKSTART, config=str(config))
+    losses = [2.0, 2.1, 2.2, 2.3, 2.4]
+    record = recorded(experiment, {"as it is": [(loss, [[0, 4.0, 4.0], [6, 2.0, loss]]) for loss in losses]})
+    (tmp_path / "kept").mkdir()
+    published = {"loss": 1.9, "whose": "theirs", "source": "https://example.org"}
+    (tmp_path / "kept" / "tiny.json").write_text(
+        json.dumps({"config": "", "options": {}, "published": published})
+    )
+    reference.write_reference(experiment, "as it is", record, tmp_path / "kept")
+    found = Reference(**json.loads((tmp_path / "kept" / "tiny.json").read_text()))
+    assert found.options == {"dataset": str(tiny_data), "n_layer": 2, "max_iters": 6}
+    assert found.band() == ([0, 6], [4.0, pytest.approx(2.2)], [0.0, pytest.approx(np.std(losses, ddof=1))])
+    assert found.data["source"] == "a test" and found.published == published
+    assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
+
+
+def test_growth_is_of_the_widest_by_the_narrowest_after_the_last_step():
+    narrow, wide = min(coordinate_check.WIDTHS), max(coordinate_check.WIDTHS)
+    runs = [
+        {"kind": "standard", "width": width, "seed": seed, "sizes": [[9.0] * 4, [1.0, 1.0, 1.0, size + seed]]}
+        for seed in range(1, coordinate_check.SEEDS + 1)
+        for width, size in ((narrow, 0.0), (wide, 10.0))
+    ]
+    mean, spread = coordinate_check.growth({"runs": runs}, "standard", "logits")
+    ratios = [(10 + seed) / seed for seed in range(1, coordinate_check.SEEDS + 1)]
+    assert (mean, spread) == pytest.approx((np.mean(ratios), np.std(ratios, ddof=1)))
+    assert coordinate_check.growth({"runs": runs}, "standard", "stream") == (1.0, 0.0)
