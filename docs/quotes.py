@@ -1,0 +1,108 @@
+"""Copy the code that the pages quote from its files, so that no page shows code as it once was.
+
+    python -m docs.quotes               rewrite every quote; says which have changed
+    python -m docs.quotes --check       only say which would; ends with status 1 if one would
+
+A quote is a Python fence below one of these marks. A symbol is a function, a class, a method or a name that
+is assigned to, by its dotted name. A part runs from the first line that begins with the one text to the next
+that begins with the other; with one text alone it is that line.
+
+    <!-- quote: model.py CausalSelfAttention.output -->
+    <!-- quote: model.py attention: scores = ... weights = dropout -->
+    <!-- quote: config/quickstart.py: learning_rate ... warmup_iters -->
+    <!-- quote: config/quickstart.py -->
+"""
+
+import ast
+import re
+import sys
+from pathlib import Path
+from textwrap import dedent
+
+from docs.pages import FENCE, ROOT, pages
+
+MARK = re.compile(r"quote: (?P<path>[^\s:]+)(?: (?P<symbol>[\w.]+))?(?:: (?P<part>.+))?")
+
+
+def quote(mark: str, root: Path = ROOT) -> str:
+    """Return the code that a mark names, without its indentation. Raises LookupError if it is not there."""
+    if not (match := MARK.fullmatch(mark)):
+        raise LookupError(f"{mark!r} is not of the form quote: FILE[ SYMBOL][: FIRST ... LAST]")
+    path = root / match["path"]
+    if not path.is_file():
+        raise LookupError(f"{mark}: there is no such file")
+    lines = path.read_text().splitlines()
+    if match["symbol"]:
+        lines = lines_of(match["symbol"], lines, mark)
+    if match["part"]:
+        lines = part_of(lines, match["part"], mark)
+    return dedent("\n".join(lines)).strip("\n") + "\n"
+
+
+def lines_of(symbol: str, lines: list[str], mark: str) -> list[str]:
+    """Return the lines of a symbol's definition, decorators included."""
+    node: ast.AST = ast.parse("\n".join(lines))
+    for name in symbol.split("."):
+        node = next((child for child in getattr(node, "body", []) if name in names(child)), ast.Pass())
+    if not isinstance(node, ast.stmt) or isinstance(node, ast.Pass):
+        raise LookupError(f"{mark}: there is no such symbol in the file")
+    first = min([node.lineno, *(decorator.lineno for decorator in getattr(node, "decorator_list", []))])
+    return lines[first - 1 : node.end_lineno]
+
+
+def names(statement: ast.stmt) -> list[str]:
+    """Return the names that a statement defines."""
+    match statement:
+        case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Assign(targets=targets):
+            return [target.id for target in targets if isinstance(target, ast.Name)]
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return [name]
+    return []
+
+
+def part_of(lines: list[str], part: str, mark: str) -> list[str]:
+    """Return the lines from the first that begins with one text to the next that begins with the other."""
+    first, _, last = part.partition(" ... ")
+    start = next((i for i, line in enumerate(lines) if line.strip().startswith(first)), None)
+    if start is None:
+        raise LookupError(f"{mark}: no line there begins with {first!r}")
+    end = next(
+        (i for i, line in enumerate(lines) if i >= start and line.strip().startswith(last or first)), None
+    )
+    if end is None:
+        raise LookupError(f"{mark}: no line behind it begins with {last!r}")
+    return lines[start : end + 1]
+
+
+def renewed(page: str, root: Path = ROOT) -> str:
+    """Return a page's text with each quote as its file has it now. Raises LookupError."""
+
+    def renew(fence: re.Match) -> str:
+        mark = fence["mark"] or ""
+        if not mark.startswith("quote"):
+            return fence[0]
+        return f"<!-- {mark} -->\n```python\n{quote(mark, root)}```"
+
+    return FENCE.sub(renew, page)
+
+
+def main(argv: list[str]) -> int:
+    stale = 0
+    for path in pages():
+        page = path.read_text()
+        if (new := renewed(page)) != page:
+            stale += 1
+            print(f"{path.relative_to(ROOT)}: a quote {'is stale' if argv else 'was renewed'}")
+            if not argv:
+                path.write_text(new)
+    return 1 if argv and stale else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except LookupError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,84 @@
+"""The code on the pages is what stands in the files, and a mark that leads nowhere is an error."""
+
+import pytest
+
+from docs.pages import ROOT, pages
+from docs.quotes import quote, renewed
+
+SOURCE = '''\
+"""A module."""
+
+SIZE: int = 3
+NAMES = (
+    "a",
+)
+
+
+@decorated
+def outer(x):
+    if x:
+        first = x
+        second = first
+    return second
+
+
+class Thing:
+    size = 1
+
+    def method(self):
+        return 2
+'''
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "a.py").write_text(SOURCE)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_quotes_of_every_page_are_what_stands_in_the_files(page):
+    text = page.read_text()
+    assert renewed(text) == text, "run python -m docs.quotes"
+
+
+@pytest.mark.parametrize(
+    "mark, code",
+    [
+        ("quote: a.py SIZE", "SIZE: int = 3\n"),
+        ("quote: a.py NAMES", 'NAMES = (\n    "a",\n)\n'),
+        ("quote: a.py Thing.method", "def method(self):\n    return 2\n"),
+        ("quote: a.py Thing.size", "size = 1\n"),
+        ("quote: a.py outer: @decorated ... def outer", "@decorated\ndef outer(x):\n"),
+        ("quote: a.py outer: first = ... second", "first = x\nsecond = first\n"),
+        ("quote: a.py outer: return", "return second\n"),
+        ("quote: a.py: SIZE ... NAMES", "SIZE: int = 3\nNAMES = (\n"),
+        ("quote: a.py", SOURCE),
+    ],
+)
+def test_a_mark_names_a_symbol_or_a_part(root, mark, code):
+    assert quote(mark, root) == code
+
+
+@pytest.mark.parametrize(
+    "mark, error",
+    [
+        ("quote: b.py", "no such file"),
+        ("quote: a.py inner", "no such symbol"),
+        ("quote: a.py Thing.size.more", "no such symbol"),
+        ("quote: a.py outer: third", "begins with 'third'"),
+        ("quote: a.py outer: second ... first", "begins with 'first'"),
+        ("quote a.py outer", "is not of the form"),
+    ],
+)
+def test_a_mark_that_leads_nowhere_is_an_error(root, mark, error):
+    with pytest.raises(LookupError, match=error):
+        quote(mark, root)
+
+
+def test_a_stale_quote_is_renewed_and_nothing_else(root):
+    page = (
+        "Before.\n\n<!-- quote: a.py Thing.size -->\n```python\nsize = 0\n```\n\n```python\nsize = 0\n```\n"
+    )
+    assert renewed(page, root) == page.replace("size = 0", "size = 1", 1)
+    assert renewed(renewed(page, root), root) == renewed(page, root)

@@ -1,0 +1,157 @@
+"""What the pages run does run: snippets by doctest, commands by their parsers, and wholly with -m slow."""
+
+import doctest
+import importlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import app
+from bench import BenchOptions
+from cloud.options import separate_options
+from config.command_line import UserError, given, split_options
+from config.options import Options
+from data.loader import prepare_if_missing
+from docs.pages import ROOT, chapters, fences
+from plan import PlanOptions
+
+SLOW = "slow"  # the mark of a fence that the gate does not run
+ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+def name(chapter) -> str:
+    return chapter.stem
+
+
+def run_snippets(chapter, marked_slow: bool) -> None:
+    """Run a chapter's snippets in order, in one namespace."""
+    parser, examples = doctest.DocTestParser(), []
+    for fence in fences(chapter.read_text()):
+        if fence.language == "pycon" and (marked_slow or fence.mark != SLOW):
+            for example in parser.get_examples(fence.text, str(chapter)):
+                example.lineno += fence.line
+                examples.append(example)
+    test = doctest.DocTest(examples, {"__name__": "__main__"}, name(chapter), str(chapter), 0, None)
+    report: list[str] = []
+    with np.printoptions():  # a chapter may set its own
+        doctest.DocTestRunner(optionflags=ALIKE).run(test, out=report.append)
+    assert not report, "".join(report)
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=name)
+def test_snippets_give_what_the_chapter_says(chapter, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    run_snippets(chapter, marked_slow=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chapter", chapters(), ids=name)
+def test_slow_snippets_give_what_the_chapter_says(chapter, monkeypatch, optimized):
+    if not any(fence.mark == SLOW for fence in fences(chapter.read_text())):
+        pytest.skip("all of its snippets run in the gate")
+    prepare_if_missing("python_char")  # as the first chapter's first command does
+    monkeypatch.chdir(ROOT)
+    run_snippets(chapter, marked_slow=True)
+
+
+# --- commands -----------------------------------------------------------------------------------------------
+
+
+def commands(chapter) -> list[tuple[str, str]]:
+    """Return a chapter's commands with the marks of their fences. A line may go on behind a backslash."""
+    found = []
+    for fence in fences(chapter.read_text()):
+        if fence.language == "console":
+            text = fence.text.replace("\\\n", " ")
+            found += [(fence.mark, line[2:]) for line in text.splitlines() if line.startswith("$ ")]
+    return found
+
+
+def check(command: str) -> None:
+    """Raise if a command's script or module is not there, or its options do not parse. Nothing is run.
+
+    Raises LookupError or UserError.
+    """
+    words = shlex.split(command)
+    while words and re.match(r"[A-Z_]+=", words[0]):  # the environment
+        words.pop(0)
+    if words[0] != "python":
+        return
+    if words[1] == "-m":
+        if importlib.util.find_spec(words[2]) is None:
+            raise LookupError(f"there is no module {words[2]}")
+        return
+    script, words = words[1], words[2:]
+    if not (ROOT / script).is_file():
+        raise LookupError(f"there is no script {script}")
+    if "|" in words:
+        words = words[: words.index("|")]
+    if script.startswith("data/"):  # argparse in its main
+        source = (ROOT / script).read_text()
+        for word in words:
+            if word.startswith("--") and f'"{word.partition("=")[0]}"' not in source:
+                raise LookupError(f"{script} has no option {word}")
+    elif script == "app.py":
+        known = words and words[0] in (*app.COMMANDS, *app.LOOKING, "sweep")
+        ours, theirs = separate_options(words[1:] if known else words)
+        if words and words[0] in app.COMMANDS and words[0] not in ("prepare", "bench"):
+            given(theirs, app.options_of(words[0]))
+    elif script in ("bench.py", "plan.py"):
+        given(split_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
+    else:
+        module = importlib.import_module(script.removesuffix(".py"))
+        given(words, next(cls for cls in vars(module).values() if getattr(cls, "program", None) == script))
+
+
+@pytest.mark.parametrize("chapter", chapters(), ids=name)
+def test_commands_are_there_and_their_options_parse(chapter, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    for _, command in commands(chapter):
+        check(command)
+
+
+@pytest.mark.parametrize(
+    "command, error",
+    [
+        ("python trian.py", "no script trian.py"),
+        ("python -m docs.figure", "no module docs.figure"),
+        ("python train.py config/quickstart.py --batchsize=3", "did you mean batch_size"),
+        ("XLA_FLAGS=--x python train.py --batch_size=0", "batch_size is 0"),
+        ("python bench.py config/quickstart.py --loop --stepz=3", "stepz"),
+        ("python sample.py --temprature=1", "did you mean temperature"),
+        ("python data/prepare.py --sourc=x", "no option --sourc"),
+        ("python app.py train --gpus=H100", "gpus"),
+    ],
+)
+def test_a_command_that_would_fail_is_found(command, error, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises((LookupError, UserError), match=error):
+        check(command)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("chapter", chapters(), ids=name)
+def test_commands_run_in_order_from_an_empty_folder(chapter, tmp_path):
+    """They run in a copy of the project without data or runs, as a user compiles, one after the other."""
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "out*", "site", "*.bin", "meta.json", "wandb")
+    copy = shutil.copytree(ROOT, tmp_path / "copy", ignore=left_out)
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "JAX_DISABLE_MOST_OPTIMIZATIONS")
+    }
+    environment["PATH"] = f"{os.path.dirname(sys.executable)}:{environment['PATH']}"
+    lines = [command for mark, command in commands(chapter) if mark != "not run"]
+    if not lines:
+        pytest.skip("it has no commands")
+    done = subprocess.run(
+        ["bash", "-exc", "\n".join(lines)], cwd=copy, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]

@@ -1,0 +1,93 @@
+"""The site builds without a warning, and in a browser asks no other host for anything."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from docs.pages import DOCS, ROOT
+
+CHROMIUM = shutil.which("chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        importlib.util.find_spec("zensical") is None or importlib.util.find_spec("mkdocstrings") is None,
+        reason="the site's builder is not installed: pip install -r requirements-docs.txt",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the site, which a copy of the project has built, on a server of this test's."""
+    copy = tmp_path_factory.mktemp("copy") / "project"
+    left_out = shutil.ignore_patterns(".*", "__pycache__", "out*", "site", "*.bin", "wandb")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    built = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--strict"], cwd=copy, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    handler = partial(Quiet, directory=copy / "site")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
+    )
+    if CHROMIUM is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser, site):
+    """A page of a browser; what it asks another host for, or logs as an error, fails the test."""
+    context = browser.new_context()
+    page, wrong = context.new_page(), []
+    page.on("request", lambda r: None if r.url.startswith((site, "data:", "blob:")) else wrong.append(r.url))
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
+    yield page
+    context.close()
+    assert wrong == []
+
+
+def test_every_page_opens_with_its_images_and_asks_no_other_host(site, page):
+    for path in sorted(DOCS.rglob("*.md")):
+        page.goto(f"{site}/{path.relative_to(DOCS).with_suffix('.html')}")
+        assert page.locator("article h1").count() == 1, path
+        broken = (
+            "[...document.querySelectorAll('article img')].filter(i => i.complete && !i.naturalWidth).length"
+        )
+        assert page.evaluate(broken) == 0, path
+
+
+def test_the_reference_shows_signatures_with_shapes(site, page):
+    page.goto(f"{site}/reference/model.html")
+    text = page.locator("article").inner_text()
+    assert 'Float[Array, "B H T C"]' in text.replace("'", '"') and "CausalSelfAttention" in text
+
+
+def test_search_finds_a_page(site, page):
+    page.goto(f"{site}/index.html")
+    page.keyboard.press("/")
+    page.keyboard.type("perplexity")
+    page.wait_for_selector("a[href*='evaluation.html']:visible", timeout=20_000)
