@@ -1,9 +1,9 @@
 """Draw a picture that moves, as SVG with CSS: no script, and all of it there when it is printed or may not move.
 
-    movie = Movie(640, 200, seconds=8, title="what it shows, for those who cannot see it")
-    movie.add(box(10, 10, 80, 20, BLUE))                            always there
-    movie.add(box(10, 10, 80, 20, BLUE), 0.2, 0.5, move=(90, 0))    there from 20 % to 50 % of the time, moving
-    movie.save("name")                                              docs/images/name.svg
+movie = Movie(640, 200, seconds=8, title="what it shows, for those who cannot see it")
+movie.add(box(10, 10, 80, 20, BLUE))                            always there
+movie.add(box(10, 10, 80, 20, BLUE), 0.2, 0.5, move=(90, 0))    there from 20 % to 50 % of the time, moving
+movie.save("name")                                              docs/images/name.svg
 """
 
 from html import escape
@@ -73,12 +73,12 @@ width="{self.width:g}" height="{self.height:g}" role="img" {FONT} font-size="12"
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, stroke: str = "none") -> str:
-    return (
-        f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="{fill}" stroke="{stroke}"/>'
-    )
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="{fill}" stroke="{stroke}"/>'
 
 
-def text(x: float, y: float, words: str, color: str = "#1f2937", size: float = 12, anchor: str = "start") -> str:
+def text(
+    x: float, y: float, words: str, color: str = "#1f2937", size: float = 12, anchor: str = "start"
+) -> str:
     return (
         f'<text x="{x:g}" y="{y:g}" fill="{color}" font-size="{size:g}" text-anchor="{anchor}">'
         f"{escape(words)}</text>"

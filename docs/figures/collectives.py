@@ -37,6 +37,8 @@ Sent = Counter[tuple[str, str]]  # bytes by the axes along which devices differ,
 @cache
 def count(mesh: str, options: Options = QUICKSTART, V: int = VOCABULARY) -> tuple[Sent, Sent]:
     """Return how often one step sends, and how many bytes one device sends, by (axes, kind)."""
+    if "stage" in mesh:  # a pipeline wants microbatches: the same rows, in eight of them
+        options = replace(options, batch_size=2, gradient_accumulation_steps=8)
     with jax.set_mesh(make_mesh(mesh)):
         shape = dict(jax.sharding.get_mesh().shape)
         step = compile_step(state_shapes(model_config(options, V), options), options)
@@ -53,7 +55,9 @@ def bytes_sent(kernel: Kernel) -> int:
     """Return what a device sends for one collective, over a ring."""
     n = len(kernel.groups[0])
     twice = 2 if kernel.collective == "all-reduce" else 1
-    return kernel.message if kernel.collective == "collective-permute" else twice * (n - 1) * kernel.message // n
+    return (
+        kernel.message if kernel.collective == "collective-permute" else twice * (n - 1) * kernel.message // n
+    )
 
 
 def axes(kernel: Kernel, mesh_shape: dict[str, int]) -> str:

@@ -47,7 +47,9 @@ def main() -> None:
     since = dict.fromkeys(has, 0.0)
     for turn, sent in enumerate(turns()):
         start, end = turn * step, (turn + 0.8) * step
-        phase = f"turn {turn + 1} of {TURNS}: " + ("sum as you pass on" if turn < N - 1 else "pass on the sums")
+        phase = f"turn {turn + 1} of {TURNS}: " + (
+            "sum as you pass on" if turn < N - 1 else "pass on the sums"
+        )
         movie.add(text(20, 24, phase, size=14), start, (turn + 1) * step - 0.005, still=0)
         for d, part, terms in sent:
             to = (d + 1) % N

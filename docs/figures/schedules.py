@@ -22,7 +22,9 @@ LONGEST = 64  # forwards of a stage that fill the width; interleaved stages are 
 
 
 def main() -> None:
-    movie = Movie(LEFT + WIDTH + 14, len(SCHEDULES) * PANEL, 14, "What four pipeline ranks do in four schedules")
+    movie = Movie(
+        LEFT + WIDTH + 14, len(SCHEDULES) * PANEL, 14, "What four pipeline ranks do in four schedules"
+    )
     for i, (schedule, words) in enumerate(SCHEDULES):
         panel(movie, schedule, words, i * PANEL)
     movie.save("schedules")

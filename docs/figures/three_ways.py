@@ -1,6 +1,6 @@
 """Data, fsdp and tensor, moving: what each of four devices holds of a layer and sends. For chapter 11 of the book.
 
-    python -m docs.figures.three_ways
+python -m docs.figures.three_ways
 """
 
 from collections.abc import Callable
@@ -69,7 +69,13 @@ def data(movie: Movie, y: float) -> None:
     everywhere(movie, y, "gradients", PALE_GREEN, 0.28, 0.64, still=0)
     pass_around(movie, y, "gradients", GREEN, 0.36, 0.6)
     everywhere(movie, y, "gradients", GREEN, 0.62, 0.98)
-    phases(movie, y, "forward, backward: nothing is sent", "sum the gradients (all-reduce)", "all make the same update")
+    phases(
+        movie,
+        y,
+        "forward, backward: nothing is sent",
+        "sum the gradients (all-reduce)",
+        "all make the same update",
+    )
 
 
 def fsdp(movie: Movie, y: float) -> None:
@@ -81,7 +87,13 @@ def fsdp(movie: Movie, y: float) -> None:
     everywhere(movie, y, "gradients", PALE_GREEN, 0.5, 0.7, still=0)
     pass_around(movie, y, "gradients", GREEN, 0.69, 0.88)
     everywhere(movie, y, "gradients", GREEN, 0.89, 0.99, parts="own")
-    phases(movie, y, "gather a layer's weights (all-gather)", "compute with them, let them go", "sum gradients, keep yours")
+    phases(
+        movie,
+        y,
+        "gather a layer's weights (all-gather)",
+        "compute with them, let them go",
+        "sum gradients, keep yours",
+    )
 
 
 def tensor(movie: Movie, y: float) -> None:
@@ -90,13 +102,21 @@ def tensor(movie: Movie, y: float) -> None:
     everywhere(movie, y, "batch", ORANGE)
     pass_around(movie, y, "batch", "#8c4a08", 0.36, 0.62)
     everywhere(movie, y, "gradients", GREEN, 0.75, 0.99, parts="own")
-    phases(movie, y, "each computes with its part", "sum the streams, 4 times a layer", "gradients: nothing is sent")
+    phases(
+        movie,
+        y,
+        "each computes with its part",
+        "sum the streams, 4 times a layer",
+        "gradients: nothing is sent",
+    )
 
 
 def main() -> None:
     panels: tuple[Panel, ...] = (data, fsdp, tensor)
     width = 2 * LEFT + N * WIDTH + (N - 1) * GAP
-    movie = Movie(width, len(panels) * PANEL, 12, "What four devices hold and send with data, fsdp and tensor")
+    movie = Movie(
+        width, len(panels) * PANEL, 12, "What four devices hold and send with data, fsdp and tensor"
+    )
     for i, panel in enumerate(panels):
         panel(movie, i * PANEL)
     movie.save("three_ways")
