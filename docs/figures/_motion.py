@@ -1,4 +1,4 @@
-"""Draw a picture that moves, as SVG with CSS: no script, and all of it there when it is printed or may not move.
+"""Draw a picture that moves, as SVG with CSS: no script, and all of it is there when it may not move.
 
 movie = Movie(640, 200, seconds=8, title="what it shows, for those who cannot see it")
 movie.add(box(10, 10, 80, 20, BLUE))                            always there
@@ -73,7 +73,8 @@ width="{self.width:g}" height="{self.height:g}" role="img" {FONT} font-size="12"
 
 
 def box(x: float, y: float, width: float, height: float, fill: str, stroke: str = "none") -> str:
-    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2" fill="{fill}" stroke="{stroke}"/>'
+    place = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="2"'
+    return f'<rect {place} fill="{fill}" stroke="{stroke}"/>'
 
 
 def text(

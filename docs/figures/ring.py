@@ -2,8 +2,8 @@
 
     python -m docs.figures.ring
 
-The array is cut into as many parts as there are devices. In each of n - 1 turns every device passes one part to
-its neighbour, which adds its own; then each has one part of the sum, and n - 1 turns more pass those around.
+The array is cut into as many parts as there are devices. In each of n - 1 turns every device passes one part
+to its neighbour, which adds its own; then each has one part of the sum, and n - 1 turns more pass those around.
 """
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE
@@ -28,7 +28,7 @@ def main() -> None:
         N * WIDTH + (N - 1) * GAP + 40,
         TOP + N * CELL + 34,
         seconds=14,
-        title="Four devices pass parts of an array around a ring: three turns to sum, three to have all of it",
+        title="Four devices pass parts of an array around a ring: three turns to sum, three to share",
     )
 
     def x(device: int) -> float:

@@ -1,4 +1,4 @@
-"""Data, fsdp and tensor, moving: what each of four devices holds of a layer and sends. For chapter 11 of the book.
+"""Data, fsdp and tensor, moving: what each of four devices holds and sends. For chapter 11 of the book.
 
 python -m docs.figures.three_ways
 """

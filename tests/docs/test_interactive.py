@@ -1,4 +1,4 @@
-"""The figures with sliders: they open without a network, obey their sliders, and count as the project does."""
+"""The figures with sliders: they need no network, obey their sliders, and count as the project does."""
 
 import shutil
 
