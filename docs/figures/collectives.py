@@ -4,7 +4,8 @@
     python -m docs.figures.collectives --mesh=fsdp:4,tensor:2       another one: a table, and no picture
 
 The quickstart's model is compiled for eight simulated devices, and the compiled program is read as plan.py
-reads those of GPUs. Bytes are those that a ring takes: (n - 1) / n of the array for a gather, twice that for a sum.
+reads those of GPUs. Bytes are those that a ring takes: (n - 1) / n of the array for a gather, twice that
+for a sum.
 """
 
 import argparse

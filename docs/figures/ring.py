@@ -3,7 +3,8 @@
     python -m docs.figures.ring
 
 The array is cut into as many parts as there are devices. In each of n - 1 turns every device passes one part
-to its neighbour, which adds its own; then each has one part of the sum, and n - 1 turns more pass those around.
+to its neighbour, which adds its own; then each has one part of the sum, and n - 1 turns more pass those
+around.
 """
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE
