@@ -1,0 +1,29 @@
+"""How often to save a checkpoint: the share of time lost, by the interval. For chapter 13 of the book.
+
+python -m docs.figures.checkpoints
+"""
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from docs.figures import BLUE, GREEN, GREY, ORANGE, note, save
+
+SAVING = 0.5  # minutes that a checkpoint holds the run up
+FAILURES = {"every 3 hours": (180, ORANGE), "once a day": (1440, BLUE), "once a week": (10080, GREEN)}
+
+
+def draw(axes: Axes) -> None:
+    minutes = np.geomspace(1.6, 1300, 200)
+    for name, (mean, color) in FAILURES.items():
+        # Half of an interval is done again after a failure, and each interval pays for one checkpoint.
+        axes.semilogx(minutes, 100 * (SAVING / minutes + minutes / (2 * mean)), color=color, label=name)
+        best = np.sqrt(2 * SAVING * mean)
+        axes.plot(best, 100 * (SAVING / best + best / (2 * mean)), "o", color=color)
+    axes.set(ylim=(0, 20), xlabel="minutes between two checkpoints", ylabel="% of the time lost")
+    axes.legend(title="it fails", loc="upper center", bbox_to_anchor=(0.62, 1))
+    note(axes, "saves too often", 1.7, 3, GREY)
+    note(axes, "does too much again", 330, 7.5, GREY)
+
+
+if __name__ == "__main__":
+    save("checkpoints", draw, height=2.8)

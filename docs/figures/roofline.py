@@ -1,0 +1,75 @@
+"""The roofline of an H100, with some work of GPT-2's under it. For chapter 10 of the book.
+
+python -m docs.figures.roofline
+
+Both axes are counted: FLOPs and bytes by shapes, peaks from planning/devices.py. Nothing was measured.
+"""
+
+from matplotlib.axes import Axes
+
+from docs.figures import BLUE, GREEN, GREY, ORANGE, save
+from model import GPTConfig
+from planning.decoding import cache_bytes, weight_bytes
+from planning.devices import DEVICES
+from runs.speed import flops_per_token
+
+GPT2 = GPTConfig(mlp="gelu", dtype="bfloat16")
+H100 = DEVICES["H100"]
+LEFT, RIGHT = 0.15, 3000  # FLOPs a byte
+
+
+def product(m: int, k: int, n: int) -> float:
+    """Return the FLOPs a byte of an (m, k) by (k, n) product in bfloat16, each array moved once."""
+    return 2 * m * k * n / (2 * (m * k + k * n + m * n))
+
+
+def decoding(B: int, length: int) -> float:
+    """Return the FLOPs a byte of drawing one token for each of B sequences of that length."""
+    flops = B * flops_per_token(GPT2, length) / 3  # forward alone
+    return flops / (weight_bytes(GPT2) + B * length * cache_bytes(GPT2))
+
+
+def attainable(intensity: float) -> float:
+    return min(H100.peak, intensity * H100.bandwidth)
+
+
+WORK = {
+    "AdamW's update": (
+        16 / 28,
+        GREEN,
+    ),  # about 16 operations; 3 arrays and the gradient read, 3 written, float32
+    "norm, forward": (8 / 4, GREEN),  # about 8 operations on a number of two bytes, read and written
+    "decoding, 1 sequence": (decoding(1, 512), ORANGE),
+    "decoding, 64 sequences": (decoding(64, 512), ORANGE),
+    "decoding, 64 of 32 tokens": (decoding(64, 32), ORANGE),
+    "training: MLP's product, 12 x 1024 tokens": (product(12 * 1024, 768, 3072), BLUE),
+    "training: the head's": (product(12 * 1024, 768, 50304), BLUE),
+}
+
+
+def draw(axes: Axes) -> None:
+    ridge = H100.peak / H100.bandwidth
+    axes.loglog([LEFT, ridge, RIGHT], [attainable(x) / 1e12 for x in (LEFT, ridge, RIGHT)], color=GREY, lw=2)
+    axes.axvline(ridge, color=GREY, lw=0.8, ls=":")
+    axes.annotate(f"{ridge:.0f} FLOPs a byte", (ridge, 0.55), color=GREY, fontsize=8, ha="center")
+    axes.annotate("3.35 TB/s", (3.6, 17), color=GREY, fontsize=9, rotation=32, rotation_mode="anchor")
+    axes.annotate("989 TFLOP/s", (900, 1100), color=GREY, fontsize=9)
+    for name, (intensity, color) in WORK.items():
+        y = attainable(intensity) / 1e12
+        axes.plot(intensity, y, "o", color=color)
+        left = name.startswith("training: MLP")
+        offset = (-8, 6) if left else (8, -10)
+        axes.annotate(
+            name,
+            (intensity, y),
+            xytext=offset,
+            textcoords="offset points",
+            color=color,
+            fontsize=8.5,
+            ha="right" if left else "left",
+        )
+    axes.set(xlim=(LEFT, RIGHT), ylim=(0.4, 2000), xlabel="FLOPs a byte", ylabel="TFLOP/s at most")
+
+
+if __name__ == "__main__":
+    save("roofline", draw, height=3.8)

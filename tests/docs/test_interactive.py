@@ -1,0 +1,67 @@
+"""The figures with sliders: they need no network, obey their sliders, and count as the project does."""
+
+import shutil
+
+import jax
+import pytest
+
+from docs.pages import DOCS
+from model import GPT, GPTConfig
+from planning.devices import DEVICES
+from planning.ideal import least_sent
+
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
+)
+CHROMIUM = shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
+
+
+@pytest.fixture
+def page():
+    """A page of a browser, which asks nobody for anything and logs no error."""
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page, wrong = browser.new_page(), []
+        page.on("request", lambda r: None if r.url.startswith("file:") else wrong.append(r.url))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text))
+        yield page
+        browser.close()
+    assert wrong == []
+
+
+def test_devices_counts_what_the_planner_counts_and_follows_its_sliders(page):
+    page.goto((DOCS / "interactive/devices.html").as_uri())
+    config = GPTConfig(
+        n_layer=12, n_embd=768, n_head=12, vocab_size=50304, mlp="gelu", position="rope", dtype="bfloat16"
+    )
+    shapes = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+    norms = (2 * config.n_layer + 1) * config.n_embd
+    parameters = sum(x.size for x in jax.tree.leaves(shapes)) - norms
+    for mesh in ({"data": 2, "fsdp": 4, "tensor": 1}, {"data": 4, "fsdp": 2, "tensor": 4}):
+        settings = mesh | {"layers": 12, "width": 768, "rows": 64, "device": "H100"}
+        counted = page.evaluate("settings => count(settings)", settings)
+        assert counted["parameters"] == parameters
+        least = least_sent(config, mesh | {"stage": 1}, 1, parameters)
+        assert {axis: counted["sent"][axis] for axis in least} == pytest.approx(least)
+        held = sum(counted["held"].values())
+        assert held == pytest.approx(16 * parameters / mesh["fsdp"] / mesh["tensor"])
+    for name, known in page.evaluate("DEVICES").items():
+        device = DEVICES[name]
+        assert [known[key] for key in ("peak", "link", "between", "memory")] == [
+            *(device.peak, device.link, device.between_hosts, device.memory)
+        ]
+
+    def slide(name, value):
+        page.locator(f"input[name={name}]").fill(str(value))
+
+    slide("data", 0)
+    slide("fsdp", 5)
+    assert page.locator("#mesh").inner_text().startswith("--mesh=data:1,fsdp:32,tensor:1: 32 devices")
+    assert page.locator("#devices text").count() == 32
+    slide("rows", 0)
+    assert "1 rows cannot be shared" in page.locator("#verdict").inner_text()
+    slide("fsdp", 0)
+    slide("width", 6)
+    assert "does not fit" in page.locator("#verdict").inner_text()
