@@ -181,13 +181,13 @@ class CausalSelfAttention(eqx.Module):
     config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
-        q_key, k_key, v_key, proj_key = jax.random.split(key, 4)
+        q_key, k_key, v_key, proj_key, gate_key = jax.random.split(key, 5)
         D, H, K, C = config.n_embd, config.n_head, config.kv_heads, config.head_size
         self.c_q = Linear(config, D, H, C, key=q_key)
         self.c_k = Linear(config, D, K, C, key=k_key)
         self.c_v = Linear(config, D, K, C, key=v_key)
         self.c_proj = Linear(config, H * C, D, std=config.residual_std, key=proj_key)
-        self.head_gate = Linear(config, D, H, std=0.0, key=key) if config.attention_gate else None
+        self.head_gate = Linear(config, D, H, std=0.0, key=gate_key) if config.attention_gate else None
         self.value_mix = jnp.array([0.5, 0.5]) if config.value_embeddings else None
         self.q_norm, self.k_norm = (Norm(config, C) if config.qk_norm else None for _ in range(2))
         self.config = config
