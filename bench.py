@@ -61,9 +61,15 @@ def main(argv: list[str]) -> None:
     bench, argv = split_options(argv, BenchOptions)
     check_rival(bench)
     options = parse_options(argv)
-    if bench.vs and (options.document_mask or options.window or options.optimizer != "adamw"):
+    if bench.vs and (
+        options.document_mask
+        or options.window
+        or options.cautious_weight_decay
+        or options.optimizer != "adamw"
+    ):
         raise UserError(
-            "--vs=torch: PyTorch's step here has AdamW alone, and no document_mask or window; leave those out"
+            "--vs=torch: PyTorch's step here has AdamW alone, and no document_mask, window or "
+            "cautious_weight_decay; leave those out"
         )
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")

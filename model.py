@@ -32,11 +32,12 @@ from layers.embedding import look_up
 from layers.fold import fold_norms
 from layers.mask import causal_mask
 from layers.mix import gate, mix
+from layers.mup import width_ratio
 from layers.products import contract, matmul, result_dtype
 from layers.remat import remat
 from layers.residual import shard_residual
 from layers.rotary import rotate
-from layers.shape import check_shape
+from layers.shape import check_length, check_shape
 from layers.softcap import softcap
 from layers.tensor_parallel import apply_each
 
@@ -67,6 +68,7 @@ class GPTConfig:
     value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in (layers/mix)
     residual_scalars: bool = False  # a block weighs the residual stream, and adds some of the first embedding
     attention_gate: bool = False  # a head's output is scaled by a gate, from the block's input
+    mup_base_width: int = 0  # n_embd of the model whose learning rates are tuned, see `wider`; 0: no muP
     logit_softcap: float = 0.0  # bounds the logits, as in Gemma 2 (arXiv:2408.00118); 0: no bound
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
@@ -94,6 +96,11 @@ class GPTConfig:
         return self.n_hidden or default
 
     @property
+    def wider(self) -> float:
+        """How many times as wide as its base a model in muP is: see layers/mup.py; 1 without muP."""
+        return width_ratio(self.n_embd, self.mup_base_width)
+
+    @property
     def residual_std(self) -> float:
         """GPT-2 scales the initialisation of its 2 L residual projections by 1/sqrt(2 L)."""
         return 0.02 / math.sqrt(2 * self.n_layer)
@@ -106,10 +113,12 @@ class Norm(eqx.Module):
     bias: Float[Array, " D"] | None
     center: bool = eqx.field(static=True)
     eps: float = eqx.field(static=True)
+    divisor: float = eqx.field(static=True)  # of what comes out
     dtype: str = eqx.field(static=True)
 
-    def __init__(self, config: GPTConfig, size: int):
+    def __init__(self, config: GPTConfig, size: int, divisor: float = 1.0):
         self.center, self.eps, self.dtype = config.norm == "layernorm", config.norm_eps, config.dtype
+        self.divisor = divisor
         self.weight = jnp.ones(size)
         self.bias = jnp.zeros(size) if config.bias and self.center else None
 
@@ -117,7 +126,7 @@ class Norm(eqx.Module):
         y = x.astype(jnp.float32)
         y = y - y.mean(-1, keepdims=True) if self.center else y
         y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
-        return (y if self.bias is None else y + self.bias).astype(result_dtype(self.dtype))
+        return ((y if self.bias is None else y + self.bias) / self.divisor).astype(result_dtype(self.dtype))
 
 
 class Linear(eqx.Module):
@@ -128,7 +137,7 @@ class Linear(eqx.Module):
     dtype: str = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, fan_in: int, *fan_out: int, std=0.02, key: PRNGKeyArray):
-        self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
+        self.weight = std / math.sqrt(config.wider) * jax.random.normal(key, (fan_in, *fan_out))
         self.bias = jnp.zeros(fan_out) if config.bias else None
         self.dtype = config.dtype
 
@@ -202,7 +211,7 @@ class CausalSelfAttention(eqx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if context.rotary is not None:
             q, k = rotate(q, *context.rotary), rotate(k, *context.rotary)
-        return q, k, v, openings[0] if openings else None
+        return q / math.sqrt(self.config.wider), k, v, openings[0] if openings else None
 
     def output(self, y: Float[Array, "B H T C"], opening: Array | None, key: DropoutKey = None) -> Array:
         """Project what the heads have read, through their gates, back into the residual stream, (B, T, D)."""
@@ -272,14 +281,13 @@ class GPT(eqx.Module):
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         wte_key, wpe_key, blocks_key, head_key = jax.random.split(key, 4)
-        V, D, L, learned = config.vocab_size, config.n_embd, config.n_layer, config.position == "learned"
+        V, D, L, KC = config.vocab_size, config.n_embd, config.n_layer, config.kv_heads * config.head_size
+        learned, valued = config.position == "learned", config.value_embeddings
         self.wte = 0.02 * jax.random.normal(wte_key, (V, D))
         self.wpe = 0.02 * jax.random.normal(wpe_key, (config.block_size, D)) if learned else None
-        values = config.value_embeddings
-        shape = (V, config.kv_heads * config.head_size)
-        self.wve = 0.02 * jax.random.normal(jax.random.fold_in(key, 4), shape) if values else None
+        self.wve = 0.02 * jax.random.normal(jax.random.fold_in(key, 4), (V, KC)) if valued else None
         self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(jax.random.split(blocks_key, L))
-        self.ln_f = Norm(config, D)
+        self.ln_f = Norm(config, D, divisor=config.wider)
         self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
         self.config = config
 
@@ -294,13 +302,9 @@ class GPT(eqx.Module):
         return self.ln_f(self.apply_blocks(self.blocks, x, context, key=key))
 
     def context(self, tokens: Int[Array, "B T"], positions=None, *, key: DropoutKey = None) -> Context:
-        """Find what blocks read besides the stream; `positions` are of tokens that follow others in a cache.
-
-        Pass the same key as to `features`. Raises ValueError for more tokens than learned positions.
-        """
-        config, T = self.config, tokens.shape[1]
-        if self.wpe is not None and T > config.block_size:
-            raise ValueError(f"{T} tokens are more than block_size={config.block_size} positions")
+        """Find what blocks read besides the stream; `positions` are those of tokens in a cache's rows."""
+        config = self.config
+        check_length(tokens.shape[1], config)
         context = context_of(tokens, config) if positions is None else context_at(positions, config)
         if self.wve is not None:
             values = look_up(self.wve, tokens, config.dtype).reshape(*tokens.shape, config.kv_heads, -1)

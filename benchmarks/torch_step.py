@@ -28,7 +28,7 @@ class GPT(nn.Module):
 
     def __init__(self, config: GPTConfig, z_loss: float = 0.0):
         super().__init__()
-        self.cap, self.z_loss = config.logit_softcap, z_loss
+        self.cap, self.z_loss, self.wider = config.logit_softcap, z_loss, config.wider
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         values = config.kv_heads * config.head_size
@@ -41,7 +41,8 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         for name, p in self.named_parameters():
             if p.dim() >= 2:
-                nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
+                std = config.residual_std if name.endswith("c_proj.weight") else 0.02
+                nn.init.normal_(p, std=std / math.sqrt(config.wider) if name.startswith("blocks") else std)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy, and z_loss; tokens and targets are (B, T)."""
@@ -52,7 +53,7 @@ class GPT(nn.Module):
         values = None if self.wve is None else self.wve(tokens)
         for block in self.blocks:
             x = block(x, first, values)
-        logits = self.lm_head(self.ln_f(x))
+        logits = self.lm_head(self.ln_f(x) / self.wider)
         if self.cap:
             logits = self.cap * torch.tanh(logits / self.cap)
         loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
@@ -110,7 +111,8 @@ class CausalSelfAttention(nn.Module):
         if K < H:
             k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
         dropout = self.config.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        scale = 1 / math.sqrt(C * self.config.wider)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
         if self.head_gate is not None:
             y = y * 2 * torch.sigmoid(self.head_gate(x)).transpose(1, 2)[..., None]
         return self.drop(self.c_proj(y.transpose(1, 2).reshape(B, T, D)))
@@ -162,10 +164,13 @@ class TorchStep:
         parameters = dict(self.model.named_parameters())
         scalars = [p for name, p in parameters.items() if name.endswith("_mix")]
         vectors = [p for name, p in parameters.items() if p.dim() < 2 and not name.endswith("_mix")]
-        matrices = [p for p in parameters.values() if p.dim() >= 2]
+        matrices = [p for name, p in parameters.items() if p.dim() >= 2 and name.startswith("blocks")]
+        tables = [p for name, p in parameters.items() if p.dim() >= 2 and not name.startswith("blocks")]
+        hidden = {"weight_decay": options.weight_decay, "lr": options.learning_rate / config.wider}
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": matrices, "weight_decay": options.weight_decay},
+                {"params": matrices, **hidden},
+                {"params": tables, "weight_decay": options.weight_decay},
                 {"params": vectors, "weight_decay": 0.0},
                 {"params": scalars, "weight_decay": 0.0, "lr": options.scalar_learning_rate},
             ],

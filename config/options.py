@@ -85,6 +85,7 @@ class Options:
     value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in
     residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
+    mup_base_width: NonNegativeInt = 0  # n_embd of the base in muP (layers/mup.py), whose rates suit; 0: off
     logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
@@ -99,6 +100,7 @@ class Options:
     scalar_learning_rate: Positive = 1e-2  # the same, of residual_scalars and value_embeddings' weights
     max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
+    cautious_weight_decay: bool = False  # decay a weight only where the update makes it smaller too
     beta1: Fraction = 0.9  # decay rate of the gradient's running mean
     beta2: Fraction = 0.95  # decay rate of its square's running mean; lion: of the running mean itself
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
@@ -145,7 +147,7 @@ class Options:
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
-    *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap"),
+    *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap", "mup_base_width"),
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

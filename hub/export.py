@@ -6,6 +6,7 @@ float32, and the same model writes the same bytes.
 """
 
 import json
+import math
 from pathlib import Path
 
 import jax
@@ -14,7 +15,7 @@ from safetensors.numpy import save_file
 
 from data.tokenizer import end_of_text, from_json
 from hub.family import Family, entries, to_theirs
-from model import GPT
+from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from: OpenAI's own two files, which transformers reads as they are.
@@ -62,7 +63,8 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     """Return all tensors of a model, float32, by their names in its family."""
     layout, parts = entries(family, model.config), {}
     for path, array in jax.tree.leaves_with_path(model):
-        entry, array = layout[leaf_name(path)], np.asarray(array)
+        name = leaf_name(path)
+        entry, array = layout[name], np.asarray(array) / multiplier(name, model.config)
         for i in range(entry.layers or 1):
             part = to_theirs(array[i] if entry.layers else array, entry.tensor)
             parts.setdefault(entry.name(i), {})[entry.tensor.part] = part
@@ -71,6 +73,13 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         name: np.ascontiguousarray(np.concatenate([of[i] for i in sorted(of)], axis=-1))
         for name, of in parts.items()
     }
+
+
+def multiplier(name: str, config: GPTConfig) -> float:
+    """Return what an array is to be divided by, for a model without muP to compute what one in muP does."""
+    if ".c_q." in name:
+        return math.sqrt(config.wider)
+    return config.wider if name.startswith("ln_f.") else 1.0
 
 
 def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> None:

@@ -48,11 +48,12 @@ SPEED_FIELDS = {
 }
 
 
-# Every option of the model and the loss that nanoGPT's recipe has not, but one of each kind.
-MODERN = dict(
+# What a model can have that neither GPT-2 nor Llama has; and the same with all of a step's loss.
+NEW_SHAPE = dict(
     **dict(mlp="relu2", position="rope", norm="rmsnorm", value_embeddings=True, residual_scalars=True),
-    **dict(attention_gate=True, logit_softcap=2.0, z_loss=0.1),
+    **dict(attention_gate=True, logit_softcap=2.0),
 )
+MODERN = NEW_SHAPE | dict(z_loss=0.1)
 
 # --- refusals -----------------------------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ SHAPES = {
     "llama": LLAMA | dict(tie_embeddings=False),
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
+    "llama, muP": LLAMA | dict(mup_base_width=8),
     "mistral": LLAMA | dict(window=5),
 }
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
@@ -104,6 +105,10 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
         (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
+        (
+            LLAMA | dict(residual_scalars=True, logit_softcap=9.0),
+            ["for LlamaForCausalLM: residual_scalars=True, not False, logit_softcap=9.0, not 0.0;"],
+        ),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says, tmp_path):

@@ -480,6 +480,7 @@ def test_attention_weights_are_dropped_out():
         (dict(eot=50304), "eot=50304 .*below 50304"),
         (dict(eot=-1), "eot=-1 "),
         (dict(logit_softcap=-1.0), "logit_softcap=-1.0 "),
+        (dict(mup_base_width=-1), "mup_base_width=-1 "),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):
@@ -508,7 +509,9 @@ def use(config, key):
     jax.grad(lambda model: model(tokens, key=key).sum())(model)
     forward_with_cache(model, unstack_blocks(model), tokens, Cache.empty(config, 2), jnp.zeros(2, jnp.int32))
 
-for variant in (dict(mlp="gelu", bias=True), llama):
+modern = dict(mlp="relu2", value_embeddings=True, residual_scalars=True, attention_gate=True)
+modern |= dict(mup_base_width=8, logit_softcap=9.0)
+for variant in (dict(mlp="gelu", bias=True), llama, modern):
     for dtype, eot in (("float32", None), ("bfloat16", 16)):
         for key in (jax.random.key(0), jax.random.PRNGKey(0)):
             config = GPTConfig(8, 17, 2, n_head=4, n_embd=32, dropout=0.1, dtype=dtype, eot=eot, **variant)

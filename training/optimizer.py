@@ -19,8 +19,8 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from config.options import Options
+from layers.mup import width_ratio
 from model import GPT
-from parallel.sharding import leaf_name
 
 # `wsd` decays over this part of the run: a linear decay over so many steps ends where a cosine does.
 DECAYING = 0.2  # arXiv:2405.18392
@@ -35,7 +35,7 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
     direction = {"adamw": optax.scale_by_adam, "muon": scale_by_muon, "lion": optax.scale_by_lion}
     optimizer = optax.chain(
         direction[options.optimizer](options.beta1, options.beta2),
-        optax.add_decayed_weights(options.weight_decay, decayed),
+        weight_decay(options),
         optax.scale_by_learning_rate(lambda step: learning_rate(options, jnp.asarray(step))),
         own_rates(options),
     )
@@ -43,12 +43,38 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
     return optax.chain(clip, optimizer)
 
 
+def weight_decay(options: Options) -> optax.GradientTransformation:
+    """Add `weight_decay` times the matrices and embeddings to their directions.
+
+    With `cautious_weight_decay`, only those elements decay whose direction has their sign, or is 0, so that
+    the step brings them nearer to 0 as well (arXiv:2510.12402).
+    """
+
+    def cautious(direction, weight):
+        return direction + options.weight_decay * jnp.where(direction * weight >= 0, weight, 0)
+
+    if options.cautious_weight_decay:
+        return optax.masked(optax.stateless_with_tree_map(cautious), decayed)
+    return optax.add_decayed_weights(options.weight_decay, decayed)
+
+
 def own_rates(options: Options) -> optax.GradientTransformation:
-    """Scale the updates of those parameters that have a learning rate of their own."""
+    """Scale the updates of those parameters that have a learning rate of their own.
+
+    In muP (layers/mup.py), a matrix in the blocks of a model n times as wide as its base has an n-th of the
+    rate. The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), which
+    is constant where both sides grow, and `like_adam` lets it grow by sqrt(n). An adapter's B, whose inputs
+    are as many at each width, has the rate that is given.
+    """
+    n = width_ratio(options.n_embd, options.mup_base_width)
 
     def scale(path, x):
-        scalar = path[-1].name in ("stream_mix", "value_mix")
-        return options.scalar_learning_rate / options.learning_rate * x if scalar else x
+        if path[-1].name in ("stream_mix", "value_mix"):
+            return options.scalar_learning_rate / options.learning_rate * x
+        if n == 1 or path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
+            return x
+        both_sides_grow = path[-1].name == "weight" and takes_muon(path, x)
+        return x / (math.sqrt(n) if options.optimizer == "muon" and both_sides_grow else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 
@@ -102,10 +128,14 @@ def muon_or_adam(model: GPT) -> GPT:
     """Label each parameter with the part of Muon that is for it: "muon" or "adam"."""
 
     def label(path, x):
-        in_block = path[0].name == "blocks" and leaf_name(path) != "blocks.attn.head_gate.weight"
-        return "muon" if in_block and is_matrix(path, x) else "adam"
+        return "muon" if takes_muon(path, x) else "adam"
 
     return jax.tree_util.tree_map_with_path(label, model)
+
+
+def takes_muon(path, x) -> bool:
+    """Tell the matrices in the blocks, but for gates, which are vectors, one for each head."""
+    return path[0].name == "blocks" and is_matrix(path, x) and path[-2].name != "head_gate"
 
 
 def is_matrix(path, x) -> bool:

@@ -21,7 +21,7 @@ SHAPES = {
     "llama": dict(
         position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
     ),
-    "all that is new": MODERN | dict(n_kv_head=2),
+    "all that is new": MODERN | dict(n_kv_head=2, mup_base_width=8),
 }
 
 

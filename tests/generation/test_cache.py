@@ -10,7 +10,7 @@ import pytest
 from generation.cache import Cache, forward_with_cache, unstack_blocks
 from layers.products import result_dtype
 from model import GPT
-from tests.helpers import FLOAT32_ROUNDING, distance
+from tests.helpers import FLOAT32_ROUNDING, NEW_SHAPE, distance
 from tests.models import TINY, large, random_tokens
 
 
@@ -26,9 +26,11 @@ def in_chunks(model, tokens, ends):
     return jnp.concatenate(chunks, 1), cache
 
 
-@pytest.mark.parametrize("position, qk_norm, window", [("learned", False, None), ("rope", True, 4)])
-def test_the_cache_gives_what_the_whole_sequence_gives(position, qk_norm, window):
-    model = large(replace(TINY, position=position, n_kv_head=2, qk_norm=qk_norm, window=window))
+@pytest.mark.parametrize(
+    "shape", [dict(position="learned"), dict(position="rope", qk_norm=True, window=4), NEW_SHAPE]
+)
+def test_the_cache_gives_what_the_whole_sequence_gives(shape):
+    model = large(replace(TINY, n_kv_head=2, **shape))
     tokens = random_tokens(model.config)
     features, _ = in_chunks(model, tokens, [5, 6, 7, 11])
     assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING

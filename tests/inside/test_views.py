@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from inside.views import attention, lens, nats
+from model import GPT
+from tests.helpers import NEW_SHAPE
 from tests.models import TINY, large
 from tests.reference import CONFIGS, as_gpt, random_reference
 
@@ -75,6 +77,15 @@ def test_the_parts_of_a_block_add_up_to_the_stream():
     assert (seen.attn_norms == 0).all() and (seen.mlp_norms > 0).all()
     grown = seen.stream_norms[1:] - seen.stream_norms[:-1]
     assert (np.abs(grown) <= seen.mlp_norms * (1 + 1e-5)).all()
+
+
+def test_the_last_layer_of_the_lens_is_what_the_model_says_whatever_blocks_read():
+    model, tokens = large(replace(TINY, **NEW_SHAPE)), np.arange(9, dtype=np.int32)
+    expected = jax.nn.softmax(jax.jit(GPT.__call__)(model, tokens[None]))[0]
+    seen = lens(model, tokens, k=TINY.vocab_size)
+    found = np.take_along_axis(np.asarray(expected), seen.tokens[-1], axis=-1)
+    np.testing.assert_allclose(seen.probabilities[-1], found, **ROUNDING)
+    np.testing.assert_allclose(attention(model, tokens).sum(-1), 1, rtol=1e-5)
 
 
 def test_documents_are_looked_at_apart():

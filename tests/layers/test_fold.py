@@ -37,6 +37,7 @@ CASES = {
     "gelu, rmsnorm": dict(mlp="gelu", norm="rmsnorm"),
     "adapters": {},
     "a bias, which is not folded": dict(bias=True),
+    "a gate, and weights that are no norm's": dict(attention_gate=True, residual_scalars=True),
 }
 
 
@@ -46,7 +47,7 @@ def test_a_folded_block_computes_the_same_and_so_do_its_gradients(case):
     block = Block(config, key=jax.random.key(0))
     block = perturbed(with_adapters(block) if case == "adapters" else block)
     x, dy = jax.random.normal(jax.random.key(3), (2, 2, 8, config.n_embd))
-    context = context_at(jnp.arange(8)[None], config)
+    context = context_at(jnp.arange(8)[None], config)._replace(first=jnp.cos(x))
 
     def value_and_gradients(prepare):
         y, back = jax.vjp(lambda block, x: prepare(block)(x, context), block, x)

@@ -17,9 +17,11 @@ from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from tests.helpers import (
     FLOAT32_ROUNDING,
+    MODERN,
     assert_close,
     assert_same_bits,
     loss_and_gradients,
+    moved,
     on_one_device,
     random_batch,
     records,
@@ -42,6 +44,7 @@ VARIANTS = {
     "gpt2, dropout": replace(GPT2, dropout=0.2),
     "llama": LLAMA,
     "swiglu, tied, one microbatch": replace(SMALL, gradient_accumulation_steps=1, qk_norm=True),
+    "modern, dropout": replace(SMALL, **MODERN, dropout=0.2),
 }
 PAIRS = [  # every strategy, and every variant on two meshes
     ("gpt2", "data:8"),
@@ -52,11 +55,13 @@ PAIRS = [  # every strategy, and every variant on two meshes
     pytest.param("gpt2", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
     ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
+    ("modern, dropout", "data:2,fsdp:2,tensor:2"),
 ]
 
 
 def new_model(options):
-    return create_state(model_config(options, V), options).model
+    model = create_state(model_config(options, V), options).model
+    return moved(model) if options.attention_gate else model  # else gates have no gradient to their input
 
 
 @pytest.mark.parametrize("variant, mesh", PAIRS)

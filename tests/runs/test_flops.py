@@ -9,6 +9,7 @@ import pytest
 
 from model import GPT, GPTConfig
 from runs.speed import flops_per_token
+from tests.helpers import NEW_SHAPE
 from tests.models import train
 
 
@@ -17,6 +18,7 @@ from tests.models import train
     [
         dict(mlp="gelu", bias=True),
         dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False),
+        NEW_SHAPE,
     ],
 )
 def test_flops_are_those_xla_counts(variant):

@@ -62,6 +62,16 @@ def with_b(model):
     return jax.tree_util.tree_map_with_path(fill, model)
 
 
+def test_a_gate_of_few_heads_has_an_adapter_only_if_it_is_named():
+    def layers(**more):
+        options = replace(GPT2, attention_gate=True, **LORA, **more)
+        shapes = jax.eval_shape(lambda: create_state(model_config(options, V), options).model)
+        return {name for name in arrays_by_name(shapes) if "lora" in name and "head_gate" in name}
+
+    assert layers() == set()
+    assert layers(lora_targets="c_q,head_gate") == {f"blocks.attn.head_gate.lora_{x}" for x in "ab"}
+
+
 def adapted(options):
     return with_b(create_state_around(base(options), replace(options, **LORA)).model)
 

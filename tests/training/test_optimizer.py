@@ -101,6 +101,47 @@ def random_like(tree, seed):
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_cautious_weights_decay_where_the_step_brings_them_nearer_to_zero(optimizer):
+    options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
+    model, gradients = everything(), random_like(everything(), 1)
+
+    def step(**changes):
+        optimizer = make_optimizer(replace(options, **changes))
+        updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(model), model)
+        return named_arrays(updates)
+
+    without, cautious, before = step(weight_decay=0.0), step(cautious_weight_decay=True), named_arrays(model)
+    for name, alone in without.items():
+        nearer = (alone * before[name] <= 0) & (name in DECAYED)  # an update is what is added
+        decay = -0.5 * 0.5 * before[name] * nearer
+        assert name not in DECAYED or 0.3 < nearer.mean() < 0.7, name
+        # Numbers below 8, rounded to 2^-24 some three times; Muon's sums of products are the same in both.
+        np.testing.assert_allclose(cautious[name], alone + decay, rtol=0, atol=3 * 8 * 2**-24, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_weights_of_mixtures_and_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
+    config = replace(EVERYTHING, value_embeddings=True, residual_scalars=True, attention_gate=True)
+    model = random_like(jax.eval_shape(lambda: GPT(config, key=jax.random.key(0))), 0)
+    gradients, gate = random_like(model, 1), "blocks.attn.head_gate.weight"
+    options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0)
+    # Of a model four times as wide as its base: Muon's steps are half as large, for a constant spectral norm.
+    factors = dict.fromkeys(MATRICES, 1 / 2 if optimizer == "muon" else 1 / 4) | {gate: 1 / 4}
+    factors |= {"blocks.stream_mix": 3.0, "blocks.attn.value_mix": 3.0}
+
+    def step(**changes):
+        optimizer = make_optimizer(replace(options, **changes))
+        return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
+
+    one = step(scalar_learning_rate=options.learning_rate)
+    other = step(scalar_learning_rate=3 * options.learning_rate, mup_base_width=EVERYTHING.n_embd // 4)
+    assert factors.keys() < one.keys()
+    for name, update in one.items():
+        np.testing.assert_allclose(other[name], factors.get(name, 1) * update, rtol=2**-20, err_msg=name)
+        assert np.abs(update).max() > 1e-3, name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_exactly_the_matrices_and_embeddings_decay(optimizer):
     options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
     model = everything()

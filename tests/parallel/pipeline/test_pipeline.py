@@ -16,11 +16,13 @@ from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from tests.helpers import (
     DEADLINE,
+    MODERN,
     assert_close,
     assert_same_bits,
     free_port,
     loss_and_gradients,
     losses,
+    moved,
     on_one_device,
     random_batch,
     records,
@@ -49,6 +51,7 @@ VARIANTS = {
     "bf16": replace(GPT2, dtype="bfloat16"),
     "remat, unrolled": replace(GPT2, remat="block", unroll=3),
     "lora": replace(LLAMA, lora_rank=2),
+    "modern, dropout": replace(GPT2, **MODERN | dict(bias=False), n_layer=4, dropout=0.2),
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
@@ -67,6 +70,8 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
     pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
     pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
+    ("modern, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    pytest.param("modern, dropout", "stage:4", dict(pipeline_branches="where"), marks=pytest.mark.slow),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
@@ -76,9 +81,8 @@ ROUNDING = 1.2e-5
 
 def new_model(options):
     model = create_state(model_config(options, V, EOT), options).model
-    if options.lora_rank:  # as it is after some steps: before them, half of the gradients are zero
-        model = jax.tree.map(lambda x: x + 0.01 * np.cos(np.arange(x.size)).reshape(x.shape), model)
-    return model
+    # As it is after some steps: before them, some of the gradients are zero.
+    return moved(model) if options.lora_rank or options.attention_gate else model
 
 
 @pytest.mark.parametrize("variant, mesh, changes", PIPELINES)

@@ -1,0 +1,21 @@
+"""muP, the maximal update parametrisation (arXiv:2203.03466, table 8): rates tuned at one width suit all.
+
+Of a model n times as wide as its base, with as many heads and layers:
+
+    what                                          next to the base's                              by
+    hidden matrices at the start                  divided by sqrt(n)                              Linear
+    embeddings, position embeddings, head         as large                                        GPT
+    queries                                       divided by sqrt(n): scores are q k^T / C,       heads
+                                                  times the root of the base's C
+    features, which the head reads                divided by n                                    ln_f
+    learning rate of hidden matrices              divided by n; with Muon, by sqrt(n)             own_rates
+    learning rate of all else                     the same
+
+As in EleutherAI's nanoGPT-mup, but for the scores, which at the base are the usual ones: with the base's
+width, a model in muP is an ordinary one. Weight decay is times the learning rate, here too.
+"""
+
+
+def width_ratio(n_embd: int, base: int) -> float:
+    """Return n, how many times as wide as its base a model is; 1 without a base."""
+    return n_embd / base if base else 1.0

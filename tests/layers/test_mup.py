@@ -1,0 +1,47 @@
+"""muP: at the base's width an ordinary model, and beyond it one whose activations do not grow with width."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from config.options import Options
+from tests.helpers import MODERN, assert_same_bits, random_batch
+from training.state import create_state, model_config
+from training.step import compile_step
+
+V, BASE = 32, 32
+OPTIONS = replace(
+    Options(),
+    **dict(n_layer=2, n_head=4, n_embd=BASE, block_size=16, batch_size=8, gradient_accumulation_steps=1),
+    **dict(decay_lr=False, learning_rate=0.01, weight_decay=0.0, unroll=1, dtype="float32"),
+)
+
+
+def trained(options, steps):
+    """The state after some steps on the same batch."""
+    state = create_state(model_config(options, V), options)
+    step, batch = compile_step(state, options), random_batch(options, V)
+    for _ in range(steps):
+        state, _ = step(state, *batch)
+    return state
+
+
+def test_at_the_bases_width_a_model_in_mup_is_an_ordinary_one():
+    ordinary = replace(OPTIONS, **MODERN)
+    assert_same_bits(trained(replace(ordinary, mup_base_width=BASE), 2), trained(ordinary, 2))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
+    """The coordinate check of arXiv:2203.03466, appendix D.1, in miniature."""
+    tokens = random_batch(OPTIONS, V)[0, 0]
+
+    def size_of_logits(n, base):
+        options = replace(OPTIONS, n_embd=n * BASE, mup_base_width=base, optimizer=optimizer)
+        return float(np.abs(jax.jit(lambda model: model(tokens))(trained(options, 4).model)).mean())
+
+    base = size_of_logits(1, 0)
+    assert size_of_logits(4, BASE) < 1.25 * base
+    assert size_of_logits(4, 0) > 1.75 * base
