@@ -30,7 +30,7 @@ from experiments.runner import RESULTS
 from inside.views import lens
 from parallel.batches import StepBatches
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, share_one_heap
+from runs.hardware import choose_device, keep_compiled_programs, share_one_heap
 from training.state import create_state, model_config
 from training.step import compile_step
 
@@ -55,13 +55,14 @@ def main(argv: list[str]) -> None:
 def measure_all(path: Path) -> None:
     """Measure all widths, kinds and seeds, and write what was found."""
     share_one_heap()
+    keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
     runs = []
     with jax.set_mesh(make_mesh("data:1")):
         for kind, own in KINDS.items():
             for width in WIDTHS:
                 for seed in range(1, SEEDS + 1):
-                    sizes = measure(own | {"n_embd": width, "n_head": width // 32, "seed": seed})
+                    sizes = measure(own | {"n_embd": width, "n_head": 4, "seed": seed})
                     runs.append({"kind": kind, "width": width, "seed": seed, "sizes": sizes})
                 print(f"{kind}, width {width}: measured", flush=True)
     lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
