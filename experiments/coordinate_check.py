@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -28,6 +29,7 @@ from experiments.record import machine
 from experiments.report import save_svg
 from experiments.runner import RESULTS
 from inside.views import lens
+from model import GPT
 from parallel.batches import StepBatches
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device, keep_compiled_programs, share_one_heap
@@ -93,12 +95,17 @@ def measure(own: dict[str, Any]) -> list[list[float]]:
     return found
 
 
-def sizes(model, text: np.ndarray) -> list[float]:
+def sizes(model: GPT, text: np.ndarray) -> list[float]:
     """Return the root mean square of a coordinate of the stream, of what is added to it, and of logits."""
     seen, root = lens(model, text, 1), math.sqrt(model.config.n_embd)
-    logits = np.asarray(jax.jit(lambda tokens: model(tokens))(text[None]))
+    logits = np.asarray(predict(model, text[None]))
     parts = [seen.stream_norms[-1] / root, seen.attn_norms[-1] / root, seen.mlp_norms[-1] / root, logits]
     return [float(f"{np.sqrt(np.mean(np.square(part))):.5g}") for part in parts]
+
+
+@eqx.filter_jit
+def predict(model: GPT, tokens):
+    return model(tokens)
 
 
 def growth(found: dict, kind: str, part: str) -> tuple[float, float]:
