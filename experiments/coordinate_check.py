@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -28,9 +29,10 @@ from experiments.record import machine
 from experiments.report import save_svg
 from experiments.runner import RESULTS
 from inside.views import lens
+from model import GPT
 from parallel.batches import StepBatches
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, share_one_heap
+from runs.hardware import choose_device, keep_compiled_programs, share_one_heap
 from training.state import create_state, model_config
 from training.step import compile_step
 
@@ -55,13 +57,14 @@ def main(argv: list[str]) -> None:
 def measure_all(path: Path) -> None:
     """Measure all widths, kinds and seeds, and write what was found."""
     share_one_heap()
+    keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
     runs = []
     with jax.set_mesh(make_mesh("data:1")):
         for kind, own in KINDS.items():
             for width in WIDTHS:
                 for seed in range(1, SEEDS + 1):
-                    sizes = measure(own | {"n_embd": width, "n_head": width // 32, "seed": seed})
+                    sizes = measure(own | {"n_embd": width, "n_head": 4, "seed": seed})
                     runs.append({"kind": kind, "width": width, "seed": seed, "sizes": sizes})
                 print(f"{kind}, width {width}: measured", flush=True)
     lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
@@ -92,12 +95,17 @@ def measure(own: dict[str, Any]) -> list[list[float]]:
     return found
 
 
-def sizes(model, text: np.ndarray) -> list[float]:
+def sizes(model: GPT, text: np.ndarray) -> list[float]:
     """Return the root mean square of a coordinate of the stream, of what is added to it, and of logits."""
     seen, root = lens(model, text, 1), math.sqrt(model.config.n_embd)
-    logits = np.asarray(jax.jit(lambda tokens: model(tokens))(text[None]))
+    logits = np.asarray(predict(model, text[None]))
     parts = [seen.stream_norms[-1] / root, seen.attn_norms[-1] / root, seen.mlp_norms[-1] / root, logits]
     return [float(f"{np.sqrt(np.mean(np.square(part))):.5g}") for part in parts]
+
+
+@eqx.filter_jit
+def predict(model: GPT, tokens):
+    return model(tokens)
 
 
 def growth(found: dict, kind: str, part: str) -> tuple[float, float]:

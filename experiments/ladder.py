@@ -36,6 +36,7 @@ CHANGES = {
     "attention gate": {"attention_gate": True},
     "softcap": {"logit_softcap": 15.0},
     "z-loss": {"z_loss": 1e-4},
+    "cautious decay": {"cautious_weight_decay": True},
 }
 UP = ("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings", "residual scalars", "softcap")
 

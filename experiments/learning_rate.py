@@ -1,7 +1,7 @@
 """Where is the best learning rate at each width, with today's initialisation and with µP's?
 
 In the standard parametrization the best rate falls as the model grows wider; in µP (arXiv:2203.03466) it
-should stay where it is, so that it can be found on a narrow model. Two layers, heads of 32, 300 steps; once
+should stay where it is, so that it can be found on a narrow model. Two layers, four heads, 300 steps; once
 with AdamW and once with Muon.
 """
 
@@ -32,7 +32,7 @@ def options(optimizer: str, kind: str, width: int, rate: float) -> dict:
         "optimizer": optimizer,
         "n_layer": 2,
         "n_embd": width,
-        "n_head": width // 32,
+        "n_head": 4,
         "learning_rate": rate,
         "min_lr": rate / 10,
         "warmup_iters": 30,

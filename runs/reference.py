@@ -65,8 +65,8 @@ class Reference:
             low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
             axes.fill_between(steps, low, high, color="gray", alpha=0.3, lw=0, zorder=1)
         if self.published:
-            label = "published: {loss} ({whose})".format(**self.published)
-            axes.axhline(self.published["loss"], color="gray", ls=":", lw=1, label=label)
+            loss = self.published["loss"]
+            axes.axhline(loss, color="gray", ls=":", lw=1, label=f"published: {loss}")
 
     def verdict(self, loss: float) -> str:
         """Say where the validation loss at the end of a run lies."""
@@ -82,7 +82,7 @@ class Reference:
                 f"(19 of 20 seeds end within ± {self.within:.4f})"
             )
         if self.published:
-            parts.append("published, not measured here: {loss} ({whose})".format(**self.published))
+            parts.append("published, not measured here: {loss} ({whose}; {source})".format(**self.published))
         return "; ".join(parts)
 
 

@@ -138,7 +138,9 @@ def test_a_loss_is_normal_within_what_other_seeds_give(loss, where):
 def test_a_published_figure_is_told_as_what_it_is():
     published = {"loss": 2.85, "whose": "nanoGPT's README", "source": "https://example.org"}
     told = Reference("c", {}, published=published).verdict(3.0)
-    assert told == "val loss 3.0000; published, not measured here: 2.85 (nanoGPT's README)"
+    assert (
+        told == "val loss 3.0000; published, not measured here: 2.85 (nanoGPT's README; https://example.org)"
+    )
 
 
 def test_train_compares_its_end_and_draws_the_band(kept, capsys, saved_figures):
