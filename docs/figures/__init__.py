@@ -6,15 +6,17 @@
 The same program on the same data writes the same bytes: no date, no random name stands in the file.
 """
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-IMAGES = Path(__file__).resolve().parents[1] / "images"
+ROOT = Path(__file__).resolve().parents[2]
+IMAGES = ROOT / "docs" / "images"
 
 # Blue to read by, orange for what the eye should find, grey for the rest: they differ in lightness too.
 BLUE, ORANGE, GREEN, GREY, LIGHT = "#2458a6", "#d9730d", "#2a8a57", "#6b7280", "#d5dae1"
@@ -44,6 +46,10 @@ def save(name: str, draw: Callable[..., None], width: float = 7.2, height: float
     print(f"docs/images/{path.name}")
 
 
-def note(axes: Axes, text: str, x: float, y: float, color: str = GREY, **settings) -> None:
-    """Write a remark at a place of the axes' own coordinates."""
-    axes.annotate(text, (x, y), color=color, fontsize=9, **settings)
+def quickstart() -> Path:
+    """Return the folder of the quickstart's run, `out-quickstart`; trained first if it is not there."""
+    folder = ROOT / "out-quickstart"
+    if not (folder / "checkpoints").is_dir():
+        command = [sys.executable, "train.py", "config/quickstart.py"]
+        subprocess.run(command, cwd=ROOT, check=True)
+    return folder

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import app
@@ -17,6 +18,7 @@ from bench import BenchOptions
 from cloud.options import separate_options
 from config.command_line import UserError, given, split_options
 from config.options import Options
+from data.loader import prepare_if_missing
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
 
@@ -38,7 +40,8 @@ def run_snippets(chapter, marked_slow: bool) -> None:
                 examples.append(example)
     test = doctest.DocTest(examples, {"__name__": "__main__"}, name(chapter), str(chapter), 0, None)
     report: list[str] = []
-    doctest.DocTestRunner(optionflags=ALIKE).run(test, out=report.append)
+    with np.printoptions():  # a chapter may set its own
+        doctest.DocTestRunner(optionflags=ALIKE).run(test, out=report.append)
     assert not report, "".join(report)
 
 
@@ -54,6 +57,7 @@ def test_snippets_give_what_the_chapter_says(chapter, monkeypatch):
 def test_slow_snippets_give_what_the_chapter_says(chapter, monkeypatch, optimized):
     if not any(fence.mark == SLOW for fence in fences(chapter.read_text())):
         pytest.skip("all of its snippets run in the gate")
+    prepare_if_missing("python_char")  # as the first chapter's first command does
     monkeypatch.chdir(ROOT)
     run_snippets(chapter, marked_slow=True)
 

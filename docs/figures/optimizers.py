@@ -1,0 +1,73 @@
+"""Chapter 5: four optimizers go down a narrow valley, and what Muon makes of a matrix.
+
+python -m docs.figures.optimizers
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
+
+STEPS, START = 60, (-4.0, 1.4)
+OPTIMIZERS = {
+    "gradient descent": (optax.identity(), GREY),
+    "with momentum": (optax.trace(0.9), GREEN),
+    "Adam": (optax.scale_by_adam(0.9, 0.99), BLUE),
+    "Lion": (optax.scale_by_lion(0.9, 0.99), ORANGE),
+}
+RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # each optimizer is drawn with the one that ends lowest
+
+
+def valley(p):
+    """Return the height at p: forty times steeper across than along."""
+    return 0.5 * (p[0] ** 2 + 40 * p[1] ** 2)
+
+
+def paths(direction: optax.GradientTransformation) -> np.ndarray:
+    """Return the places that an optimizer passes, (rates, STEPS + 1, 2)."""
+
+    def one(rate):
+        def step(carry, _):
+            p, state = carry
+            update, state = direction.update(jax.grad(valley)(p), state, p)
+            return (p - rate * update, state), p - rate * update
+
+        return jax.lax.scan(step, (start, direction.init(start)), length=STEPS)[1]
+
+    start = jnp.array(START)
+    places = jax.vmap(one)(jnp.array(RATES))
+    return np.concatenate([np.broadcast_to(START, (len(RATES), 1, 2)), places], axis=1)
+
+
+def draw(axes) -> None:
+    for plane, (name, (direction, color)) in zip(axes.flat[:4], OPTIMIZERS.items(), strict=True):
+        tried = paths(direction)
+        best = int(np.nanargmin([valley(places[-1]) for places in tried]))  # nan: it left the picture
+        places, rate = tried[best], RATES[best]
+        x, y = np.meshgrid(np.linspace(-4.6, 1.6, 80), np.linspace(-1.8, 1.8, 80))
+        plane.contour(x, y, valley((x, y)), levels=[0.3, 1.5, 5, 12, 25, 45], colors=LIGHT, linewidths=0.8)
+        plane.plot(*places.T, "o-", color=color, ms=2.5, lw=1)
+        plane.plot(0, 0, "+", color="black", ms=9)
+        plane.set(xticks=[], yticks=[], xlim=(-4.6, 1.6), ylim=(-1.8, 1.8))
+        plane.set_title(f"{name}, rate {rate}")
+        print(f"{name}, rate {rate}: from height {valley(START):.0f} to {valley(places[-1]):.2g}")
+
+    gradient = np.random.default_rng(0).normal(size=(32, 4)) @ np.random.default_rng(1).normal(size=(4, 32))
+    gradient = jnp.asarray(gradient + 0.5 * np.random.default_rng(2).normal(size=(32, 32)))
+    matrix = {"w": optax.contrib.MuonDimensionNumbers(0, 1)}
+    muon = optax.contrib.scale_by_muon(beta=0.0, nesterov=False, weight_dimension_numbers=matrix)
+    direction, _ = muon.update({"w": gradient}, muon.init({"w": gradient}))
+    matrices = gradient, jax.tree.leaves(direction)[0]
+    before, after = (np.linalg.svd(np.asarray(w), compute_uv=False) for w in matrices)
+    axes.flat[4].bar(range(32), before / before[0], color=GREY)
+    axes.flat[4].set_title("a gradient's singular values")
+    axes.flat[5].bar(range(32), after / after[0], color=BLUE)
+    axes.flat[5].set_title("those of Muon's direction")
+    for bars in axes.flat[4:]:
+        bars.set(ylim=(0, 1.05), yticks=[0, 1], xticks=[])
+
+
+if __name__ == "__main__":
+    save("optimizers", draw, nrows=3, ncols=2, height=5.6)

@@ -1,0 +1,91 @@
+"""Chapter 4: where a GPT's parameters are, and how its residual stream grows before anything is learnt.
+
+python -m docs.figures.whole_model
+"""
+
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
+from model import GPT, Block, GPTConfig, context_at
+
+MODELS = {
+    "quickstart": GPTConfig(128, 96, 4, 4, n_embd=128, position="rope", norm="rmsnorm"),
+    "baby GPT": GPTConfig(256, 65, 6, 6, n_embd=384),
+    "GPT-2 124M": GPTConfig(1024, 50257, mlp="gelu", bias=True),
+    "GPT-2 1.5B": GPTConfig(1024, 50257, 48, 25, n_embd=1600, mlp="gelu", bias=True),
+}
+PARTS = {"tokens": ORANGE, "positions": GREY, "attention": BLUE, "MLPs": GREEN}
+DEPTH = 24
+
+
+def count(config: GPTConfig) -> dict[str, int]:
+    """Return the parameters of each part. The model is not made: its shapes are enough."""
+    model = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
+
+    def size(part) -> int:
+        return sum(x.size for x in jax.tree.leaves(part))
+
+    blocks = model.blocks
+    return dict(zip(PARTS, map(size, (model.wte, model.wpe, blocks.attn, blocks.mlp)), strict=True))
+
+
+def growth(scaled: bool) -> list[float]:
+    """Return the RMS of a number of the residual stream before and after each of DEPTH random blocks."""
+    config = GPTConfig(64, 96, DEPTH, 4, n_embd=128, norm="rmsnorm")
+    context = context_at(jnp.arange(64)[None], config)
+    make, apply = eqx.filter_jit(Block), eqx.filter_jit(lambda block, x: block(x, context))
+    x_key, *keys = jax.random.split(jax.random.key(0), DEPTH + 1)
+    x = 0.02 * jax.random.normal(x_key, (1, 64, 128))
+    found = [rms(x)]
+    for key in keys:
+        block = make(config, key=key)
+        if not scaled:
+            block = eqx.tree_at(
+                lambda block: (block.attn.c_proj.weight, block.mlp.c_proj.weight),
+                block,
+                replace_fn=lambda weight: weight * math.sqrt(2 * DEPTH),
+            )
+        x = apply(block, x)
+        found.append(rms(x))
+    return found
+
+
+def rms(x) -> float:
+    return float(jnp.sqrt(jnp.square(x).mean()))
+
+
+def draw(axes) -> None:
+    bars, stream = axes
+    for y, (name, config) in enumerate(MODELS.items()):
+        counted = count(config)
+        total, left = sum(counted.values()), 0.0
+        print(name, f"{total:,}", {part: f"{n:,}" for part, n in counted.items()})
+        for part, n in counted.items():
+            bars.barh(
+                -y, 100 * n / total, left=left, color=PARTS[part], height=0.6, label=part if not y else None
+            )
+            left += 100 * n / total
+        bars.text(0, -y + 0.38, f"{name}: {total / 1e6:,.1f} million", color=GREY, fontsize=9)
+    bars.set(yticks=[], xlabel="% of the parameters", ylim=(-3.5, 1.25))
+    bars.set_title("where the parameters are")
+    bars.legend(loc="upper center", ncols=4, fontsize=8, columnspacing=1, handlelength=1)
+
+    for scaled, color, text in (
+        (False, ORANGE, "all matrices 0.02"),
+        (True, BLUE, "residual ones 0.02 / √(2L)"),
+    ):
+        found = growth(scaled)
+        print(text, [round(found[i], 3) for i in (0, 1, DEPTH)])
+        stream.plot(found, color=color)
+        stream.text(DEPTH, found[-1] * 1.12, text, color=color, ha="right", fontsize=9)
+    stream.axhline(0.02, color=LIGHT, lw=0.8)
+    stream.set(xlabel="blocks passed", ylabel="RMS of the stream", yscale="log", ylim=(0.015, 0.6))
+    stream.set_title(f"{DEPTH} blocks at the start")
+
+
+if __name__ == "__main__":
+    save("whole_model", draw, ncols=2, height=3.2)
