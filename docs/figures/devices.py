@@ -7,8 +7,6 @@ docs/interactive/devices.html draws the same for any mesh.
 
 import math
 
-import numpy as np
-
 from docs.figures import BLUE, GREY, ORANGE
 from docs.figures._motion import Movie, box, text
 
@@ -32,7 +30,8 @@ def main() -> None:
         name = "--mesh=" + ",".join(f"{axis}:{size}" for axis, size in mesh.items() if size > 1)
         movie.add(f'<g font-weight="600">{text(LEFT, y + 12, name)}</g>')
         for device in range(math.prod(mesh.values())):
-            data, fsdp, tensor = (int(place) for place in np.unravel_index(device, tuple(mesh.values())))
+            rest, tensor = divmod(device, mesh["tensor"])  # the innermost axis
+            data, fsdp = divmod(rest, mesh["fsdp"])
             draw_device(movie, LEFT + device * CELL, y + 20, mesh, (data, fsdp, tensor))
     movie.save("devices")
 
