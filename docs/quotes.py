@@ -21,6 +21,7 @@ from textwrap import dedent
 
 from docs.pages import FENCE, ROOT, pages
 
+NOTES_TO_TOOLS = re.compile(r"  # (?:ty: ignore|noqa).*$", re.M)  # no reader wants them
 MARK = re.compile(r"quote: (?P<path>[^\s:]+)(?: (?P<symbol>[\w.]+))?(?:: (?P<part>.+))?")
 
 
@@ -36,7 +37,7 @@ def quote(mark: str, root: Path = ROOT) -> str:
         lines = lines_of(match["symbol"], lines, mark)
     if match["part"]:
         lines = part_of(lines, match["part"], mark)
-    return dedent("\n".join(lines)).strip("\n") + "\n"
+    return NOTES_TO_TOOLS.sub("", dedent("\n".join(lines)).strip("\n") + "\n")
 
 
 def lines_of(symbol: str, lines: list[str], mark: str) -> list[str]:
