@@ -6,7 +6,7 @@ python -m docs.figures.checkpoints
 import numpy as np
 from matplotlib.axes import Axes
 
-from docs.figures import BLUE, GREEN, GREY, ORANGE, note, save
+from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 
 SAVING = 0.5  # minutes that a checkpoint holds the run up
 FAILURES = {"every 3 hours": (180, ORANGE), "once a day": (1440, BLUE), "once a week": (10080, GREEN)}
@@ -20,9 +20,9 @@ def draw(axes: Axes) -> None:
         best = np.sqrt(2 * SAVING * mean)
         axes.plot(best, 100 * (SAVING / best + best / (2 * mean)), "o", color=color)
     axes.set(ylim=(0, 20), xlabel="minutes between two checkpoints", ylabel="% of the time lost")
-    axes.legend(title="it fails", loc="upper center", bbox_to_anchor=(0.62, 1))
-    note(axes, "saves too often", 1.7, 3, GREY)
-    note(axes, "does too much again", 330, 7.5, GREY)
+    axes.legend(title="it fails", loc="upper center", bbox_to_anchor=(0.68, 1.05))
+    axes.text(1.7, 3, "saves too often", color=GREY, fontsize=9)
+    axes.text(330, 7.5, "does too much again", color=GREY, fontsize=9)
 
 
 if __name__ == "__main__":

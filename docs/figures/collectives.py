@@ -15,8 +15,11 @@ from functools import cache
 
 import jax
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
 from config.options import Options
+from docs.figures import BLUE, GREEN, ORANGE, save
 from parallel.mesh import make_mesh
 from planning.program import parse_program
 from planning.work import Kernel, kernels
@@ -75,29 +78,20 @@ def table(mesh: str) -> str:
     return "\n".join([*lines, f"  {'all':32}{'':6}{sum(sent.values()) / 1e3:22,.0f}"])
 
 
-def draw(path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    matplotlib.rcParams["svg.hashsalt"] = "collectives"  # the same picture, the same bytes
-    colors = {"all-gather": "#3b75af", "all-reduce": "#c8553d", "reduce-scatter": "#6a994e"}
-    figure, picture = pyplot.subplots(figsize=(7, 2.6), layout="constrained")
+def draw(axes: Axes) -> None:
+    colors = {"all-gather": BLUE, "all-reduce": ORANGE, "reduce-scatter": GREEN}
     for y, mesh in enumerate(MESHES):
         left = 0.0
         for (along, kind), size in sorted(count(mesh)[1].items()):
-            picture.barh(y, size / 1e6, left=left, color=colors.get(kind, "grey"), edgecolor="white")
-            if size > 5e5:
-                picture.text(left + size / 2e6, y, along, ha="center", va="center", color="white", fontsize=8)
+            axes.barh(y, size / 1e6, left=left, color=colors[kind], edgecolor="white")
+            if size > 8e5:
+                axes.text(left + size / 2e6, y, along, ha="center", va="center", color="white", fontsize=8)
             left += size / 1e6
-    picture.set_yticks(range(len(MESHES)), MESHES, family="monospace")
-    picture.invert_yaxis()
-    picture.set_xlabel("MB that one device sends in one step (the quickstart's model, float32)")
-    picture.spines[["top", "right"]].set_visible(False)
-    handles = [pyplot.Rectangle((0, 0), 1, 1, color=colors[kind]) for kind in ("all-gather", "all-reduce")]
-    picture.legend(handles, ["all-gather: to have it whole", "all-reduce: to sum"], frameon=False, fontsize=8)
-    figure.savefig(path, metadata={"Date": None})
+    axes.set_yticks(range(len(MESHES)), MESHES, family="monospace")
+    axes.invert_yaxis()
+    axes.set_xlabel("MB that one device sends in one step (the quickstart's model, float32)")
+    handles = [Rectangle((0, 0), 1, 1, color=colors[kind]) for kind in ("all-gather", "all-reduce")]
+    axes.legend(handles, ["all-gather: to have it whole", "all-reduce: to sum"], fontsize=8)
 
 
 def main() -> None:
@@ -109,7 +103,7 @@ def main() -> None:
         print(table(mesh))
     else:
         print("\n".join(map(table, MESHES)))
-        draw("docs/images/collectives.svg")
+        save("collectives", draw, height=2.6)
 
 
 if __name__ == "__main__":
