@@ -1,4 +1,4 @@
-"""What an experiment is, and the record of its runs: one JSON file, which the repository keeps.
+"""An experiment, and the record of its runs: one JSON file, which the repository keeps.
 
 A result belongs to the options that it was trained with. Where an experiment's option set has changed, what
 was trained with the old ones is replaced by the first result of the new ones.

@@ -121,7 +121,7 @@ def count(text: str) -> int:
     return number
 
 
-# What is to be done
+# The list of tasks
 
 
 def tasks(

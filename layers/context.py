@@ -1,4 +1,4 @@
-"""What a block reads besides the residual stream; it is found once per forward pass."""
+"""The context that blocks read besides the residual stream; it is made once per forward pass."""
 
 from typing import NamedTuple
 

@@ -38,7 +38,7 @@ FREE = {
 
 @dataclass(frozen=True)
 class Reference:
-    """What a config's run is compared with: reference runs, a published figure, or both."""
+    """Reference runs, a published figure, or both, with which a config's run is compared."""
 
     config: str
     options: dict[str, Any]  # that matter and differ from train.py's defaults

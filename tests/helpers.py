@@ -48,7 +48,7 @@ SPEED_FIELDS = {
 }
 
 
-# What a model can have that neither GPT-2 nor Llama has; and the same with all of a step's loss.
+# Options of a model that neither GPT-2 nor Llama has; and the same with all of a step's loss.
 NEW_SHAPE = dict(
     **dict(mlp="relu2", position="rope", norm="rmsnorm", value_embeddings=True, residual_scalars=True),
     **dict(attention_gate=True, logit_softcap=2.0),

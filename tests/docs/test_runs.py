@@ -1,4 +1,4 @@
-"""What the pages run does run: snippets by doctest, commands by their parsers, and wholly with -m slow."""
+"""Snippets run by doctest, commands are parsed by their own parsers, and run wholly with -m slow."""
 
 import doctest
 import importlib

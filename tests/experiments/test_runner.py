@@ -61,7 +61,7 @@ def recorded(experiment, losses: dict[str, list[float | None]]) -> Record:
     return record
 
 
-# What is trained
+# Training
 
 
 @pytest.mark.slow

@@ -120,7 +120,7 @@ def test_short_prompts_are_read_together_as_far_as_a_long_one_at_once(long_model
 
 
 def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
-    """Those of one token need no reading, and one whose probabilities are asked for is read alone."""
+    """Prompts of one token need no reading, and one whose probabilities are asked for is read alone."""
     calls = []
 
     def spied_read(decoder, cache, slots, tokens, length, following, room):

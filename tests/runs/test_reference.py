@@ -53,7 +53,7 @@ def found_by(argv, **changes):
     return find_reference(replace(parse_options(argv), **changes))
 
 
-# Which runs have one
+# Runs with a reference, and without
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_train_compares_its_end_and_draws_the_band(kept, capsys, saved_figures):
     assert (low[0], high[0]) == (0, 10) and (low[1], high[1]) == pytest.approx((2.0, 3.5))
 
 
-# Those of the repository
+# The references of the repository
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

@@ -31,6 +31,7 @@ MATRICES = {
 GATE = "blocks.mlp.c_gate.weight"  # a swiglu MLP's alone
 DECAYED = MATRICES | {"wte", "wpe", "lm_head"}
 OPTIMIZERS = ("adamw", "muon", "lion")
+MUON_SLOW = [pytest.param(x, marks=[pytest.mark.slow] * (x == "muon")) for x in OPTIMIZERS]
 
 
 def nanogpt_learning_rate(o, it):
@@ -100,7 +101,7 @@ def random_like(tree, seed):
     return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in leaves])
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", MUON_SLOW)
 def test_cautious_weights_decay_where_the_step_brings_them_nearer_to_zero(optimizer):
     options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
     model, gradients = everything(), random_like(everything(), 1)
@@ -119,13 +120,13 @@ def test_cautious_weights_decay_where_the_step_brings_them_nearer_to_zero(optimi
         np.testing.assert_allclose(cautious[name], alone + decay, rtol=0, atol=3 * 8 * 2**-24, err_msg=name)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", MUON_SLOW)
 def test_weights_of_mixtures_and_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
     config = replace(EVERYTHING, value_embeddings=True, residual_scalars=True, attention_gate=True)
     model = random_like(jax.eval_shape(lambda: GPT(config, key=jax.random.key(0))), 0)
     gradients, gate = random_like(model, 1), "blocks.attn.head_gate.weight"
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0)
-    # Of a model four times as wide as its base: Muon's steps are half as large, for a constant spectral norm.
+    # The model is four times as wide as its base: Muon's steps are half as large, for a constant spectral norm.
     factors = dict.fromkeys(MATRICES, 1 / 2 if optimizer == "muon" else 1 / 4) | {gate: 1 / 4}
     factors |= {"blocks.stream_mix": 3.0, "blocks.attn.value_mix": 3.0}
 
