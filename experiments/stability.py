@@ -1,4 +1,4 @@
-"""What keeps training stable at ten times the learning rate, and at thirty: qk_norm, a softcap, a z-loss?
+"""Is training stable at ten times the learning rate, and at thirty, with qk_norm, a softcap, a z-loss?
 
 qk_norm bounds the attention's scores (arXiv:2302.05442), the softcap bounds the logits (Gemma 2,
 arXiv:2408.00118), and the z-loss holds the logits' normalizer near 1 (PaLM, arXiv:2204.02311).

@@ -1,4 +1,4 @@
-"""What each of eight devices holds of a matrix and of the batch, on four meshes. For chapter 11 of the book.
+"""Draw the parts of a matrix and of the batch that eight devices hold, on four meshes. For chapter 11 of the book.
 
 python -m docs.figures.devices
 

@@ -1,4 +1,4 @@
-"""What temperature, top-k and top-p make of the probabilities of ten letters. For chapter 14 of the book.
+"""Draw the probabilities of ten letters under temperature, top-k and top-p. For chapter 14 of the book.
 
 python -m docs.figures.sampling
 """

@@ -126,7 +126,7 @@ def test_weights_of_mixtures_and_in_mup_hidden_matrices_have_learning_rates_of_t
     model = random_like(jax.eval_shape(lambda: GPT(config, key=jax.random.key(0))), 0)
     gradients, gate = random_like(model, 1), "blocks.attn.head_gate.weight"
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0)
-    # The model is four times as wide as its base: Muon's steps are half as large, for a constant spectral norm.
+    # The model is four times as wide as its base. Muon's steps are half as large: a constant spectral norm.
     factors = dict.fromkeys(MATRICES, 1 / 2 if optimizer == "muon" else 1 / 4) | {gate: 1 / 4}
     factors |= {"blocks.stream_mix": 3.0, "blocks.attn.value_mix": 3.0}
 
