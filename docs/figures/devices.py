@@ -1,4 +1,4 @@
-"""Draw the parts of a matrix and of the batch that eight devices hold, on four meshes. For chapter 11 of the book.
+"""Draw the parts of a matrix and of a batch that eight devices hold, on four meshes. For chapter 11.
 
 python -m docs.figures.devices
 
