@@ -117,11 +117,12 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
     runs = [run for label, options in sets for run in record.runs(label, options)]
     lines = []
     if runs:
-        dates, hours = sorted({run["date"] for run in runs}), sum(run["seconds"] for run in runs) / 3600
+        days, hours = sorted({run["date"] for run in runs}), sum(run["seconds"] for run in runs) / 3600
+        dates = sorted({days[0], days[-1]})
         lines = [
             "",
             f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of "
-            f"`{experiment.config}`, {hours:.1f} hours of training ({dates[0]} to {dates[-1]}).",
+            f"`{experiment.config}`, {hours:.1f} hours by the clock ({' to '.join(dates)}).",
         ]
         lines += [f"CPU: {cpu}." for cpu in sorted({run["cpu"] for run in runs})]
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
