@@ -174,7 +174,7 @@ class CausalSelfAttention(eqx.Module):
     c_k: Linear  # D -> (K, C)
     c_v: Linear  # D -> (K, C)
     c_proj: Linear  # H C -> D
-    head_gate: Linear | None  # D -> H, for attention_gate
+    head_gate: Linear | None  # D -> H, for attention_gate; it starts as 0, which is a gate of 1
     value_mix: Float[Array, " 2"] | None  # weights of c_v's values and of the tokens' own
     q_norm: Norm | None
     k_norm: Norm | None

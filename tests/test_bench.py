@@ -199,7 +199,9 @@ def test_a_bad_option_is_named(flag):
     assert refusal(bench.main, [flag]).startswith(f"{flag.partition('=')[0]} is ")
 
 
-@pytest.mark.parametrize("option", ["--document_mask=True", "--window=4", "--optimizer=lion"])
+@pytest.mark.parametrize(
+    "option", ["--document_mask=True", "--window=4", "--optimizer=lion", "--cautious_weight_decay=True"]
+)
 def test_the_twin_has_no_document_mask_no_window_and_no_other_optimizer(option):
     text = refusal(bench.main, ["--vs=torch", option])
     assert text.startswith("--vs=torch: ") and "AdamW alone, and no document_mask" in text

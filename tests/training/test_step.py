@@ -64,6 +64,17 @@ def tiny_step():
 # --- one step -----------------------------------------------------------------------------------------------
 
 
+def test_a_step_has_z_loss_in_its_loss_and_an_evaluation_has_not():
+    options = replace(TINY, gradient_accumulation_steps=1, z_loss=0.5)
+    model, (x, y) = create(options).model, random_batch(options, V)
+    logits = np.asarray(jax.jit(lambda model: model(x[0]))(model), np.float64)
+    log_sums = np.log(np.exp(logits).sum(-1))
+    nll = (log_sums - np.take_along_axis(logits, y[0][..., None], -1)[..., 0]).mean()
+    loss, _ = jax.jit(lambda model: mean_gradients(model, x, y, None, z_loss=options.z_loss))(model)
+    np.testing.assert_allclose(loss, nll + 0.5 * (log_sums**2).mean(), rtol=FLOAT32_ROUNDING)
+    np.testing.assert_allclose(compile_loss(model, options)(model, x[0], y[0]), nll, rtol=FLOAT32_ROUNDING)
+
+
 def test_microbatches_make_the_loss_and_gradients_of_one_batch():
     model = create(TINY).model
     x, y = random_batch(TINY, V)
