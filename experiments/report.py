@@ -18,6 +18,9 @@ SURE = 0.95  # the probability that an interval is to have
 
 def write_report(experiment: Experiment, record: Record, folder: Path) -> None:
     """Write the table and, where there is anything to draw, the plot."""
+    if not record.sets:
+        print(f"{experiment.name}: no run has ended yet")
+        return
     summaries = summarize(experiment, record)
     drawn = any(summary.losses or summary.diverged for summary in summaries.values())
     write_whole(folder / f"{experiment.name}.md", markdown(experiment, record, drawn), "make room there")
