@@ -4,12 +4,13 @@ In µP (arXiv:2203.03466, appendix D.1) a coordinate of the stream, of what atte
 the logits is as large in a wide model as in a narrow one, also after a few steps at one learning rate for
 all. In the standard parametrization some grow with the width, which is why the best rate falls.
 
-    python -m experiments.coordinate_check              about a minute; then the table and the plot
+    python -m experiments.coordinate_check              measure what is missing; then the table and the plot
     python -m experiments.coordinate_check --draw       the table and the plot of what is there
 
 The runs are too short to keep: a few steps of each width, in this process.
 """
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -55,20 +56,23 @@ def main(argv: list[str]) -> None:
 
 
 def measure_all(path: Path) -> None:
-    """Measure all widths, kinds and seeds, and write what was found."""
+    """Measure the widths of each kind that are not measured yet, and write what was found after each."""
     share_one_heap()
     keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
-    runs = []
+    runs = read_json(path)["runs"] if path.exists() else []
+    done = {(run["kind"], run["width"]) for run in runs}
     with jax.set_mesh(make_mesh("data:1")):
-        for kind, own in KINDS.items():
-            for width in WIDTHS:
-                for seed in range(1, SEEDS + 1):
-                    sizes = measure(own | {"n_embd": width, "n_head": 4, "seed": seed})
-                    runs.append({"kind": kind, "width": width, "seed": seed, "sizes": sizes})
-                print(f"{kind}, width {width}: measured", flush=True)
-    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
-    write_whole(path, f'{{"made": {json.dumps(machine())},\n"runs": [\n{lines}\n]}}\n', "make room there")
+        for kind, width in itertools.product(KINDS, WIDTHS):
+            if (kind, width) in done:
+                continue
+            for seed in range(1, SEEDS + 1):
+                sizes = measure(KINDS[kind] | {"n_embd": width, "n_head": 4, "seed": seed})
+                runs.append({"kind": kind, "width": width, "seed": seed, "sizes": sizes})
+            lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
+            text = f'{{"made": {json.dumps(machine())},\n"runs": [\n{lines}\n]}}\n'
+            write_whole(path, text, "make room there")
+            print(f"{kind}, width {width}: measured", flush=True)
 
 
 def measure(own: dict[str, Any]) -> list[list[float]]:

@@ -18,6 +18,9 @@ SURE = 0.95  # the probability that an interval is to have
 
 def write_report(experiment: Experiment, record: Record, folder: Path) -> None:
     """Write the table and, where there is anything to draw, the plot."""
+    if not record.sets:
+        print(f"{experiment.name}: no run has ended yet")
+        return
     summaries = summarize(experiment, record)
     drawn = any(summary.losses or summary.diverged for summary in summaries.values())
     write_whole(folder / f"{experiment.name}.md", markdown(experiment, record, drawn), "make room there")
@@ -117,11 +120,12 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
     runs = [run for label, options in sets for run in record.runs(label, options)]
     lines = []
     if runs:
-        dates, hours = sorted({run["date"] for run in runs}), sum(run["seconds"] for run in runs) / 3600
+        days, hours = sorted({run["date"] for run in runs}), sum(run["seconds"] for run in runs) / 3600
+        dates = sorted({days[0], days[-1]})
         lines = [
             "",
             f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of "
-            f"`{experiment.config}`, {hours:.1f} hours of training ({dates[0]} to {dates[-1]}).",
+            f"`{experiment.config}`, {hours:.1f} hours by the clock ({' to '.join(dates)}).",
         ]
         lines += [f"CPU: {cpu}." for cpu in sorted({run["cpu"] for run in runs})]
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]

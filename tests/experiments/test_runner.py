@@ -193,11 +193,17 @@ def test_damaged_results_are_one_line(experiment, tmp_path):
 def test_a_list_says_what_is_done_and_missing(experiment, tmp_path, capsys):
     write_record(tmp_path / "small.json", recorded(experiment, {"rate 0.01": [2.0]}))
     runner.run([experiment], None, ["--list"], tmp_path)
+    assert not (tmp_path / "small.md").exists()
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[1:] == [
         "rate 0.01 1 done, missing: seed 2".split(),
         "rate 0.001 0 done, missing: seed 1, 2".split(),
     ]
+
+
+def test_without_a_run_there_is_no_table(experiment, tmp_path, capsys):
+    assert runner.run([experiment], None, ["--draw"], tmp_path) == 0
+    assert capsys.readouterr().out == "small: no run has ended yet\n" and list(tmp_path.iterdir()) == []
 
 
 def test_equal_time_gives_each_set_the_steps_that_take_the_first_ones_time(experiment):
