@@ -212,7 +212,9 @@ def test_here_it_needs_neither_modal_nor_a_network(tiny, tmp_path):
     assert listed == files_to_send(ROOT)
 
 
-@pytest.mark.parametrize("signal_name", [pytest.param("SIGINT", marks=pytest.mark.slow), "SIGTERM"])
+@pytest.mark.parametrize(
+    "signal_name", [pytest.param(name, marks=pytest.mark.slow) for name in ("SIGINT", "SIGTERM")]
+)
 def test_a_signal_has_a_run_here_save_and_end_with_that_of_a_stopped_one(tiny, tmp_path, signal_name):
     process = start_python(ROOT / "app.py", *tiny(tmp_path / "out", **LONG), cwd=tmp_path)
     wait_until(lambda: newest_checkpoint(tmp_path / "out"), process)

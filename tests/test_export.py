@@ -23,6 +23,8 @@ import export
 import train
 from config.options import Options
 from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
+from hub.family import which_family
+from hub.weights import FAMILIES
 from model import GPT
 from runs.load import load_pretrained, load_run
 from runs.manifest import Manifest
@@ -116,9 +118,14 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         ),
     ],
 )
-def test_another_shape_names_the_options_in_the_way(shape, says, tmp_path):
-    text = refused(a_run(tmp_path / "run", replace(TINY, **shape)), tmp_path / "to")
+def test_another_shape_names_the_options_in_the_way(shape, says):
+    text = refusal(which_family, FAMILIES, model_config(replace(TINY, **shape), 65))
     assert all(words in text for words in says)
+
+
+def test_a_run_of_another_shape_is_refused_and_nothing_is_written(tmp_path):
+    text = refused(a_run(tmp_path / "run", TINY), tmp_path / "to")
+    assert "for GPT2LMHeadModel: mlp=swiglu, not gelu, bias=False, not True;" in text
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -213,7 +220,9 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
             marks=pytest.mark.slow,
         ),
         pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        ("llama", "c_q,c_v", {"self_attn.q_proj": 1, "self_attn.v_proj": 1}),
+        pytest.param(
+            "llama", "c_q,c_v", {"self_attn.q_proj": 1, "self_attn.v_proj": 1}, marks=pytest.mark.slow
+        ),
         pytest.param("llama", "attn.c_proj", {"self_attn.o_proj": 1}, marks=pytest.mark.slow),
     ],
 )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from itertools import product
 
 import equinox as eqx
 import jax
@@ -153,9 +154,18 @@ def test_a_soft_bound_keeps_logits_within_it():
 # --- it looks only back ---
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("n_kv_head", [4, 2])
-@pytest.mark.parametrize("position", ["learned", "rope"])
+@pytest.mark.parametrize(
+    "position, n_kv_head, dtype",
+    [
+        ("learned", 4, "float32"),
+        ("rope", 2, "bfloat16"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in product(("learned", "rope"), (4, 2), ("float32", "bfloat16"))
+            if case not in (("learned", 4, "float32"), ("rope", 2, "bfloat16"))
+        ),
+    ],
+)
 def test_no_position_depends_on_later_tokens(position, n_kv_head, dtype):
     T = 6
     config = replace(
@@ -179,7 +189,7 @@ def test_no_position_depends_on_later_tokens(position, n_kv_head, dtype):
 # --- initialisation and size ---
 
 
-@pytest.mark.parametrize("V, D, B", [(65, 128, 32), (50304, 64, 2)])
+@pytest.mark.parametrize("V, D, B", [(65, 128, 32), pytest.param(50304, 64, 2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("variant", [{}, LLAMA])
 def test_a_new_model_knows_nothing(variant, V, D, B):
     # Logits are small at first, and the loss ln(V), as long as D is: they are products of D-vectors. A tied
@@ -284,12 +294,12 @@ def test_bfloat16_is_as_close_to_float32_as_8_bits_allow():
     "mlp, tie_embeddings, unroll, B, T, V, H, C",
     [
         ("gelu", True, 0, 2, 7, 65, 3, 8),
-        ("gelu", True, 1, 1, 1, 1000, 3, 24),
-        ("gelu", False, 0, 1, 1, 65, 1, 8),
+        pytest.param("gelu", True, 1, 1, 1, 1000, 3, 24, marks=pytest.mark.slow),
+        pytest.param("gelu", False, 0, 1, 1, 65, 1, 8, marks=pytest.mark.slow),
         ("gelu", False, 1, 3, 7, 1000, 3, 24),
         ("swiglu", True, 0, 1, 1, 1000, 3, 8),
-        ("swiglu", True, 1, 2, 7, 65, 3, 24),
-        ("swiglu", False, 0, 3, 7, 1000, 3, 8),
+        pytest.param("swiglu", True, 1, 2, 7, 65, 3, 24, marks=pytest.mark.slow),
+        pytest.param("swiglu", False, 0, 3, 7, 1000, 3, 8, marks=pytest.mark.slow),
         ("swiglu", False, 1, 1, 1, 65, 3, 8),
     ],
 )

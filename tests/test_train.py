@@ -517,7 +517,7 @@ def unlike_data(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("keep, left", [(1, [2, 10]), (2, [2, 8, 10])])
+@pytest.mark.parametrize("keep, left", [pytest.param(1, [2, 10], marks=pytest.mark.slow), (2, [2, 8, 10])])
 def test_the_last_checkpoints_are_kept_and_the_best(tiny, tmp_path, unlike_data, keep, left):
     changes = dict(dataset=unlike_data, eval_interval=2, keep_checkpoints=keep, learning_rate=2e-2)
     train.main(tiny(tmp_path, **changes))

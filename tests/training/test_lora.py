@@ -293,6 +293,7 @@ def adapt(tiny, base_run, out_dir, **changes):
     return [word for word in tiny(out_dir, **options) if not word.startswith(shape)]
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lora_run):
     curve = losses(lora_run)
     model, manifest, iteration = load_run_with_adapters(str(lora_run))

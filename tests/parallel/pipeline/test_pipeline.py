@@ -55,7 +55,7 @@ VARIANTS = {
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
-    ("gpt2, dropout", "stage:4", GPIPE),
+    pytest.param("gpt2, dropout", "stage:4", GPIPE, marks=pytest.mark.slow),
     pytest.param("gpt2, dropout", "stage:2", {}, marks=pytest.mark.slow),
     pytest.param("gpt2, dropout", "stage:8", {}, marks=pytest.mark.slow),
     ("gpt2, dropout", "stage:4", INTERLEAVED),
