@@ -1,0 +1,122 @@
+"""Chapter 15: the quickstart's model from the inside, on text that it has not seen.
+
+    python -m docs.figures.inside
+
+How far back each head reads, what the loss would be if the output head came after each layer, and what it is
+at each place of a window. It prints these, and what the model gains from a text that it has just read.
+"""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from data.loader import DATA, prepare_if_missing
+from docs.figures import BLUE, GREY, ORANGE, quickstart, save
+from inside.views import attention, lens, nats
+from model import GPT
+from runs.load import load_run
+
+BACK = 12  # tokens, that the picture of the heads goes
+LATE = 32  # the place from which on a token has enough before it to choose from
+FEW, MANY = 32, 512  # windows: for what has a number for each pair of tokens, and for the rest
+COPIED = 60  # tokens that are read twice
+
+
+def windows(text: Int[np.ndarray, " N"], n: int, length: int) -> Int[np.ndarray, "n T"]:
+    """Return n windows at equal distances."""
+    starts = np.linspace(0, len(text) - length, n, dtype=int)
+    return text[starts[:, None] + np.arange(length)]
+
+
+def reach(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, "L H back"]:
+    """Return how much of its attention each head gives, on average, to the token so many before."""
+    found = []
+    for text in texts:
+        weights = attention(model, text)  # (L, H, T, T)
+        t = np.arange(LATE, len(text))
+        found.append(np.stack([weights[:, :, t, t - d].mean(-1) for d in range(BACK)], -1))
+    return np.mean(found, axis=0)
+
+
+def bits_by_layer(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, " layers"]:
+    """Return the loss that the output head would have after each layer, the embedding first."""
+    found = []
+    for text in texts:
+        seen = lens(model, text, model.config.vocab_size)
+        right = seen.tokens[:, :-1] == text[1:, None]  # (layers, T - 1, V): one of each V
+        p = np.where(right, seen.probabilities[:, :-1], 0).sum(-1)
+        found.append(-np.log2(np.maximum(p, 1e-30)).mean(-1))
+    return np.mean(found, axis=0)
+
+
+def bits_by_place(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, " T-1"]:
+    return np.mean([nats(model, text) for text in texts], axis=0) / np.log(2)
+
+
+def copied(model: GPT, text: Int[np.ndarray, " N"]) -> tuple[float, float]:
+    """Return the bits a token costs behind other text, and behind the very same tokens."""
+    pieces = windows(text, MANY, COPIED)
+    found = []
+    for other, piece in zip(np.roll(pieces, 1, axis=0), pieces, strict=True):
+        pairs = np.concatenate([other, piece]), np.concatenate([piece, piece])
+        found.append([nats(model, pair)[COPIED:].mean() / np.log(2) for pair in pairs])
+    behind_other, behind_itself = np.mean(found, axis=0)
+    return behind_other, behind_itself
+
+
+def draw(axes) -> None:
+    prepare_if_missing("python_char")
+    text = np.fromfile(DATA / "python_char" / "val.bin", np.uint16).astype(np.int32)
+    model, *_ = load_run(str(quickstart()))
+    T = model.config.block_size
+    heads = reach(model, windows(text, FEW, T))
+    layers = bits_by_layer(model, windows(text, FEW, T))
+    places = bits_by_place(model, windows(text, MANY, T))
+    draw_heads(axes[0], heads)
+    draw_layers(axes[1], layers)
+    draw_places(axes[2], places)
+
+    for layer, row in enumerate(heads, start=1):
+        for head, weights in enumerate(row, start=1):
+            most = int(weights.argmax())
+            print(f"layer {layer} head {head}: {weights[most]:4.0%} on the token {most} back")
+    print("bits after each layer:", *(f"{bits:.2f}" for bits in layers))
+    for first, last in ((1, 1), (2, 4), (5, 16), (17, 64), (65, T - 1)):
+        print(f"bits at places {first} to {last}: {places[first - 1 : last].mean():.2f}")
+    print(
+        "bits of {} tokens behind others: {:.2f}, behind themselves: {:.2f}".format(
+            COPIED, *copied(model, text)
+        )
+    )
+
+
+def draw_heads(axes, heads: Float[np.ndarray, "L H back"]) -> None:
+    L, H, _ = heads.shape
+    axes.imshow(heads.reshape(L * H, BACK), cmap="Blues", vmin=0, aspect="auto", interpolation="nearest")
+    for layer in range(1, L):
+        axes.axhline(layer * H - 0.5, color=GREY, lw=0.8)
+    axes.set_yticks([H * layer + (H - 1) / 2 for layer in range(L)], [f"layer {i + 1}" for i in range(L)])
+    axes.set(xlabel="tokens back")
+    axes.set_title("what each head reads")
+
+
+def draw_layers(axes, bits: Float[np.ndarray, " layers"]) -> None:
+    axes.plot(bits, "o-", color=BLUE)
+    for layer, height in enumerate(bits):
+        axes.annotate(
+            f"{height:.2f}", (layer, height), (4, 5), textcoords="offset points", color=BLUE, fontsize=9
+        )
+    axes.set(xlabel="after layer", ylabel="bits a character", ylim=(0, None), xticks=range(len(bits)))
+    axes.margins(x=0.15)
+    axes.set_title("loss, layer by layer")
+
+
+def draw_places(axes, bits: Float[np.ndarray, " T-1"]) -> None:
+    axes.plot(np.arange(1, len(bits) + 1), bits, color=ORANGE)
+    axes.axhline(bits.mean(), color=GREY, lw=0.8, ls=":")
+    axes.text(len(bits), bits.mean() + 0.35, f"mean {bits.mean():.2f}", color=GREY, fontsize=9, ha="right")
+    axes.set(xlabel="characters before", ylim=(0, None))
+    axes.set_title("what context is worth")
+
+
+if __name__ == "__main__":
+    save("inside", draw, ncols=3, height=3.4)
