@@ -7,8 +7,8 @@ with AdamW and once with Muon.
 
 from functools import partial
 
-from experiments.record import Experiment, Record
-from experiments.report import best_of, describe, draw_lines
+from experiments.record import Experiment
+from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
 WIDTHS = (64, 128, 256, 512)
@@ -43,16 +43,6 @@ def options(optimizer: str, kind: str, width: int, rate: float) -> dict:
     }
 
 
-def findings(experiment: Experiment, record: Record) -> list[str]:
-    lines = []
-    for name, labels in LINES.items():
-        if best := best_of(experiment, record, labels):
-            edge = " (the edge of what was tried)" if best in (labels[0], labels[-1]) else ""
-            summary = record.summary(best, experiment.options(best))
-            lines.append(f"{name}: best at {best.split(', ')[2]}{edge}, {describe(summary)}.")
-    return lines
-
-
 EXPERIMENTS = [
     Experiment(
         name="learning_rate" if optimizer == "adamw" else f"learning_rate_{optimizer}",
@@ -65,7 +55,7 @@ EXPERIMENTS = [
             for rate in RATES
         },
         draw=partial(draw_lines, x="learning_rate", lines=LINES),
-        findings=findings,
+        findings=partial(best_of_each, lines=LINES),
     )
     for optimizer in ("adamw", "muon")
 ]

@@ -7,8 +7,8 @@ times as much (arXiv:2302.06675), so that both shrink a weight alike.
 from functools import partial
 
 from experiments.miniature import MINIATURE
-from experiments.record import Experiment, Record
-from experiments.report import best_of, describe, draw_lines
+from experiments.record import Experiment
+from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
 RATES = {
@@ -18,16 +18,6 @@ RATES = {
 }
 DECAY = {"adamw": 0.1, "muon": 0.1, "lion": 0.5}
 LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}
-
-
-def findings(experiment: Experiment, record: Record) -> list[str]:
-    lines = []
-    for name, labels in LINES.items():
-        if best := best_of(experiment, record, labels):
-            edge = " (the edge of what was tried)" if best in (labels[0], labels[-1]) else ""
-            summary = record.summary(best, experiment.options(best))
-            lines.append(f"{name} is best at {best.split()[1]}{edge}: {describe(summary)}.")
-    return lines
 
 
 EXPERIMENTS = [
@@ -42,7 +32,7 @@ EXPERIMENTS = [
             for rate in rates
         },
         draw=partial(draw_lines, x="learning_rate", lines=LINES),
-        findings=findings,
+        findings=partial(best_of_each, lines=LINES),
     )
 ]
 

@@ -230,3 +230,14 @@ def best_of(experiment: Experiment, record: Record, labels: list[str]) -> str | 
     found = {label: record.summary(label, experiment.options(label)) for label in labels}
     able = [label for label, summary in found.items() if len(summary.losses) > 1 and not summary.diverged]
     return min(able, key=lambda label: found[label].mean, default=None)
+
+
+def best_of_each(experiment: Experiment, record: Record, lines: dict[str, list[str]]) -> list[str]:
+    """Name the best option set of each line of them, and say if it is at an end of the line."""
+    found = []
+    for name, labels in lines.items():
+        if best := best_of(experiment, record, labels):
+            edge = " (the edge of what was tried)" if best in (labels[0], labels[-1]) else ""
+            summary = record.summary(best, experiment.options(best))
+            found.append(f"Best of {name}: {best}{edge}, {describe(summary)}.")
+    return found

@@ -3,8 +3,10 @@
 import shutil
 
 import jax
+import numpy as np
 import pytest
 
+from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
 from model import GPT, GPTConfig
 from planning.devices import DEVICES
@@ -65,3 +67,33 @@ def test_devices_counts_what_the_planner_counts_and_follows_its_sliders(page):
     slide("fsdp", 0)
     slide("width", 6)
     assert "does not fit" in page.locator("#verdict").inner_text()
+
+
+def row(page, name: str) -> list[float]:
+    """Return the numbers of a row of the table below the figure."""
+    cells = page.locator(f"tr:has(th:text-is('{name}')) td").all_inner_texts()
+    return [float(cell.replace("−", "-").replace("∞", "inf")) for cell in cells]
+
+
+def test_the_figure_with_sliders_computes_attention(page):
+    page.goto((DOCS / "interactive/attention.html").as_uri())
+    assert page.evaluate("KEYS") == KEYS.tolist() and page.evaluate("VALUES") == VALUES.tolist()
+    half = 0.0051  # two digits are shown
+    np.testing.assert_allclose(row(page, "weight"), weights(QUERY), atol=half)
+    np.testing.assert_allclose(row(page, "output"), weights(QUERY) @ VALUES, atol=half)
+
+    page.get_by_label("its length").fill("0")  # who asks nothing reads everything alike
+    assert row(page, "weight") == [0.25] * 4
+    page.get_by_label("reads up to token").fill("2")
+    assert row(page, "weight") == [0.5, 0.5, 0, 0]
+    assert row(page, "score")[2:] == [-np.inf, -np.inf]
+    page.get_by_label("its length").fill("6")
+    page.get_by_label("direction of the query").fill("-90")
+    turned = weights(np.array([0.0, -6.0]))[:2]
+    np.testing.assert_allclose(row(page, "weight")[:2], turned / turned.sum(), atol=half)
+
+
+def test_on_paper_the_figure_stands_without_its_sliders(page):
+    page.goto((DOCS / "interactive/attention.html").as_uri())
+    page.emulate_media(media="print")
+    assert page.locator("svg").is_visible() and not page.locator("form").is_visible()
