@@ -84,6 +84,8 @@ def draw(axes) -> None:
         stream.text(DEPTH, found[-1] * 1.12, text, color=color, ha="right", fontsize=9)
     stream.axhline(0.02, color=LIGHT, lw=0.8)
     stream.set(xlabel="blocks passed", ylabel="RMS of the stream", yscale="log", ylim=(0.015, 0.6))
+    stream.set_yticks([0.02, 0.05, 0.1, 0.2, 0.5], labels=["0.02", "0.05", "0.1", "0.2", "0.5"])
+    stream.minorticks_off()
     stream.set_title(f"{DEPTH} blocks at the start")
 
 
