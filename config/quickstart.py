@@ -22,9 +22,10 @@ position = "rope"
 norm = "rmsnorm"
 dropout = 0.0
 
-learning_rate = 2e-3
-max_iters = 1250
-lr_decay_iters = 1250
-min_lr = 2e-4
+optimizer = "muon"
+learning_rate = 4e-3
+max_iters = 1000
+lr_decay_iters = 1000
+min_lr = 4e-4
 beta2 = 0.99
 warmup_iters = 100

@@ -48,6 +48,7 @@ def options(budget: float, width: int) -> dict:
         "n_embd": width,
         "n_head": HEADS,
         "mlp": "gelu",
+        "optimizer": "adamw",
         "learning_rate": rate,
         "min_lr": rate / 10,
         "warmup_iters": count // 20,
