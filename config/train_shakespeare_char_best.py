@@ -1,0 +1,33 @@
+"""Train the best small model here: the CPU Shakespeare run with what experiments/ladder.py found to help.
+
+A step takes 1.8 times as long as config/train_shakespeare_char_cpu.py's, so there are 1,100 for its 2,000,
+which take no more time.
+"""
+
+out_dir = "out-shakespeare-char-best"
+eval_interval = 250
+eval_iters = 20
+log_interval = 1
+always_save_checkpoint = False
+
+dataset = "shakespeare_char"
+gradient_accumulation_steps = 1
+batch_size = 12
+block_size = 64
+
+n_layer = 4
+n_head = 4
+n_embd = 128
+position = "rope"
+mlp = "relu2"
+qk_norm = True
+value_embeddings = True
+dropout = 0.0
+
+optimizer = "muon"
+learning_rate = 4e-3
+max_iters = 1100
+lr_decay_iters = 1100
+min_lr = 4e-4
+beta2 = 0.99
+warmup_iters = 100

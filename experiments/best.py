@@ -1,0 +1,28 @@
+"""The best small model here, next to the CPU Shakespeare run: in its time, and in the time to nanoGPT's 1.88.
+
+What the CPU Shakespeare config's own runs come to is in experiments/precision.py, whose bfloat16 is that
+config as it is on a CPU that multiplies it. config/reference/ has both configs' curves.
+"""
+
+from experiments.record import Experiment
+from experiments.report import draw_curves
+from experiments.runner import main
+
+SHORT = 300
+
+EXPERIMENTS = [
+    Experiment(
+        name="best",
+        program="best",
+        question="What does the best recipe come to, and how soon is it at 1.88?",
+        config="config/train_shakespeare_char_best.py",
+        sets={
+            "as it is": {},
+            f"{SHORT} steps": {"max_iters": SHORT, "lr_decay_iters": SHORT, "warmup_iters": SHORT // 10},
+        },
+        draw=draw_curves,
+    )
+]
+
+if __name__ == "__main__":
+    main(EXPERIMENTS, __doc__)
