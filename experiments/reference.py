@@ -1,7 +1,7 @@
 """The reference runs of the configs that two cores can train, and what config/reference/ has of them.
 
-train.py compares runs of the same options with them. What the CPU Shakespeare config's runs are is in
-experiments/precision.py, whose bfloat16 is that config as it is on a CPU that multiplies it.
+train.py compares runs of the same options with them. Two of the configs have experiments of their own:
+best.py, and precision.py, whose bfloat16 is the CPU Shakespeare config as it is on a CPU that multiplies it.
 """
 
 import json
@@ -11,7 +11,7 @@ from config.command_line import command, given
 from config.files import read_json, write_whole
 from config.options import Options
 from data.loader import dataset_dir
-from experiments import precision
+from experiments import best, precision
 from experiments.record import ROOT, Experiment, Record, read_record
 from experiments.report import draw_curves, seed_interval
 from experiments.runner import RESULTS, run
@@ -25,7 +25,11 @@ QUICKSTART = Experiment(
     sets={"as it is": {}},
     draw=draw_curves,
 )
-SOURCES = ((precision.EXPERIMENTS[0], "bfloat16"), (QUICKSTART, "as it is"))
+SOURCES = (
+    (precision.EXPERIMENTS[0], "bfloat16"),
+    (best.EXPERIMENTS[0], "as it is"),
+    (QUICKSTART, "as it is"),
+)
 
 
 def main(argv: list[str]) -> int:
