@@ -16,6 +16,7 @@ from runs.speed import flops_per_token
 
 # Five widths for each budget, around where the best was expected.
 WIDTHS = {
+    3e11: (16, 24, 32, 48, 64),
     1e12: (24, 32, 48, 64, 96),
     3e12: (32, 48, 64, 96, 128),
     1e13: (48, 64, 96, 128, 192),
