@@ -261,7 +261,7 @@ def complete_meta(
             path.unlink(missing_ok=True)
         raise UserError(
             f"{meta['source']}: {progress.documents} documents, of which {list_skipped(progress.skipped)}, "
-            f"leave none for {missing[0]}: give more, each with a text, or another --val_fraction"
+            f"leave none for {missing[0]}: give more, each with a text, or another --val_fraction (0.1)"
         )
     counts = {split: sum(shard["tokens"] for shard in shards[split]) for split in SPLITS}
     return meta | {"counts": counts, "shards": shards}

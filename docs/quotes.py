@@ -1,4 +1,4 @@
-"""Copy the code that the pages quote from its files, so that no page shows code as it once was.
+"""Copy the code and the tables that the pages quote from their files, so that no page shows what once was.
 
     python -m docs.quotes               rewrite every quote; says which have changed
     python -m docs.quotes --check       only say which would; ends with status 1 if one would
@@ -11,6 +11,11 @@ that begins with the other; with one text alone it is that line.
     <!-- quote: model.py attention: scores = ... weights = dropout -->
     <!-- quote: config/quickstart.py: learning_rate ... warmup_iters -->
     <!-- quote: config/quickstart.py -->
+
+A table or a list below such a mark is the only one of another page, as the experiments write them.
+
+    <!-- table: experiments/results/optimizers.md -->
+    <!-- list: experiments/results/optimizers.md -->
 """
 
 import ast
@@ -22,6 +27,8 @@ from textwrap import dedent
 from docs.pages import FENCE, ROOT, pages
 
 NOTES_TO_TOOLS = re.compile(r"  # (?:ty: ignore|noqa).*$", re.M)  # no reader wants them
+STARTS = {"table": "|", "list": "- "}  # of the lines that each kind has
+LINES = re.compile(r"^<!-- (?P<kind>table|list): (?P<path>\S+) -->\n(?:\n(?:(?:\||- )[^\n]*\n)+)?", re.M)
 MARK = re.compile(r"quote: (?P<path>[^\s:]+)(?: (?P<symbol>[\w.]+))?(?:: (?P<part>.+))?")
 
 
@@ -77,6 +84,16 @@ def part_of(lines: list[str], part: str, mark: str) -> list[str]:
     return lines[start : end + 1]
 
 
+def lines_from(kind: str, path: str, root: Path = ROOT) -> str:
+    """Return the lines of a page's table or list. Raises LookupError if it has none."""
+    if not (root / path).is_file():
+        raise LookupError(f"{kind}: {path}: there is no such file")
+    found = [line for line in (root / path).read_text().splitlines() if line.startswith(STARTS[kind])]
+    if not found:
+        raise LookupError(f"{kind}: {path}: the file has no {kind}")
+    return "\n".join(found) + "\n"
+
+
 def renewed(page: str, root: Path = ROOT) -> str:
     """Return a page's text with each quote as its file has it now. Raises LookupError."""
 
@@ -86,7 +103,11 @@ def renewed(page: str, root: Path = ROOT) -> str:
             return fence[0]
         return f"<!-- {mark} -->\n```python\n{quote(mark, root)}```"
 
-    return FENCE.sub(renew, page)
+    def renew_lines(match: re.Match) -> str:
+        kind, path = match["kind"], match["path"]
+        return f"<!-- {kind}: {path} -->\n\n{lines_from(kind, path, root)}"
+
+    return LINES.sub(renew_lines, FENCE.sub(renew, page))
 
 
 def main(argv: list[str]) -> int:

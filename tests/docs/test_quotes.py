@@ -82,3 +82,27 @@ def test_a_stale_quote_is_renewed_and_nothing_else(root):
     )
     assert renewed(page, root) == page.replace("size = 0", "size = 1", 1)
     assert renewed(renewed(page, root), root) == renewed(page, root)
+
+
+def test_a_table_and_a_list_are_renewed_and_nothing_else_is(root):
+    (root / "found.md").write_text(
+        "# found\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n- Best: 1.\n\nMade by hand.\n"
+    )
+    page = (
+        "Before.\n\n<!-- table: found.md -->\n\n| a |\n|---|\n| 0 |\n\n- Mine.\n\n"
+        "<!-- list: found.md -->\n\nBehind.\n"
+    )
+    new = (
+        "Before.\n\n<!-- table: found.md -->\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n- Mine.\n\n"
+        "<!-- list: found.md -->\n\n- Best: 1.\n\nBehind.\n"
+    )
+    assert renewed(page, root) == new
+    assert renewed(new, root) == new
+
+
+@pytest.mark.parametrize("kind", ["table", "list"])
+def test_a_table_that_is_not_there_is_an_error(root, kind):
+    (root / "empty.md").write_text("# empty\n")
+    for path in ("none.md", "empty.md"):
+        with pytest.raises(LookupError, match=path):
+            renewed(f"<!-- {kind}: {path} -->\n", root)
