@@ -90,13 +90,14 @@ def draw_training(axes, bits: list[float]) -> None:
     records = [json.loads(line) for line in (quickstart() / "metrics.jsonl").read_text().splitlines()]
     steps = [(r["iter"], r["loss"] / np.log(2)) for r in records if "loss" in r]
     evaluations = [(r["iter"], r["val/loss"] / np.log(2)) for r in records if "val/loss" in r]
+    last = evaluations[-1][0]
     axes.plot(*zip(*steps, strict=True), color=LIGHT, label="a batch of training text")
     axes.plot(*zip(*evaluations, strict=True), "o-", color=ORANGE, label="validation")
     label(axes, f"{evaluations[-1][1]:.2f}", evaluations[-1], -15, ORANGE)
     for n in (1, 2, 3, 5):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
-        axes.text(1290, bits[n - 1] + 0.06, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
-    axes.set(xlabel="training step", xlim=(-30, 1300))
+        axes.text(1.03 * last, bits[n - 1] + 0.06, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
+    axes.set(xlabel="training step", xlim=(-0.025 * last, 1.04 * last))
     axes.set_title("the quickstart's GPT passes them")
     axes.legend(loc="upper right")
 
