@@ -129,14 +129,14 @@ def test_shakespeares_text_lasts_for_9_steps_of_finetuning():
 
 
 def test_the_quickstart_is_done_in_4_minutes_by_2_slow_cores():
-    """They did its 16.3 TFLOP in the 3 min 30 s of the README, start to finish: 78 GFLOP/s."""
+    """They did 16.3 TFLOP in 3 min 30 s with AdamW: 78 GFLOP/s. A step with Muon takes 1.18 times as long."""
     found = options("quickstart")
     assert (found.dataset, found.out_dir) == ("python_char", "out-quickstart")
     flops = flops_per_token(model_config(found, vocab_size=96), found.block_size)
     evaluations = 1 + found.max_iters // found.eval_interval
     evaluated = evaluations * 2 * found.eval_iters * found.batch_size * found.block_size
     trained = found.max_iters * tokens_of_a_step(found)
-    assert flops * (trained + evaluated / 3) < 4 * 60 * 78e9  # a forward pass is a third of a step
+    assert flops * (1.18 * trained + evaluated / 3) < 4 * 60 * 78e9  # a forward pass is a third of a step
 
 
 @pytest.mark.parametrize(
