@@ -18,7 +18,12 @@ EXPERIMENTS = [
         config="config/train_shakespeare_char_best.py",
         sets={
             "as it is": {},
-            f"{SHORT} steps": {"max_iters": SHORT, "lr_decay_iters": SHORT, "warmup_iters": SHORT // 10},
+            f"{SHORT} steps": {
+                "max_iters": SHORT,
+                "lr_decay_iters": SHORT,
+                "warmup_iters": SHORT // 10,
+                "eval_interval": SHORT // 3,
+            },
         },
         draw=draw_curves,
     )
