@@ -56,7 +56,6 @@ class GPTConfig:
     n_embd: int = 768
     n_hidden: int | None = None  # F; None: the MLP has as many parameters as GPT-2's, see `hidden`
     position: Literal["learned", "rope"] = "learned"  # rope: arXiv:2104.09864
-    rope_share: float = 1.0
     rope_theta: float = 10000.0
     rope_scaling: float = 1.0  # Llama 3's factor for longer contexts: see `inverse_frequencies`
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467

@@ -73,7 +73,6 @@ class Options:
     n_hidden: Count | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
     vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
     position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary
-    rope_share: Positive = 1.0  # on trial: the part of a head that turns
     rope_theta: Positive = 10000.0  # base of the rotary frequencies
     rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
@@ -96,7 +95,6 @@ class Options:
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype to store the weights below them in
     lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
-    muon_variant: Literal["plain", "polar", "normuon", "both"] = "plain"  # on trial
     optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # highest learning rate
     scalar_learning_rate: Positive = 1e-2  # the same, of residual_scalars and value_embeddings' weights
@@ -147,7 +145,7 @@ class Options:
 
 # These options decide which arrays a model has and what they mean, so a resumed run has to keep them.
 SHAPE = (
-    *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position", "rope_share"),
+    *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
     *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap", "mup_base_width"),
 )

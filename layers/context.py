@@ -32,5 +32,5 @@ def context_at(positions: Int[Array, "_ T"], config, documents=None) -> Context:
     """Make the context of tokens at those positions, for a model of that GPTConfig."""
     if config.position == "learned":
         return Context(positions, None, documents)
-    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling, config.rope_share)
+    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
     return Context(positions, rotary_table(positions, inv_freq), documents)

@@ -27,16 +27,14 @@ def rotate(
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
-def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0, share: float = 1.0) -> Float[Array, " half"]:
+def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[Array, " half"]:
     """Return the radians per position by which each of the C/2 pairs turns: 1, and ever less.
 
     `scaling` other than 1 is Llama 3's way to longer contexts (arXiv:2407.21783; transformers' rope_type
     "llama3"). Pairs that turn less than once in the 8192 tokens of the original training turn `scaling`
     times slower; pairs that turn more than four times there stay; between, it goes from one to the other.
     """
-    turning = round(share * head_size)
-    inv_freq = theta ** (-jnp.arange(0, turning, 2) / turning)
-    inv_freq = jnp.pad(inv_freq, (0, (head_size - turning) // 2))  # the others stay as they are
+    inv_freq = theta ** (-jnp.arange(0, head_size, 2) / head_size)
     if scaling == 1:
         return inv_freq
     turns = inv_freq * 8192 / (2 * math.pi)

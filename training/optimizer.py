@@ -12,7 +12,6 @@ serve both. All of lion's are 1: it wants a rate 3 to 10 times lower, and as man
 """
 
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +32,7 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
     Gradients, updates and moments are trees like the model, in float32, and the names of moments end with
     their parameter's. The state's structure depends on `optimizer` alone: a resumed run may change the rest.
     """
-    muon = partial(scale_by_muon, variant=options.muon_variant)
-    direction = {"adamw": optax.scale_by_adam, "muon": muon, "lion": optax.scale_by_lion}
+    direction = {"adamw": optax.scale_by_adam, "muon": scale_by_muon, "lion": optax.scale_by_lion}
     optimizer = optax.chain(
         direction[options.optimizer](options.beta1, options.beta2),
         weight_decay(options),
@@ -81,41 +79,7 @@ def own_rates(options: Options) -> optax.GradientTransformation:
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 
 
-# The first five steps of Polar Express (arXiv:2505.16932), with a margin of 2%: nanochat's figures.
-POLAR = (
-    (8.156554524902461 / 1.02, -22.48329292557795 / 1.02**3, 15.878769915207462 / 1.02**5),
-    (4.042929935166739, -2.808917465908714, 0.5000178451051316),
-    (3.8916678022926607, -2.772484153217685, 0.5060648178503393),
-    (3.285753657755655, -2.3681294933425376, 0.46449024233003106),
-    (2.3465413258596377, -1.7097828382687081, 0.42323551169305323),
-)
-
-
-def scale_rows(beta: float = 0.95) -> optax.GradientTransformation:
-    """Divide each output's row by the root of a running mean of its square, and keep the matrix's norm.
-
-    NorMuon (arXiv:2510.05491).
-    """
-
-    def init(params):
-        return jax.tree.map(lambda x: jnp.zeros((x.shape[0], 1, *x.shape[2:])), params)
-
-    def update(updates, means, params=None):
-        means = jax.tree.map(
-            lambda x, v: beta * v + (1 - beta) * jnp.square(x).mean(1, keepdims=True), updates, means
-        )
-
-        def scale(x, v):
-            y, axes = x / (jnp.sqrt(v) + 1e-8), (1, x.ndim - 1)
-            before, after = (jnp.sqrt(jnp.square(a).sum(axes, keepdims=True)) for a in (x, y))
-            return y * before / after
-
-        return jax.tree.map(scale, updates, means), means
-
-    return optax.GradientTransformation(init, update)
-
-
-def scale_by_muon(beta1: float, beta2: float, variant: str) -> optax.GradientTransformation:
+def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
     """Take Muon's direction, with Nesterov momentum `beta1`, for matrices in the blocks, Adam's for all else.
 
     It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
@@ -128,13 +92,10 @@ def scale_by_muon(beta1: float, beta2: float, variant: str) -> optax.GradientTra
         """Scale an orthogonal matrix, of RMS 1 / sqrt(longer side), to Adam's RMS of mostly 0.2 to 0.4."""
         return 0.2 * math.sqrt(max(x.shape[1], x.shape[-1])) * x
 
-    coefficients = {"ns_coeffs": POLAR} if variant in ("polar", "both") else {}
     muon = optax.contrib.scale_by_muon(
-        **coefficients,
         beta=beta1, weight_dimension_numbers=lambda matrices: jax.tree.map(lambda _: axes, matrices)
     )
-    rows = scale_rows() if variant in ("normuon", "both") else optax.identity()
-    scaled = optax.chain(muon, rows, optax.stateless_with_tree_map(like_adam))
+    scaled = optax.chain(muon, optax.stateless_with_tree_map(like_adam))
     return optax.partition({"muon": scaled, "adam": optax.scale_by_adam(beta1, beta2)}, muon_or_adam)
 
 
