@@ -95,7 +95,7 @@ class Options:
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype to store the weights below them in
     lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
-    optimizer: Literal["adamw", "muon", "lion"] = "adamw"  # lion: try a fifth of the rate
+    optimizer: Literal["adamw", "muon", "normuon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # highest learning rate
     scalar_learning_rate: Positive = 1e-2  # the same, of residual_scalars and value_embeddings' weights
     max_iters: NonNegativeInt = 600000  # steps of the whole run

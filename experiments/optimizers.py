@@ -1,4 +1,4 @@
-"""AdamW, Muon and Lion, each at its own best learning rate, in the miniature.
+"""AdamW, Muon, NorMuon and Lion, each at its own best learning rate, in the miniature.
 
 Lion's updates are about five times as large as Adam's, so its rates are lower; its weight decay is AdamW's
 times as much (arXiv:2302.06675), so that both shrink a weight alike.
@@ -14,9 +14,10 @@ from experiments.runner import main
 RATES = {
     "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
     "muon": (2e-3, 4e-3, 8e-3, 16e-3),
+    "normuon": (2e-3, 4e-3, 8e-3, 16e-3),
     "lion": (1e-4, 2e-4, 4e-4, 8e-4),
 }
-DECAY = {"adamw": 0.1, "muon": 0.1, "lion": 0.5}
+DECAY = {"adamw": 0.1, "muon": 0.1, "normuon": 0.1, "lion": 0.5}
 LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}
 
 

@@ -2,16 +2,18 @@
 
 The optimizers differ in the direction that they make of a gradient g, and in nothing else:
 
-    adamw   running mean of g / sqrt(running mean of g^2)                        arXiv:1711.05101
-    muon    for a matrix in the blocks, nearly the orthogonal matrix closest to  arXiv:2502.16982
-            the running mean of g; for all else, adamw's
-    lion    sign of a running mean of g                                          arXiv:2302.06675
+    adamw    running mean of g / sqrt(running mean of g^2)                        arXiv:1711.05101
+    muon     for a matrix in the blocks, nearly the orthogonal matrix closest to  arXiv:2502.16982
+             the running mean of g; for all else, adamw's
+    normuon  muon's, with the weights of every output made about as large         arXiv:2510.05491
+    lion     sign of a running mean of g                                          arXiv:2302.06675
 
 Elements of adamw's and muon's directions are about as large, so that one learning rate and one weight decay
 serve both. All of lion's are 1: it wants a rate 3 to 10 times lower, and as many times the weight decay.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +34,12 @@ def make_optimizer(options: Options) -> optax.GradientTransformation:
     Gradients, updates and moments are trees like the model, in float32, and the names of moments end with
     their parameter's. The state's structure depends on `optimizer` alone: a resumed run may change the rest.
     """
-    direction = {"adamw": optax.scale_by_adam, "muon": scale_by_muon, "lion": optax.scale_by_lion}
+    direction = {
+        "adamw": optax.scale_by_adam,
+        "muon": scale_by_muon,
+        "normuon": partial(scale_by_muon, even=True),
+        "lion": optax.scale_by_lion,
+    }
     optimizer = optax.chain(
         direction[options.optimizer](options.beta1, options.beta2),
         weight_decay(options),
@@ -74,16 +81,16 @@ def own_rates(options: Options) -> optax.GradientTransformation:
         if n == 1 or path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
             return x
         both_sides_grow = path[-1].name == "weight" and takes_muon(path, x)
-        return x / (math.sqrt(n) if options.optimizer == "muon" and both_sides_grow else n)
+        return x / (math.sqrt(n) if options.optimizer in ("muon", "normuon") and both_sides_grow else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 
 
-def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
+def scale_by_muon(beta1: float, beta2: float, even: bool = False) -> optax.GradientTransformation:
     """Take Muon's direction, with Nesterov momentum `beta1`, for matrices in the blocks, Adam's for all else.
 
-    It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
-    either every parameter of it or none.
+    With `even`, take NorMuon's. It is put together here because `optax.contrib.muon` gives all else another
+    Adam, Nesterov's, and decays either every parameter of it or none.
     """
     # A weight is (L, in, ..., out). Each layer's is a matrix of its own, and so is each head's.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
@@ -95,8 +102,35 @@ def scale_by_muon(beta1: float, beta2: float) -> optax.GradientTransformation:
     muon = optax.contrib.scale_by_muon(
         beta=beta1, weight_dimension_numbers=lambda matrices: jax.tree.map(lambda _: axes, matrices)
     )
-    scaled = optax.chain(muon, optax.stateless_with_tree_map(like_adam))
+    evened = even_outputs(beta2) if even else optax.identity()
+    scaled = optax.chain(muon, evened, optax.stateless_with_tree_map(like_adam))
     return optax.partition({"muon": scaled, "adam": optax.scale_by_adam(beta1, beta2)}, muon_or_adam)
+
+
+def even_outputs(beta2: float) -> optax.GradientTransformation:
+    """Divide the weights of each output by the root of their square's running mean. A matrix keeps its norm.
+
+    What is nearly an orthogonal matrix still moves some outputs little, step after step. NorMuon
+    (arXiv:2510.05491) lets them catch up. The mean is over the inputs, so the state is (L, 1, ..., out).
+    """
+
+    def init(params):
+        return jax.tree.map(lambda x: jnp.zeros_like(x[:, :1]), params)
+
+    def update(updates, state, params=None):
+        squares = jax.tree.map(
+            lambda x, s: beta2 * s + (1 - beta2) * jnp.square(x).mean(1, keepdims=True), updates, state
+        )
+        return jax.tree.map(even, updates, squares), squares
+
+    def even(x, square):
+        y = x / (jnp.sqrt(square) + 1e-8)
+        return y * norm(x) / (norm(y) + 1e-8)
+
+    def norm(x):  # of each layer's, each head's matrix
+        return jnp.sqrt(jnp.square(x).sum((1, -1), keepdims=True))
+
+    return optax.GradientTransformation(init, update)
 
 
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
