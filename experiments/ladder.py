@@ -24,6 +24,7 @@ CHANGES = {
     "rate x2": {"learning_rate": 2e-3, "min_lr": 2e-4},
     "rate x4": {"learning_rate": 4e-3, "min_lr": 4e-4},
     "muon": {"optimizer": "muon"},
+    "normuon": {"optimizer": "normuon"},
     "wsd": {"schedule": "wsd"},
     "rope": {"position": "rope"},
     "rmsnorm": {"norm": "rmsnorm"},
@@ -38,7 +39,10 @@ CHANGES = {
     "z-loss": {"z_loss": 1e-4},
     "cautious decay": {"cautious_weight_decay": True},
 }
-UP = ("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings", "residual scalars", "softcap")
+UP = (
+    *("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings"),
+    *("normuon", "residual scalars", "softcap"),
+)
 
 EXPERIMENTS = [
     Experiment(

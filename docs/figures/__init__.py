@@ -15,6 +15,8 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from config.command_line import UserError
+
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ROOT / "docs" / "images"
 
@@ -40,7 +42,10 @@ def save(name: str, draw: Callable[..., None], width: float = 7.2, height: float
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         axes = figure.subplots(**layout)
-        draw(axes)
+        try:
+            draw(axes)
+        except UserError as error:
+            sys.exit(f"error: {error}")
         path = IMAGES / f"{name}.svg"
         figure.savefig(path, metadata={"Date": None})
     print(f"docs/images/{path.name}")

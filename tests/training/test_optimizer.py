@@ -333,7 +333,7 @@ def first_step(mesh, options):
 
 @pytest.mark.parametrize(
     "optimizer",
-    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "normuon", "lion"))],
+    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS[1:])],
 )
 def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
     _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
