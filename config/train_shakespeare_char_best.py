@@ -24,7 +24,7 @@ qk_norm = True
 value_embeddings = True
 dropout = 0.0
 
-optimizer = "muon"
+optimizer = "normuon"
 learning_rate = 4e-3
 max_iters = 1000
 lr_decay_iters = 1000

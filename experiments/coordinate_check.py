@@ -37,7 +37,7 @@ from runs.hardware import choose_device, keep_compiled_programs, share_one_heap
 from training.state import create_state, model_config
 from training.step import compile_step
 
-STEPS, SEEDS, RATE = 10, 5, 8e-3
+STEPS, SEEDS, RATE = 10, 5, 2e-3
 PARTS = ("stream", "attention", "mlp", "logits")
 PATH = RESULTS / "coordinate_check.json"
 

@@ -1,0 +1,45 @@
+"""Chapter 9: the loss by learning rate at several widths, as usual and in µP, with AdamW and with Muon.
+
+    python -m docs.figures.widths
+
+Drawn from experiments/results/; python -m experiments.learning_rate trains what is missing there.
+"""
+
+import matplotlib
+import numpy as np
+
+from docs.figures import ORANGE, save
+from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label
+from experiments.record import read_record
+from experiments.runner import RESULTS
+
+
+def draw(axes) -> None:
+    shades = dict(zip(WIDTHS, matplotlib.colormaps["Blues"](np.linspace(0.4, 1, len(WIDTHS))), strict=True))
+    for row, experiment, (optimizer, rates) in zip(axes, EXPERIMENTS, RATES.items(), strict=True):
+        record = read_record(RESULTS / f"{experiment.name}.json")
+        for one, kind in zip(row, KINDS, strict=True):
+            for width in WIDTHS:
+                labels = {rate: label(kind, width, rate) for rate in rates}
+                found = {
+                    rate: list(record.summary(name, experiment.options(name)).losses.values())
+                    for rate, name in labels.items()
+                    if name in experiment.sets
+                }
+                means = {rate: np.mean(losses) for rate, losses in found.items() if len(losses) > 1}
+                if not means:
+                    continue
+                one.plot(list(means), list(means.values()), lw=1.2, color=shades[width], label=str(width))
+                for rate in means:
+                    one.plot([rate] * len(found[rate]), found[rate], "o", ms=3, color=shades[width], alpha=0.6)
+                lowest = min(means, key=lambda rate: means[rate])
+                one.plot(lowest, means[lowest], "*", ms=10, color=ORANGE)
+            one.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
+            one.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False, fontsize=8)
+            one.minorticks_off()
+            one.set_title(f"{optimizer}, {kind}")
+            one.legend(title="width", fontsize="small")
+
+
+if __name__ == "__main__":
+    save("widths", draw, width=8.4, height=6.4, nrows=2, ncols=2, sharey="row")
