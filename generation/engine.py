@@ -37,7 +37,8 @@ PROMPT_CHUNKS = 16, 128  # tokens of a prompt that are read at once
 # Prompts that are read in one call. On 2 CPU cores with the quickstart's model a call for one of 16 tokens
 # takes 2.6 ms of CPU time, for eight of them 4.8.
 SHORT_PROMPTS = 8
-ROOM = 64  # tokens of the cache that attention reads, at least
+ROOM = 32  # tokens of the cache that attention reads, at least
+FEW = 8  # tokens that are not worth a call of their own: it costs as much as two to four tokens of one row
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,8 @@ class Sequence:
 class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. It belongs to one thread.
 
-    Attention reads as much of the cache as the sequences fill, in a few sizes. Where `longest` tells how many
-    tokens they come to, it reads room for those from the start, so that one size alone is compiled.
+    Attention reads as much of the cache as the sequences fill, in a few sizes, the `rooms`. Where `longest`
+    tells how many tokens they come to, it reads room for those from the start: one size alone is compiled.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
@@ -94,7 +95,7 @@ class Engine:
         self.short_prompts = min(SHORT_PROMPTS, slots)
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
         least = min(max(ROOM, longest), self.block_size)
-        self.rooms = [room for i in (5, 3, 1, 0) if (room := self.block_size >> i) >= least]
+        self.rooms = [room for i in (1, 4, 8, 12, 16) if (room := self.block_size * i // 16) >= least]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # the slots whose prompt is not read, the first come first
         self.rows = Rows.empty(slots)
@@ -221,19 +222,29 @@ class Engine:
             if sequence and slot not in self.unread:
                 to_make = sequence.request.max_new_tokens - sequence.made
                 self.rows.left[slot] = min(to_make, self.block_size - sequence.length, most)
-        n = self.rows.left.max()
+        n = int(self.rows.left.max())
         if n == 0:
             return []
         last = int(np.flatnonzero(self.rows.left)[-1])
         W = next(width for width in self.widths if width > last)
         rows = self.first_rows(W)
-        filled = min(int((rows.length + rows.left).max()) + 1, self.block_size)
-        room = next(room for room in self.rooms if room >= filled)
-        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, n, room)
+        room, most = self._room(int(rows.length.max()), n)
+        np.minimum(rows.left, most, out=rows.left)
+        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, min(n, most), room)
         tokens = np.asarray(tokens)
         if rows.told.any():
             likelihood = jax.device_get(likelihood)
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
+
+    def _room(self, longest: int, n: int) -> tuple[int, int]:
+        """Return how much of the cache a call reads for n tokens more, and how many of them fit in there.
+
+        A call ends where its room does, so that no token reads the room of those that come after it.
+        """
+        for room in self.rooms[:-1]:
+            if (most := room - 1 - longest) >= min(n, FEW):
+                return room, most
+        return self.block_size, n
 
     def _take(self, slot: int, tokens: Int[np.ndarray, " CHUNK"], likelihood: Likelihood) -> Piece:
         """Add the new tokens to the sequence, and move its window or free its slot where it is time to."""
