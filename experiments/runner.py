@@ -75,7 +75,7 @@ def main(experiments: list[Experiment], about: str | None) -> None:
 def run(experiments: list[Experiment], about: str | None, argv: list[str], results: Path = RESULTS) -> int:
     """Do what the command line asks for. Return 1 if a run failed, or else 0. Raises UserError."""
     asked = parse(argv, about)
-    if asked.only and not any(asked.only in f"{x.name}: {label}" for x in experiments for label in x.sets):
+    if not any(labels(experiment, asked.only) for experiment in experiments):
         names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
     failed = 0
@@ -84,16 +84,17 @@ def run(experiments: list[Experiment], about: str | None, argv: list[str], resul
             experiment = at_equal_time(experiment, read_record(results / f"{experiment.name}.json"))
         path = results / f"{experiment.name}.json"
         record = read_record(path)
+        chosen = labels(experiment, asked.only)
         due = tasks(experiment, record, Path(asked.out), asked.seeds, asked.only)
         if asked.list:
             print_list(experiment, record, due)
             continue
         try:
-            if asked.time:
+            if asked.time and chosen:
                 from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
 
-                write_record(path, time_steps(experiment, record))
-            elif not asked.draw:
+                write_record(path, time_steps(experiment, record, chosen))
+            elif not (asked.draw or asked.time):
                 failed += train_all(due, asked.jobs, partial(keep, path))
         finally:  # whatever stopped it, the table has what is done
             write_report(experiment, read_record(path), results)
@@ -124,14 +125,18 @@ def count(text: str) -> int:
 # The list of tasks
 
 
+def labels(experiment: Experiment, only: str | None) -> list[str]:
+    """Return the option sets that are asked for."""
+    return [label for label in experiment.sets if (only or "") in f"{experiment.name}: {label}"]
+
+
 def tasks(
     experiment: Experiment, record: Record, out: Path, seeds: int | None = None, only: str | None = None
 ) -> list[Task]:
-    """Return the runs that have no result yet: the first seed of every set, then the second of every set."""
-    labels = [label for label in experiment.sets if (only or "") in f"{experiment.name}: {label}"]
+    """Return the runs that have no result yet: the first seed of each set, then the second of each set."""
     found = []
     for seed in range(1, (seeds or experiment.seeds) + 1):
-        for label in labels:
+        for label in labels(experiment, only):
             options = experiment.options(label)
             if not record.has(label, options, seed):
                 slug = re.sub("[^A-Za-z0-9.]+", "-", label).strip("-")

@@ -32,11 +32,11 @@ class NamedStep(JaxStep):
         self.name = label
 
 
-def time_steps(experiment: Experiment, record: Record) -> Record:
-    """Return the record with the median milliseconds of a step of each option set."""
+def time_steps(experiment: Experiment, record: Record, labels: list[str]) -> Record:
+    """Return the record with the median milliseconds of a step of each of these option sets."""
     share_one_heap()
     choose_device("auto")
-    sets = {label: experiment.options(label) for label in experiment.sets}
+    sets = {label: experiment.options(label) for label in labels}
     with jax.set_mesh(make_mesh("data:1")):
         steps = [NamedStep(label, values) for label, values in sets.items()]
         for step in steps:

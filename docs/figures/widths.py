@@ -10,8 +10,19 @@ import numpy as np
 
 from docs.figures import ORANGE, save
 from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label
-from experiments.record import read_record
+from experiments.record import Experiment, Record, read_record
 from experiments.runner import RESULTS
+
+
+def losses(experiment: Experiment, record: Record, labels: dict[float, str]) -> dict[float, list[float]]:
+    """Return the final losses by rate, of the rates that were tried with two seeds or more."""
+    found = {}
+    for rate, name in labels.items():
+        if name in experiment.sets:
+            seeds = list(record.summary(name, experiment.options(name)).losses.values())
+            if len(seeds) > 1:
+                found[rate] = seeds
+    return found
 
 
 def draw(axes) -> None:
@@ -20,18 +31,13 @@ def draw(axes) -> None:
         record = read_record(RESULTS / f"{experiment.name}.json")
         for one, kind in zip(row, KINDS, strict=True):
             for width in WIDTHS:
-                labels = {rate: label(kind, width, rate) for rate in rates}
-                found = {
-                    rate: list(record.summary(name, experiment.options(name)).losses.values())
-                    for rate, name in labels.items()
-                    if name in experiment.sets
-                }
-                means = {rate: np.mean(losses) for rate, losses in found.items() if len(losses) > 1}
-                if not means:
+                found = losses(experiment, record, {rate: label(kind, width, rate) for rate in rates})
+                if not found:
                     continue
+                means = {rate: np.mean(seeds) for rate, seeds in found.items()}
                 one.plot(list(means), list(means.values()), lw=1.2, color=shades[width], label=str(width))
-                for rate in means:
-                    one.plot([rate] * len(found[rate]), found[rate], "o", ms=3, color=shades[width], alpha=0.6)
+                for rate, seeds in found.items():
+                    one.plot([rate] * len(seeds), seeds, "o", ms=3, color=shades[width], alpha=0.6)
                 lowest = min(means, key=lambda rate: means[rate])
                 one.plot(lowest, means[lowest], "*", ms=10, color=ORANGE)
             one.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")

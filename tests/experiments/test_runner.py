@@ -287,6 +287,11 @@ def test_one_more_seed_ends_within_its_interval_in_19_cases_of_20():
 def test_steps_are_timed_by_turns(experiment, tmp_path, monkeypatch):
     monkeypatch.setattr(variants, "BUDGET", 0.1)
     monkeypatch.setattr(variants, "BLOCK", 0.02)
+    first, second = experiment.sets
+    assert runner.run([experiment], None, ["--time", f"--only={second}"], tmp_path) == 0
+    record = read_record(tmp_path / "small.json")
+    assert record.ms(second, experiment.options(second)) > 0
+    assert record.ms(first, experiment.options(first)) is None
     assert runner.run([experiment], None, ["--time"], tmp_path) == 0
     record = read_record(tmp_path / "small.json")
     assert all(record.ms(label, experiment.options(label)) > 0 for label in experiment.sets)
