@@ -7,7 +7,7 @@
 Parameters have GPT-2's names, with queries, keys and values apart. One legend holds in every file:
 
     B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
-    F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the length of the key/value cache)
+    F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the key/value cache's length)
 
 Modules write the batch axis out; no `vmap` makes it. Weights are float32. Matrix products take operands in
 `GPTConfig.dtype`; norms, softmax and rotations are float32. What is done for speed stands in layers/.

@@ -62,7 +62,7 @@ def read_tokens(path: Path) -> np.ndarray:
 
 
 def read_text(path: Path) -> str:
-    """Read the text as nanoGPT does, which makes \\n of every end of a line. Raises UserError."""
+    """Read the text as nanoGPT does, which makes `\\n` of every end of a line. Raises UserError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

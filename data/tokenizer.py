@@ -80,6 +80,7 @@ class CharTokenizer:
         return self.decode([token]).encode()
 
     def to_json(self) -> dict:
+        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
         return {"type": "char", "symbols": self.symbols}
 
 
@@ -138,6 +139,7 @@ class TiktokenTokenizer:
             return "\N{REPLACEMENT CHARACTER}".encode()
 
     def to_json(self) -> dict:
+        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
         return {"type": "tiktoken", "name": self.name}
 
 
@@ -217,6 +219,7 @@ class JsonTokenizer:
         return text.encode()
 
     def to_json(self) -> dict:
+        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
         return {"type": "tokenizers", "json": self._text}
 
 

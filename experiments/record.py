@@ -60,6 +60,7 @@ class Summary:
 
     @property
     def mean(self) -> float:
+        """The mean loss; infinite without any."""
         return fmean(self.losses.values()) if self.losses else float("inf")
 
     @property
@@ -81,6 +82,7 @@ class Record:
         return sorted(runs, key=lambda run: run["seed"])
 
     def has(self, label: str, options: dict, seed: int) -> bool:
+        """Tell whether the option set has the result of that seed."""
         return any(run["seed"] == seed for run in self.runs(label, options))
 
     def ms(self, label: str, options: dict) -> float | None:
@@ -89,11 +91,13 @@ class Record:
         return found.get("ms") if found and found["options"] == options else None
 
     def with_run(self, label: str, options: dict, run: dict) -> "Record":
+        """Return the record with a run's result, in place of one of the same seed or of other options."""
         kept = [old for old in self.runs(label, options) if old["seed"] != run["seed"]]
         entry = self._entry(label, options) | {"runs": sorted([*kept, run], key=lambda run: run["seed"])}
         return Record(self.sets | {label: entry})
 
     def with_ms(self, label: str, options: dict, ms: float, timed: str) -> "Record":
+        """Return the record with the milliseconds of a step, and where and when they were measured."""
         return Record(self.sets | {label: self._entry(label, options) | {"ms": ms, "timed": timed}})
 
     def _entry(self, label: str, options: dict) -> dict:
@@ -101,6 +105,7 @@ class Record:
         return found if found and found["options"] == options else {"options": options, "runs": []}
 
     def summary(self, label: str, options: dict) -> Summary:
+        """Summarise the runs of an option set."""
         runs = self.runs(label, options)
         return Summary(
             {run["seed"]: run["val"] for run in runs if run["val"] is not None},

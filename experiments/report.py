@@ -30,6 +30,7 @@ def write_report(experiment: Experiment, record: Record, folder: Path) -> None:
 
 
 def summarize(experiment: Experiment, record: Record) -> dict[str, Summary]:
+    """Summarise the runs of each option set, by its label."""
     return {label: record.summary(label, experiment.options(label)) for label in experiment.sets}
 
 

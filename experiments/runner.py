@@ -9,9 +9,9 @@
     python -m experiments.precision --time          time each set's step, by turns: on a quiet machine
     python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
 
-A run is an ordinary one of train.py, in a folder of its own below out-experiments/<experiment>/. One that was
-killed goes on from its last checkpoint. Its result is kept in experiments/results/<experiment>.json, and a
-run in there is not trained again, so that whoever has the repository can draw without training. To try
+A run is an ordinary one of train.py, in a folder of its own below `out-experiments/<experiment>/`. One that
+was killed goes on from its last checkpoint. Its result is kept in `experiments/results/<experiment>.json`,
+and a run in there is not trained again, so that whoever has the repository can draw without training. To try
 something, change a line of an experiment and run it again: what that line does not touch is still there.
 
 Small runs waste cores: two at once of one core each take 0.6 of the processor's time that one after the other

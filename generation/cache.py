@@ -28,6 +28,7 @@ class Cache(NamedTuple):
 
     @classmethod
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
+        """Make room for B = batch_size sequences, which have no tokens yet."""
         shape = (batch_size, config.kv_heads, config.block_size, config.head_size)
         dtype = result_dtype(config.dtype)
         keys, values = ([jnp.zeros(shape, dtype) for _ in range(config.n_layer)] for _ in range(2))

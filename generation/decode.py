@@ -37,6 +37,7 @@ class Decoder(eqx.Module):
     vocab_size: int = eqx.field(static=True)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+        """Compute logits from features, float32, of the tokenizer's tokens alone."""
         return self.model.logits(x)[..., : self.vocab_size]
 
 
@@ -72,6 +73,7 @@ class Likelihood(NamedTuple):
 
     @classmethod
     def zeros(cls, W: int, T: int, vocab_size: int) -> "Likelihood":
+        """Stand in for the likelihoods of tokens that no row asks for."""
         shape = (W, T, min(LIKELIEST, vocab_size))
         return cls(jnp.zeros((W, T)), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
 

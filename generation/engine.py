@@ -103,10 +103,12 @@ class Engine:
 
     @property
     def free(self) -> int:
+        """The number of slots without a sequence."""
         return self.slots.count(None)
 
     @property
     def idle(self) -> bool:
+        """Whether all slots are free."""
         return self.free == len(self.slots)
 
     def compile(self) -> None:

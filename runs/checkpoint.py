@@ -87,6 +87,7 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def delete_all(self) -> None:
+        """Delete every checkpoint. Raises UserError."""
         try:
             for iteration in self.iterations():
                 self.manager.delete(iteration)

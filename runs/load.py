@@ -1,7 +1,9 @@
 """Weights to start from, to sample from or to evaluate: of a run, of a folder, or of the Hugging Face hub.
 
-model, tokenizer, iteration = load_run("out-quickstart")
-model, tokenizer = load_pretrained("gpt2")
+    model, tokenizer, iteration = load_run("out-quickstart")
+    model, tokenizer = load_pretrained("gpt2")
+
+Here a tokenizer is its description, of which data.tokenizer.from_json makes it, or None where there is none.
 """
 
 import json
@@ -34,6 +36,7 @@ from training.state import (
 
 
 def is_run(folder: str) -> bool:
+    """Tell whether a folder has the checkpoints of a run."""
     return os.path.isdir(Path(folder) / "checkpoints")
 
 

@@ -100,6 +100,7 @@ class Metrics:
         self.told_of_saving = False
 
     def evaluated(self, iteration: int) -> bool:
+        """Tell whether the last evaluation was at that iteration."""
         return iteration == self.last_evaluation
 
     def making_batch(self) -> AbstractContextManager[None]:

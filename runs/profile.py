@@ -1,9 +1,11 @@
-"""--profile=<dir>: where the time of a step goes, and what XLA made of it.
+"""Where the time of a step goes, and what XLA made of it. `--profile=<dir>` writes into that folder:
 
-plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
-plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)
-train_step.hlo.txt                              the step after XLA's optimisations, as text
-train_step.svg                                  and as a graph, where graphviz's `dot` is installed
+    plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
+    plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)
+    train_step.hlo.txt                              the step after XLA's optimisations, as text
+    train_step.svg                                  and as a graph, where graphviz's `dot` is installed
+
+Process 0 alone writes them.
 """
 
 import shutil

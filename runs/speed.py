@@ -80,6 +80,7 @@ class Speed:
         self.began = when
 
     def figures(self) -> dict[str, float]:
+        """Return the figures of the steps since this was last asked."""
         seconds, data_seconds = self.seconds / self.steps, self.data_seconds / self.steps
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
         ordered = sorted(self.recent)  # np.quantile takes 0.3 ms where a step has emptied the caches

@@ -136,10 +136,10 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
     """Return the learning rate of a step: linear warmup to `learning_rate`, then what `schedule` says.
 
-    cosine     a half cosine down to `min_lr` at `lr_decay_iters`
-    wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to `min_lr` over the
-               last fifth of `lr_decay_iters`
-    constant   constant
+        cosine     a half cosine down to `min_lr` at `lr_decay_iters`
+        wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to `min_lr` over
+                   the last fifth of `lr_decay_iters`
+        constant   constant
 
     nanoGPT's `decay_lr=False` is `learning_rate` from the first step on, without warmup, whatever `schedule`.
     """

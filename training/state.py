@@ -1,7 +1,10 @@
 """The state that training changes, and how it is made: model, optimizer's state and the step's number.
 
-config = model_config(options, vocab_size)
-state = create_state(config, options)          # drawn from options.seed, each array on its devices
+    config = model_config(options, vocab_size)
+    state = create_state(config, options)          # drawn from options.seed, each array on its devices
+
+`create_state_around` begins with a model that has weights already, and `state_shapes` describes a state that
+is not there.
 """
 
 from dataclasses import replace
@@ -94,6 +97,7 @@ def create_state_around(model: GPT, options: Options) -> TrainState:
 
 
 def init_state(model: GPT, options: Options) -> TrainState:
+    """Return the state before the first step, around a model, to be compiled."""
     if options.lora_rank:
         model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
     opt_state = make_optimizer(options).init(partition_trainable(model)[0])  # ty: ignore[invalid-argument-type]

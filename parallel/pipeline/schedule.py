@@ -79,6 +79,7 @@ class Schedule:
 
     @property
     def stages(self) -> int:
+        """How many parts the layers are cut into."""
         return self.ranks * self.chunks
 
     def tasks(self, rank: int) -> list[Task]:
@@ -120,6 +121,7 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
+        """How many ticks all the tasks take."""
         return max(self.when.values()) + 1
 
     @cached_property
