@@ -1,0 +1,70 @@
+"""The reference pages have every public module of the rooms, or it is said here why not."""
+
+import ast
+import re
+from fnmatch import fnmatch
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from docs.pages import DOCS, ROOT
+from tests.test_imports import COMMANDS, modules
+
+PAGES = sorted((DOCS / "reference").glob("*.md"))
+LEFT_OUT = {
+    "benchmarks.*": "bench.py runs them, and docs/benchmarks.md is their page",
+    "planning.*": "plan.py calls them, and docs/planning.md is their page",
+    "serving.*": "programs talk to it over HTTP, as docs/serving.md says",
+    "cloud.*": "app.py calls them, and docs/cloud.md is their page",
+    "docs.*": "they draw and check the pages",
+    "data.*.prepare": "commands, each in the folder of its data set",
+    "parallel.pipeline.__main__": "a command",
+    "config.interrupt": "commands import it for what it does, and call nothing",
+    "parallel.watch": "a part of parallel.hosts, which alone calls it",
+}
+NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for _, path in modules()}
+SHOWN = re.compile(r"^::: (?P<name>\S+)$(?:\n    options: \{ members: \[(?P<members>[^\]]*)\])?", re.M)
+
+
+def public(path: Path) -> set[str]:
+    """Return the names of a module's classes and functions, but for those with an underscore in front."""
+    body = ast.parse(path.read_text()).body
+    found = {node.name for node in body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return {name for name in found if name[0] != "_"}
+
+
+def test_every_public_module_of_a_room_is_on_a_page_or_left_out_for_a_reason():
+    on_pages = [shown["name"] for page in PAGES for shown in SHOWN.finditer(page.read_text())]
+    assert len(on_pages) == len(set(on_pages))
+    wanted = {NAMES[path] for room, path in modules() if room not in COMMANDS and public(path)}
+    left_out = {name for name in wanted if any(fnmatch(name, pattern) for pattern in LEFT_OUT)}
+    assert wanted - left_out - set(on_pages) == set()
+    assert left_out & set(on_pages) == set()
+    assert [pattern for pattern in LEFT_OUT if not any(fnmatch(name, pattern) for name in wanted)] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_shows_modules_of_its_room_that_exist_and_all_that_others_import_of_them(page):
+    paths = {NAMES[path]: path for room, path in modules() if room == page.stem}
+    shown = {found["name"]: found["members"] for found in SHOWN.finditer(page.read_text())}
+    assert shown and shown.keys() <= paths.keys()
+    for name, members in shown.items():
+        if members:
+            listed = set(re.split(r",\s*", members))
+            assert listed <= public(paths[name]), name
+            assert {member for module, member in imports() if module == name} & public(paths[name]) <= listed
+
+
+@cache
+def imports() -> set[tuple[str, str]]:
+    """Return (module, name) of all that the project's modules import by name."""
+    nodes = (node for _, path in modules() for node in ast.walk(ast.parse(path.read_text())))
+    froms = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+    return {(node.module or "", alias.name) for node in froms for alias in node.names}
+
+
+def test_helpers_alone_are_not_public(tmp_path):
+    path = tmp_path / "a.py"
+    path.write_text("SIZE = 3\n\n\ndef _helper():\n    pass\n\n\nclass Thing:\n    pass\n")
+    assert public(path) == {"Thing"}
