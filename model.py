@@ -91,18 +91,18 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """F. SwiGLU's three matrices at 8/3 D hold as many parameters as the others' two at 4 D."""
+        """F: 4 D, or about 8/3 D for SwiGLU, whose three matrices then have the others' parameters."""
         default = 64 * math.ceil(8 * self.n_embd / 3 / 64) if self.mlp == "swiglu" else 4 * self.n_embd
         return self.n_hidden or default
 
     @property
     def wider(self) -> float:
-        """How many times as wide as its base a model in muP is: see layers/mup.py; 1 without muP."""
+        """How many times as wide as its base the model is, for muP (layers/mup.py); 1 without muP."""
         return width_ratio(self.n_embd, self.mup_base_width)
 
     @property
     def residual_std(self) -> float:
-        """GPT-2 scales the initialisation of its 2 L residual projections by 1/sqrt(2 L)."""
+        """The standard deviation of c_proj's first weights, 0.02 / sqrt(2 L), as in GPT-2."""
         return 0.02 / math.sqrt(2 * self.n_layer)
 
 

@@ -111,8 +111,8 @@ class CommandOptions(Protocol):
 def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     """Return the options that a command line and its config files set: checked values by name.
 
-    `--help` prints the options of `cls` and exits. Raises UserError for a word that cannot be read, an$
-    option or a bad value.
+    `--help` prints the options of `cls` and exits. Raises UserError for a word that cannot be read, an
+    unknown option or a bad value.
     """
     if "--help" in argv or "-h" in argv:
         show_help(cls)

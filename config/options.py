@@ -3,7 +3,7 @@
 `parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones:
 
     the defaults below                  nanoGPT's, under nanoGPT's names
-    <out_dir>/options.json              the run's own options, when `init_from` goes on with a run,
+    <out_dir>/options.json              the run's own options, when init_from goes on with a run,
                                         or the shape of the weights that it names
     config files                        python train.py config/quickstart.py
     the command line                    --batch_size=32, or --batch_size 32

@@ -1,7 +1,7 @@
 """The best small model here, next to the CPU Shakespeare run: in its time, and in the time to nanoGPT's 1.88.
 
-What the CPU Shakespeare config's own runs come to is in experiments/precision.py, whose bfloat16 is that
-config as it is on a CPU that multiplies it.
+What the CPU Shakespeare config's own runs come to is in experiments/precision.py: on a CPU that multiplies
+bfloat16, the runs in bfloat16 are those of that config as it is.
 """
 
 from experiments.record import Experiment

@@ -1,7 +1,7 @@
 """AdamW, Muon, NorMuon and Lion, each at its own best learning rate, in the miniature.
 
-Lion's updates are about five times as large as Adam's, so its rates are lower; its weight decay is AdamW's
-times as much (arXiv:2302.06675), so that both shrink a weight alike.
+Lion's updates are about five times as large as Adam's, so its rates are lower, and its weight decay is five
+times AdamW's (arXiv:2302.06675), so that both shrink a weight alike.
 """
 
 from functools import partial

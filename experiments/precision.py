@@ -1,6 +1,6 @@
 """Does training in bfloat16 cost any loss? The CPU Shakespeare config, as it is, in both precisions.
 
-bfloat16 are the products alone: weights, sums, norms and the loss stay in float32. The batches and the
+The products alone are in bfloat16: weights, sums, norms and the loss stay in float32. The batches and the
 evaluation are the same for both, seed by seed. config/reference/ has these runs' curves.
 """
 

@@ -1,7 +1,8 @@
 """The reference runs of the configs that two cores can train, and what config/reference/ has of them.
 
 train.py compares runs of the same options with them. Two of the configs have experiments of their own:
-best.py, and precision.py, whose bfloat16 is the CPU Shakespeare config as it is on a CPU that multiplies it.
+best.py, and precision.py, whose runs in bfloat16 are those of the CPU Shakespeare config as it is, on a CPU
+that multiplies bfloat16.
 """
 
 import json

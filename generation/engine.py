@@ -7,7 +7,7 @@
 
 A slot is a row of the key/value cache. Each step reads a chunk of the prompt that waits longest, if any does,
 or several short prompts, and then draws tokens for all sequences that are read: one after a chunk, so that
-a long prompt stalls nobody for more than that, and up to CHUNK otherwise. The tokens of a request are those
+a long prompt stalls nobody for more than that, and up to 32 otherwise. The tokens of a request are those
 that it would get alone: they depend on its prompt, its settings and its key.
 
 The model reads block_size tokens at most, at positions 0 to block_size - 1. So there is a window rule:

@@ -48,7 +48,7 @@ def read_config(values: dict[str, Any]) -> GPTConfig:
 
 
 def read_rope(values: dict[str, Any]) -> dict[str, float]:
-    """`rope_theta` and `rope_scaling`. transformers 5 has both in one entry, earlier ones have two."""
+    """Return `rope_theta` and `rope_scaling`; transformers 5 has one entry for both, earlier ones two."""
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters are {spell(rope)}, expected an object")

@@ -4,9 +4,9 @@
     lens(model, tokens, k)        Lens              what the head would predict after each layer
     nats(model, tokens)           (T - 1,)          how surprising each token was to the model
 
-`tokens` is one text, int32 (T,), of at most block_size tokens; results are NumPy float32. There is no second
-forward pass here: the layers are the model's own, applied one at a time as a pipeline does it, so that one
-can look at the residual stream in between. Nothing is added to the model for it.
+`tokens` is one text, int32 (T,), of at most block_size tokens; results are NumPy float32. The layers are
+the model's own, applied one at a time as a pipeline does it, so that one can look at the residual stream in
+between.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,7 @@ Of a model n times as wide as its base, with as many heads and layers:
     learning rate of all else                     the same
 
 As in EleutherAI's nanoGPT-mup, but for the scores, which at the base are the usual ones: with the base's
-width, a model in muP is an ordinary one. Weight decay is times the learning rate, here too.
+width, a model in muP is an ordinary one. Weight decay is multiplied by a matrix's own rate.
 """
 
 

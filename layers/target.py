@@ -24,7 +24,7 @@ LEAST = 15
 
 
 def memory() -> int:
-    """Return about how many bytes of memory the target has; a CPU's, like an unknown device's, as LEAST."""
+    """Return about how many bytes of memory the target has; for a CPU or an unknown device 15 GiB."""
     kind = target().device_kind
     return 2**30 * next((size for pattern, size in MEMORY.items() if re.search(pattern, kind)), LEAST)
 

@@ -99,7 +99,7 @@ def choose_device(device: str) -> None:
 def compile_sooner(device: str) -> None:
     """Have XLA compile for a CPU at LLVM's level 1 instead of 3, from before JAX starts.
 
-    With AdamW, the quickstart's first step comes after 13.1 s for 15.8, and steps are as fast
+    With AdamW, the quickstart's first step comes after 13.1 s instead of 15.8, and steps are as fast
     (docs/benchmarks.md). An "auto" device is a CPU where JAX was installed for nothing else.
     """
     others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
@@ -154,7 +154,7 @@ def wait_for_simulated_devices() -> None:
 def share_one_heap() -> None:
     """Have all threads allocate from one heap, before JAX starts any: others cannot keep large blocks.
 
-    With `reuse_freed_memory`, the quickstart's step with AdamW takes 167 ms for 215 without this.
+    With `reuse_freed_memory`, the quickstart's step with AdamW takes 167 ms instead of 215.
     """
     if libc := glibc():
         M_ARENA_MAX = -8  # malloc.h

@@ -8,7 +8,7 @@ computes with a model does so with an adapted one. `merge` gives the ordinary mo
 
 Training never forms W + A B. The gradients of A and B would come from that of the sum, which takes as long as
 to train W: for GPT-2 124M with adapters of rank 16, a batch of 4 x 128 and 2 CPU cores, loss and gradients
-took 2.60 s so, 2.06 s as above, and 2.73 s of all weights.
+took 2.60 s in that way, 2.06 s as above, and 2.73 s where all weights were trained.
 """
 
 import hashlib

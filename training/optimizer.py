@@ -136,9 +136,9 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
     """Return the learning rate of a step: linear warmup to `learning_rate`, then what `schedule` says.
 
-        cosine     a half cosine down to `min_lr` at `lr_decay_iters`
-        wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to `min_lr` over
-                   the last fifth of `lr_decay_iters`
+        cosine     a half cosine down to min_lr at lr_decay_iters
+        wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to min_lr over the
+                   last fifth of lr_decay_iters
         constant   constant
 
     nanoGPT's `decay_lr=False` is `learning_rate` from the first step on, without warmup, whatever `schedule`.
@@ -168,10 +168,10 @@ def muon_or_adam(model: GPT) -> GPT:
 
 
 def takes_muon(path, x) -> bool:
-    """Tell the matrices in the blocks, but for gates, which are vectors, one for each head."""
+    """Tell whether a parameter is a matrix in the blocks. A gate is not: it is a vector for each head."""
     return path[0].name == "blocks" and is_matrix(path, x) and path[-2].name != "head_gate"
 
 
 def is_matrix(path, x) -> bool:
-    """Tell matrices from vectors. Blocks have a layer axis on top; a bias may have two axes, (H, C)."""
+    """Tell whether it is a matrix: blocks have a layer axis on top, and a bias may have two axes, (H, C)."""
     return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2
