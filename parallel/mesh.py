@@ -46,7 +46,7 @@ def one_cpu() -> Mesh:
 
 
 def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
-    """Make the mesh of those devices, whose axes AXES have these sizes."""
+    """Make the mesh of those devices, given the sizes of its axes stage, data, fsdp and tensor."""
     auto = (AxisType.Auto,) * len(AXES)  # XLA decides what no sharding was given for
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
 

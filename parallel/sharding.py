@@ -49,7 +49,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
-    """Return how the array of that name is split. An axis of it that does not divide evenly is left whole.
+    """Return the PartitionSpec of the array of that name. An axis that does not divide evenly is left whole.
 
     Within `jax.shard_map` the shape is a device's own, and the mesh axes that it has split already are not
     split again.

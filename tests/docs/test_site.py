@@ -80,10 +80,21 @@ def test_every_page_opens_with_its_images_and_asks_no_other_host(site, page):
         assert page.evaluate(broken) == 0, path
 
 
-def test_the_reference_shows_signatures_with_shapes(site, page):
+def test_the_reference_shows_signatures_and_fields_as_the_code_writes_them(site, page):
     page.goto(f"{site}/reference/model.html")
     text = page.locator("article").inner_text()
-    assert 'Float[Array, "B H T C"]' in text.replace("'", '"') and "CausalSelfAttention" in text
+    written = ('q: Float[Array, "B H T C"]', 'weight: Float[Array, "i *o"]', "# D -> (H, C)")
+    assert [part for part in written if part not in text] == []
+
+
+def test_no_signature_of_the_reference_is_cut_on_a_phone(site, page):
+    page.set_viewport_size({"width": 390, "height": 800})
+    for path in sorted((DOCS / "reference").glob("*.md")):
+        page.goto(f"{site}/reference/{path.stem}.html")
+        cut = page.locator(".doc-signature pre > code").evaluate_all(
+            "all => all.filter(e => e.scrollWidth > e.clientWidth).map(e => e.textContent)"
+        )
+        assert cut == [], path
 
 
 def test_search_finds_a_page(site, page):
