@@ -2,8 +2,8 @@
 
 Every run takes half of the CPU Shakespeare run's steps, since the aim is the same loss in less time, and
 decays its learning rate in them. A change alone is measured at nanoGPT's learning rate; those that allow a
-higher one gain more on top of it. Equal steps are not equal time: with `--time` and then `--equal_time`, every
-change trains for the time of nanoGPT's recipe.
+higher one gain more on top of it. Equal steps are not equal time: with `--time` and then `--equal_time`,
+every change trains for the time of nanoGPT's recipe.
 """
 
 from itertools import accumulate
