@@ -14,7 +14,10 @@ from experiments.runner import main
 WIDTHS = (64, 128, 256, 512)
 BASE = 256  # at this width a model in µP is an ordinary one
 KINDS = {"standard": {}, "µP": {"mup_base_width": BASE}}
-RATES = {"adamw": (5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3)}
+RATES = {
+    "adamw": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3),
+    "muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3),
+}
 MUON_WIDTHS = WIDTHS[:3]  # its products at the widest take longer than all else
 
 

@@ -37,6 +37,7 @@ from types import FrameType
 from config.command_line import ScriptParser, UserError, command
 from config.files import first_line
 from config.options import Options
+from data.loader import prepare_if_missing
 from experiments.record import KEEPING, ROOT, Experiment, Record, machine, read_record, write_record
 from experiments.report import write_report
 from runs.metrics import parse_record, read_lines
@@ -95,6 +96,7 @@ def run(experiments: list[Experiment], about: str | None, argv: list[str], resul
 
                 write_record(path, time_steps(experiment, record, chosen))
             elif not (asked.draw or asked.time):
+                prepare_data(due)
                 failed += train_all(due, asked.jobs, partial(keep, path))
         finally:  # whatever stopped it, the table has what is done
             write_report(experiment, read_record(path), results)
@@ -179,6 +181,12 @@ def at_equal_time(experiment: Experiment, record: Record) -> Experiment:
 
 
 # Training
+
+
+def prepare_data(due: list[Task]) -> None:
+    """Prepare the data sets that runs need, once, before several want to. Raises UserError."""
+    for dataset in sorted({task.options.get("dataset", Options.dataset) for task in due}):
+        prepare_if_missing(dataset)
 
 
 def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:

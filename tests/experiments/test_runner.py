@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 
 from benchmarks import variants
+from config.command_line import UserError
 from experiments import runner
 from experiments.record import Experiment, Record, Summary, machine, read_record, write_record
 from experiments.report import (
@@ -62,6 +63,15 @@ def recorded(experiment, losses: dict[str, list[float | None]]) -> Record:
 
 
 # Training
+
+
+def test_data_that_cannot_be_had_stop_all_runs_at_once(experiment, tmp_path):
+    elsewhere = replace(
+        experiment, sets={"one": experiment.sets["rate 0.01"] | {"dataset": "shakespear_char"}}
+    )
+    with pytest.raises(UserError, match="dataset=shakespear_char: .* did you mean shakespeare_char?"):
+        runner.run([elsewhere], None, [f"--out={tmp_path / 'out'}"], tmp_path)
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
