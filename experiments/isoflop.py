@@ -21,8 +21,6 @@ WIDTHS = {
     1e12: (24, 32, 48, 64, 96),
     3e12: (32, 48, 64, 96, 128),
     1e13: (48, 64, 96, 128, 192),
-    3e13: (64, 96, 128, 192, 256),
-    1e14: (96, 128, 192, 256, 384),
 }
 LAYERS, HEADS, ROWS, LENGTH, SYMBOLS = 4, 2, 16, 64, 96
 # The exponent, its 10th and its 90th percentile: arXiv:2203.15556, table 2, approach 2.
@@ -63,14 +61,15 @@ def options(budget: float, width: int) -> dict:
     }
 
 
+def flops(budget: float) -> str:
+    return f"{budget:.0e} FLOPs".replace("e+", "e")
+
+
 def label(budget: float, width: int) -> str:
-    return f"{budget:.0e} FLOPs, width {width}".replace("e+", "e")
+    return f"{flops(budget)}, width {width}"
 
 
-LINES = {
-    f"{budget:.0e} FLOPs".replace("e+", "e"): [label(budget, width) for width in widths]
-    for budget, widths in WIDTHS.items()
-}
+LINES = {flops(budget): [label(budget, width) for width in widths] for budget, widths in WIDTHS.items()}
 
 
 def complete(experiment: Experiment, record: Record) -> dict[float, list[list[float]]]:
@@ -112,9 +111,7 @@ def findings(experiment: Experiment, record: Record) -> list[str]:
     lines = []
     for budget, size in best.items():
         tokens = budget / (6 * size)
-        lines.append(
-            f"{budget:.0e} FLOPs: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each."
-        )
+        lines.append(f"{flops(budget)}: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each.")
     if len(best) > 1:
         drawn = [exponent(minima(redrawn(losses, rng))) for _ in range(DRAWS)]
         low, high = np.nanquantile(drawn, (0.1, 0.9))
@@ -130,9 +127,7 @@ def draw(axes, experiment: Experiment, record: Record) -> None:
     for budget, size in minima(complete(experiment, record)).items():
         width = np.sqrt(size / (12 * LAYERS))
         axes.axvline(width, lw=0.8, ls="--", color="gray")
-        axes.annotate(
-            f"{budget:.0e}", (width, 0.02), ("data", "axes fraction"), fontsize="small", rotation=90
-        )
+        axes.annotate(flops(budget), (width, 0.02), ("data", "axes fraction"), fontsize="small", rotation=90)
 
 
 EXPERIMENTS = [

@@ -103,16 +103,12 @@ def describe_difference(found: tuple[float, float] | None) -> str:
 
 
 def missing(experiment: Experiment, summaries: dict[str, Summary]) -> str:
-    """Say which runs are not there."""
-    lacking = {
-        label: experiment.seeds - len(summary.losses) - summary.diverged
-        for label, summary in summaries.items()
-        if len(summary.losses) + summary.diverged < experiment.seeds
-    }
-    if not lacking:
+    """Say how many runs are not there yet."""
+    due = experiment.seeds * len(summaries)
+    done = sum(min(len(x.losses) + x.diverged, experiment.seeds) for x in summaries.values())
+    if done == due:
         return f"Complete: {experiment.seeds} seeds of each."
-    listed = ", ".join(f"{label} ({count})" for label, count in lacking.items())
-    return f"Missing, of {experiment.seeds} seeds each: {listed}."
+    return f"{done} of {due} runs are done ({experiment.seeds} seeds of each); `--list` names the others."
 
 
 def provenance(experiment: Experiment, record: Record) -> list[str]:

@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 
 from docs.figures import BLUE, GREY, ORANGE, save
-from experiments.isoflop import CHINCHILLA, EXPERIMENTS, WIDTHS, complete, exponent, minima, parameters
+from experiments.isoflop import CHINCHILLA, EXPERIMENTS, WIDTHS, complete, exponent, flops, minima, parameters
 from experiments.record import read_record
 from experiments.runner import RESULTS
 
@@ -25,11 +25,12 @@ def draw(axes) -> None:
         line = np.geomspace(sizes[0], sizes[-1], 50)
         for size, seeds in zip(sizes, found, strict=True):
             valleys.plot([size] * len(seeds), seeds, "o", ms=3, color=color, alpha=0.6)
-        valleys.plot(line, np.polyval(parabola, np.log(line)), lw=1.2, color=color, label=f"{budget:.0e}")
+        valleys.plot(line, np.polyval(parabola, np.log(line)), lw=1.2, color=color, label=flops(budget))
         valleys.plot(best[budget], np.polyval(parabola, np.log(best[budget])), "*", ms=9, color=ORANGE)
     valleys.set(xscale="log", xlabel="parameters", ylabel="val loss (nats)")
+    valleys.set_xticks([2e4, 1e5, 5e5], ["20k", "100k", "500k"])
     valleys.set_title("five sizes at each budget")
-    valleys.legend(title="FLOPs", fontsize="small", loc="upper right")
+    valleys.legend(fontsize="small", loc="upper right")
 
     budgets, sizes = np.array(list(best)), np.array(list(best.values()))
     slope = exponent(best)
@@ -38,9 +39,13 @@ def draw(axes) -> None:
         line = centre[1] * (budgets / centre[0]) ** power
         growth.plot(budgets, line, lw=1.2, color=color, label=f"{name}: budget^{power:.2f}")
     growth.plot(budgets, sizes, "*", ms=9, color=ORANGE)
-    growth.set(xscale="log", yscale="log", xlabel="FLOPs", ylabel="best number of parameters")
+    growth.set(xscale="log", yscale="log", xlabel="budget", ylabel="best number of parameters")
+    growth.set_xticks(budgets, [flops(budget) for budget in budgets])
+    growth.set_yticks([5e4, 1e5, 2e5], ["50k", "100k", "200k"])
     growth.set_title("the best size by budget")
     growth.legend(fontsize="small")
+    for one in axes:
+        one.minorticks_off()
 
 
 if __name__ == "__main__":

@@ -271,7 +271,7 @@ def test_a_table_says_what_was_found_and_what_is_missing(experiment):
     assert "| rate 0.01 | 2.1000 ± 0.1414 |  | 2 |" in text
     half = stats.t.ppf(0.975, 1) * 0.0001
     assert f"| **-0.9999 ± {half:.4f}** | 2 |" in text
-    assert "Missing, of 3 seeds each: rate 0.01 (1), rate 0.001 (1)." in text
+    assert "4 of 6 runs are done (3 seeds of each); `--list` names the others." in text
     assert (
         "python -m experiments.small" in text and machine()["cpu"] in text and machine()["versions"] in text
     )
