@@ -27,7 +27,10 @@ class LaunchOptions:
     """The options of the launcher. The comment behind a field is its text in `--help`."""
 
     program: ClassVar[str] = "app.py"
-    purpose: ClassVar[str] = "Run a command on Modal, or here. Other options go to the command's script."
+    purpose: ClassVar[str] = (
+        "Run a command on Modal, or here: train (without a name), sample, prepare, sweep, evaluate, bench, "
+        "profile, export, serve, list, watch or fetch. Other options go to the command's script."
+    )
 
     run_on_remote: bool = False  # run on Modal; without it, on this machine
     gpu: Name = "A10"  # T4, L4, A10, L40S, A100-80GB, H100, H200, B200; H100:8; A100-80GB,H100: either; none
@@ -40,7 +43,7 @@ class LaunchOptions:
     detach: bool = False  # the run goes on when this command is stopped; as modal run --detach
     nodes: Count = 1  # machines that train together, each with all its GPUs: --gpu=H100:8
     parallel: Count = 4  # runs of a sweep at a time, at most
-    dry_run: bool = False  # print what would be sent and rented
+    dry_run: bool = False  # print what would be sent and rented, and at what cost, and end
 
     @property
     def machine(self) -> Machine:

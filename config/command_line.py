@@ -147,7 +147,8 @@ def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], 
             if not equals:
                 text = next(words, "--")
                 if text.startswith("--"):  # the next option, or the end
-                    raise UserError(f"--{key} needs a value, as in --{key}={default}")
+                    example = not default if isinstance(default, bool) else default
+                    raise UserError(f"--{key} needs a value, as in --{key}={example}")
             arguments[name] = text if isinstance(default, str) else parse_literal(text)
         elif word.endswith(".py") and not word.startswith("-"):
             paths.append(word)

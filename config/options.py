@@ -50,7 +50,7 @@ class Options:
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
-    init_from: Name = "scratch"  # or resume, auto (resume if there is a run), gpt2, a hub id, a folder
+    init_from: Name = "scratch"  # scratch, resume, auto (resume if there is a run), gpt2, a hub id, a folder
     overwrite: bool = False  # start anew in an out_dir that already holds a run
     seed: Seed = 1337  # for the initial weights, the batches and dropout
     profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
@@ -85,19 +85,19 @@ class Options:
     value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in
     residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
-    mup_base_width: NonNegativeInt = 0  # n_embd of the base in muP (layers/mup.py), whose rates suit; 0: off
+    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for muP (layers/mup.py); 0: off
     logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: every linear layer
-    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype to store the weights below them in
+    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the weights that they add to
     lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "normuon", "lion"] = "adamw"  # lion: try a fifth of the rate
     learning_rate: Positive = 6e-4  # highest learning rate
-    scalar_learning_rate: Positive = 1e-2  # the same, of residual_scalars and value_embeddings' weights
+    scalar_learning_rate: Positive = 1e-2  # that of the weights of residual_scalars and value_embeddings
     max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
     cautious_weight_decay: bool = False  # decay a weight only where the update makes it smaller too
@@ -115,7 +115,7 @@ class Options:
     mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
     pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # order of work along the stage axis
     virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
-    pipeline_branches: Literal["cond", "where"] = "cond"  # where: if cond hangs; ranks compute both branches
+    pipeline_branches: Literal["cond", "where"] = "cond"  # where: if cond hangs; slower, ranks compute all
     show_sharding: bool = False  # print which device holds which part of each parameter, and stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
     coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
@@ -126,8 +126,8 @@ class Options:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # auto: the fastest the device has
-    unroll: NonNegativeInt = 0  # layers unrolled in the scan; 0: all; fewer compile faster, may run slower
-    remat: Literal["none", "block", "dots"] = "none"  # recompute all of a block, or all but linear layers
+    unroll: NonNegativeInt = 0  # layers unrolled at a time; 0: all; fewer compile faster, may run slower
+    remat: Literal["none", "block", "dots"] = "none"  # backward recomputes blocks, or all but linear layers
     compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
     backend: str = "nccl"  # for PyTorch only and ignored
 

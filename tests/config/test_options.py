@@ -399,7 +399,7 @@ def test_values_out_of_range_are_refused(name, outside, at_the_edge):
 
 @pytest.mark.parametrize("argv", [["--overwrite"], ["--overwrite", "--seed=3"]])
 def test_a_key_without_a_value(argv):
-    assert "--overwrite needs a value" in error(*argv)
+    assert "--overwrite needs a value, as in --overwrite=True" in error(*argv)
 
 
 @pytest.mark.parametrize("word", ["shakespeare", "-x", "-x.py", "batch_size=3"])
