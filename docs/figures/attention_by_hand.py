@@ -14,7 +14,7 @@ from docs.figures import BLUE, GREY, LIGHT, ORANGE, save
 WORDS = ["the", "cat", "sat", "on"]
 KEYS = np.array([[0.9, -0.4], [2.0, 1.0], [-1.0, 2.0], [0.5, -1.5]])
 VALUES = np.array([[0.0, -0.5], [2.0, 1.0], [-2.0, 1.5], [0.5, -2.0]])
-QUERY = 1.85 * np.array([math.cos(math.radians(49)), math.sin(math.radians(49))])
+QUERY = 1.85 * np.array([math.cos(math.radians(50)), math.sin(math.radians(50))])
 
 
 def weights(query: np.ndarray) -> np.ndarray:
