@@ -45,6 +45,7 @@ def options(budget: float, width: int) -> dict:
     """Return the options of a run. Muon's learning rate falls with the root of the width (layers/mup.py)."""
     count, rate = steps(budget, width), min(16e-3, 8e-3 * (64 / width) ** 0.5)
     return {
+        "n_layer": LAYERS,
         "n_embd": width,
         "n_head": HEADS,
         "mlp": "gelu",
@@ -105,12 +106,19 @@ def exponent(best: dict[float, float]) -> float:
     return float(np.polyfit(np.log(list(best)), np.log(list(best.values())), 1)[0])
 
 
+def tokens_read(budget: float, size: float) -> float:
+    """Return the tokens that a model of a size reads, by those that the sizes to its left and right read."""
+    sizes = np.log([parameters(width) for width in WIDTHS[budget]])
+    tokens = np.log([steps(budget, width) * ROWS * LENGTH for width in WIDTHS[budget]])
+    return float(np.exp(np.interp(np.log(size), sizes, tokens)))
+
+
 def findings(experiment: Experiment, record: Record) -> list[str]:
     losses, rng = complete(experiment, record), np.random.default_rng(0)
     best = minima(losses)
     lines = []
     for budget, size in best.items():
-        tokens = budget / (6 * size)
+        tokens = tokens_read(budget, size)
         lines.append(f"{flops(budget)}: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each.")
     if len(best) > 1:
         drawn = [exponent(minima(redrawn(losses, rng))) for _ in range(DRAWS)]

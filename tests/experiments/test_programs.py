@@ -71,6 +71,14 @@ def test_isoflop_finds_the_exponent_of_parabolas():
     assert list(isoflop.complete(experiment, record)) == list(isoflop.WIDTHS)[1:]
 
 
+def test_tokens_that_a_size_reads_are_those_of_its_steps():
+    """At a width of the budget they are its steps' own; between two, 24 and 32, nearly those of 28."""
+    for width, near in ((24, 1e-9), (28, 0.01)):
+        tokens = isoflop.steps(1e12, width) * isoflop.ROWS * isoflop.LENGTH
+        found = isoflop.tokens_read(1e12, isoflop.parameters(width))
+        assert found == pytest.approx(tokens, rel=near)
+
+
 def test_losses_that_only_fall_have_no_lowest_size():
     assert np.isnan(isoflop.lowest(np.array([1.0, 2.0, 3.0]), [3.0, 2.5, 1.0]))
 
