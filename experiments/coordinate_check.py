@@ -112,27 +112,28 @@ def predict(model: GPT, tokens):
     return model(tokens)
 
 
-def growth(found: dict, kind: str, part: str) -> tuple[float, float]:
-    """Return how many times larger a part is at the largest width than at the smallest, after the last step.
+def growth(found: dict, kind: str, part: str, step: int) -> tuple[float, float]:
+    """Return how many times larger a part is at the largest width than at the smallest, after a step.
 
     Mean and standard deviation over the seeds.
     """
-    index, last = PARTS.index(part), {}
+    index, then = PARTS.index(part), {}
     for run in found["runs"]:
         if run["kind"] == kind:
-            last[run["width"], run["seed"]] = run["sizes"][-1][index]
-    ratios = [last[max(WIDTHS), s] / last[min(WIDTHS), s] for s in range(1, SEEDS + 1)]
+            then[run["width"], run["seed"]] = run["sizes"][step][index]
+    ratios = [then[max(WIDTHS), s] / then[min(WIDTHS), s] for s in range(1, SEEDS + 1)]
     return fmean(ratios), stdev(ratios)
 
 
 def table(found: dict) -> str:
     rows = [
-        f"| after {STEPS} steps at {RATE:g}, width {max(WIDTHS)} by {min(WIDTHS)} | {' | '.join(PARTS)} |",
+        f"| width {max(WIDTHS)} by {min(WIDTHS)} | {' | '.join(PARTS)} |",
         "|---" * (1 + len(PARTS)) + "|",
     ]
-    for kind in KINDS:
-        cells = " | ".join("{:.2f} ± {:.2f}".format(*growth(found, kind, part)) for part in PARTS)
-        rows.append(f"| {kind} | {cells} |")
+    for kind, step in itertools.product(KINDS, (0, STEPS)):
+        cells = " | ".join("{:.2f} ± {:.2f}".format(*growth(found, kind, part, step)) for part in PARTS)
+        when = f"after {step} steps at {RATE:g}" if step else "at the start"
+        rows.append(f"| {kind}, {when} | {cells} |")
     made = found["made"]
     return "\n".join(
         [

@@ -122,14 +122,15 @@ def test_a_reference_is_made_of_a_record(tiny_data, tmp_path):
     assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
 
 
-def test_growth_is_of_the_widest_by_the_narrowest_after_the_last_step():
+def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():
     narrow, wide = min(coordinate_check.WIDTHS), max(coordinate_check.WIDTHS)
     runs = [
         {"kind": "standard", "width": width, "seed": seed, "sizes": [[9.0] * 4, [1.0, 1.0, 1.0, size + seed]]}
         for seed in range(1, coordinate_check.SEEDS + 1)
         for width, size in ((narrow, 0.0), (wide, 10.0))
     ]
-    mean, spread = coordinate_check.growth({"runs": runs}, "standard", "logits")
+    mean, spread = coordinate_check.growth({"runs": runs}, "standard", "logits", 1)
     ratios = [(10 + seed) / seed for seed in range(1, coordinate_check.SEEDS + 1)]
     assert (mean, spread) == pytest.approx((np.mean(ratios), np.std(ratios, ddof=1)))
-    assert coordinate_check.growth({"runs": runs}, "standard", "stream") == (1.0, 0.0)
+    assert coordinate_check.growth({"runs": runs}, "standard", "stream", 1) == (1.0, 0.0)
+    assert coordinate_check.growth({"runs": runs}, "standard", "logits", 0) == (1.0, 0.0)
