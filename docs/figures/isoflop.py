@@ -27,6 +27,7 @@ def draw(axes) -> None:
             valleys.plot([size] * len(seeds), seeds, "o", ms=3, color=color, alpha=0.6)
         valleys.plot(line, np.polyval(parabola, np.log(line)), lw=1.2, color=color, label=flops(budget))
         valleys.plot(best[budget], np.polyval(parabola, np.log(best[budget])), "*", ms=9, color=ORANGE)
+    valleys.plot([], [], "*", ms=9, color=ORANGE, label="minimum")
     valleys.set(xscale="log", xlabel="parameters", ylabel="val loss (nats)")
     valleys.set_xticks([2e4, 1e5, 5e5], ["20k", "100k", "500k"])
     valleys.set_title("five sizes at each budget")
