@@ -7,8 +7,8 @@ arXiv:2408.00118), and the z-loss holds the logits' normalizer near 1 (PaLM, arX
 from functools import partial
 
 from experiments.miniature import MINIATURE
-from experiments.record import Experiment
-from experiments.report import draw_lines
+from experiments.record import Experiment, Record
+from experiments.report import describe, draw_lines
 from experiments.runner import main
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -21,6 +21,17 @@ MEANS = {
 }
 LINES = {name: [f"{name}, {rate:g}" for rate in RATES] for name in MEANS}
 
+
+def findings(experiment: Experiment, record: Record) -> list[str]:
+    """Say what each means ends at, from the lowest rate to the highest."""
+    lines = []
+    for name, labels in LINES.items():
+        found = [record.summary(label, experiment.options(label)) for label in labels]
+        if all(summary.spread is not None for summary in found):
+            lines.append(f"{name}: {'; '.join(map(describe, found))}.")
+    return lines
+
+
 EXPERIMENTS = [
     Experiment(
         name="stability",
@@ -32,6 +43,7 @@ EXPERIMENTS = [
             for rate in RATES
         },
         draw=partial(draw_lines, x="learning_rate", lines=LINES),
+        findings=findings,
     )
 ]
 
