@@ -8,7 +8,7 @@ that multiplies bfloat16.
 import json
 from pathlib import Path
 
-from config.command_line import command, given
+from config.command_line import UserError, command, given
 from config.files import read_json, write_whole
 from config.options import Options
 from data.loader import dataset_dir
@@ -46,7 +46,10 @@ def write_reference(experiment: Experiment, label: str, record: Record, folder: 
     """Write the reference of a config, of the runs of one option set. What is published there stays."""
     runs = record.runs(label, experiment.options(label))
     options = mattering(given([str(ROOT / experiment.config)], Options))
-    meta = read_json(dataset_dir(options.get("dataset", Options.dataset)) / "meta.json")
+    described = dataset_dir(options.get("dataset", Options.dataset)) / "meta.json"
+    if not described.exists():
+        raise UserError(f"{described}: not there, so the runs' data are not known: train {experiment.config}")
+    meta = read_json(described)
     path = folder / f"{Path(experiment.config).stem}.json"
     values = {
         "config": experiment.config,
