@@ -130,7 +130,7 @@ def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path):
 
 @pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_go_on(experiment, tmp_path, capfd):
-    sets = experiment.sets | {"rate 0.01": experiment.sets["rate 0.01"] | {"dataset": str(tmp_path)}}
+    sets = experiment.sets | {"rate 0.01": experiment.sets["rate 0.01"] | {"n_head": 3}}
     experiment = replace(experiment, sets=sets, seeds=1)
     assert runner.run([experiment], None, [f"--out={tmp_path / 'out'}"], tmp_path) == 1
     err = capfd.readouterr().err
