@@ -15,7 +15,7 @@ from data.loader import dataset_dir
 from experiments import best, precision
 from experiments.record import ROOT, Experiment, Record, read_record
 from experiments.report import draw_curves, seed_interval
-from experiments.runner import RESULTS, run
+from experiments.runner import RESULTS, parse, run
 from runs.reference import FOLDER, mattering
 
 QUICKSTART = Experiment(
@@ -34,7 +34,9 @@ SOURCES = (
 
 
 def main(argv: list[str]) -> int:
-    status = run([QUICKSTART], __doc__, argv)
+    status, asked = run([QUICKSTART], __doc__, argv), parse(argv, __doc__)
+    if asked.list or asked.draw:
+        return status
     for experiment, label in SOURCES:
         record = read_record(RESULTS / f"{experiment.name}.json")
         if len(record.summary(label, experiment.options(label)).losses) >= experiment.seeds:
