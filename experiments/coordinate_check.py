@@ -49,10 +49,18 @@ def main(argv: list[str]) -> None:
         measure_all(PATH)
     if not PATH.exists():
         raise UserError(f"{PATH}: nothing is measured yet: run it without --draw")
-    found = read_json(PATH)
+    found = read_found(PATH)
     write_whole(PATH.with_suffix(".md"), table(found), "make room there")
     save_svg(PATH.with_suffix(".svg"), "coordinate_check", lambda figure: draw(figure, found))
     print(f"the table: {PATH.with_suffix('.md')}")
+
+
+def read_found(path: Path) -> dict[str, Any]:
+    """Read what was measured. Raises UserError."""
+    try:
+        return read_json(path)
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read as results ({error}): git checkout restores it") from None
 
 
 def measure_all(path: Path) -> None:
@@ -60,7 +68,7 @@ def measure_all(path: Path) -> None:
     share_one_heap()
     keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
-    runs = read_json(path)["runs"] if path.exists() else []
+    runs = read_found(path)["runs"] if path.exists() else []
     done = {(run["kind"], run["width"]) for run in runs}
     with jax.set_mesh(make_mesh("data:1")):
         for kind, width in itertools.product(KINDS, WIDTHS):

@@ -8,6 +8,7 @@ Drawn from experiments/results/; python -m experiments.isoflop trains what is mi
 import matplotlib
 import numpy as np
 
+from config.command_line import UserError
 from docs.figures import BLUE, GREY, ORANGE, save
 from experiments.isoflop import CHINCHILLA, EXPERIMENTS, WIDTHS, complete, exponent, flops, minima, parameters
 from experiments.record import read_record
@@ -17,6 +18,10 @@ from experiments.runner import RESULTS
 def draw(axes) -> None:
     [experiment] = EXPERIMENTS
     losses = complete(experiment, read_record(RESULTS / "isoflop.json"))
+    if len(losses) < 2:
+        raise UserError(
+            "isoflop: results of fewer than two budgets: python -m experiments.isoflop makes them"
+        )
     best, (valleys, growth) = minima(losses), axes
     shades = matplotlib.colormaps["Blues"](np.linspace(0.45, 1, len(losses)))
     for color, (budget, found) in zip(shades, losses.items(), strict=True):

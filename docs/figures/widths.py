@@ -8,6 +8,7 @@ Drawn from experiments/results/; python -m experiments.learning_rate trains what
 import matplotlib
 import numpy as np
 
+from config.command_line import UserError
 from docs.figures import ORANGE, save
 from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label
 from experiments.record import Experiment, Record, read_record
@@ -40,6 +41,10 @@ def draw(axes) -> None:
                     one.plot([rate] * len(seeds), seeds, "o", ms=3, color=shades[width], alpha=0.6)
                 lowest = min(means, key=lambda rate: means[rate])
                 one.plot(lowest, means[lowest], "*", ms=10, color=ORANGE)
+            if not one.lines:
+                raise UserError(
+                    f"{experiment.name}: no results: python -m experiments.learning_rate makes them"
+                )
             one.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
             one.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False, fontsize=8)
             one.minorticks_off()

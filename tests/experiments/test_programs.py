@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from config.command_line import UserError
 from config.options import Options
 from experiments import batch_size, coordinate_check, isoflop, reference
 from experiments.record import Record, machine
@@ -134,3 +135,12 @@ def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():
     assert (mean, spread) == pytest.approx((np.mean(ratios), np.std(ratios, ddof=1)))
     assert coordinate_check.growth({"runs": runs}, "standard", "stream", 1) == (1.0, 0.0)
     assert coordinate_check.growth({"runs": runs}, "standard", "logits", 0) == (1.0, 0.0)
+
+
+def test_truncated_sizes_are_named(tmp_path):
+    path = tmp_path / "coordinate_check.json"
+    path.write_text('{"made": ')
+    with pytest.raises(
+        UserError, match="coordinate_check.json: cannot be read as results .* git checkout restores it"
+    ):
+        coordinate_check.read_found(path)
