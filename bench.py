@@ -49,7 +49,7 @@ from parallel.pipeline.loop import make_pipeline
 from planning.cost import estimate
 from planning.program import parse_program
 from planning.target import target_here
-from runs.hardware import choose_device, peak_flops, share_one_heap
+from runs.hardware import choose_device, peak_flops
 from runs.memory import check_training
 from runs.speed import counted_flops, flops_per_token
 from training.state import model_config
@@ -73,7 +73,6 @@ def main(argv: list[str]) -> None:
         )
     if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    share_one_heap()
     choose_device(options.device)
     with jax.set_mesh(make_mesh(options.mesh)):
         measure(bench, options)

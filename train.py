@@ -23,7 +23,7 @@ from config.command_line import UserError, command
 from config.options import Options, parse_options
 from evaluation.split import Evaluate, make_evaluate
 from parallel.batches import StepBatches
-from runs.hardware import on_devices, reuse_freed_memory, share_one_heap
+from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
 from runs.lock import locked
 from runs.metrics import Metrics, check_wandb
@@ -37,7 +37,6 @@ from training.step import compile_step
 
 def main(argv: list[str]) -> int:
     options = parse_options(argv, shape_of_weights)
-    share_one_heap()
     with on_devices(options):
         if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)

@@ -33,7 +33,7 @@ from inside.views import lens
 from model import GPT
 from parallel.batches import StepBatches
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, keep_compiled_programs, share_one_heap
+from runs.hardware import choose_device, keep_compiled_programs
 from training.state import create_state, model_config
 from training.step import compile_step
 
@@ -65,7 +65,6 @@ def read_found(path: Path) -> dict[str, Any]:
 
 def measure_all(path: Path) -> None:
     """Measure the widths of each kind that are not measured yet, and write what was found after each."""
-    share_one_heap()
     keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
     runs = read_found(path)["runs"] if path.exists() else []

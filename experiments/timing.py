@@ -16,7 +16,7 @@ from data.loader import load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from experiments.record import Experiment, Record, machine
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, share_one_heap
+from runs.hardware import choose_device
 from training.state import model_config
 
 
@@ -34,7 +34,6 @@ class NamedStep(JaxStep):
 
 def time_steps(experiment: Experiment, record: Record, labels: list[str]) -> Record:
     """Return the record with the median milliseconds of a step of each of these option sets."""
-    share_one_heap()
     choose_device("auto")
     sets = {label: experiment.options(label) for label in labels}
     with jax.set_mesh(make_mesh("data:1")):
