@@ -15,6 +15,7 @@ import jax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from layers.residual import row_axes
 from layers.target import target
 
 # The fastest that JAX has, by what JAX calls the device; the first pattern that fits counts. None of it was
@@ -79,12 +80,12 @@ def fused_attention(
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return attend(*operands)
-    rows, heads = P(("data", "fsdp")), P(("data", "fsdp"), "tensor")
+    rows, heads = P(row_axes()), P(row_axes(), "tensor")
     return jax.shard_map(
         attend,
         in_specs=(heads, heads, heads, rows),
         out_specs=heads,
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),  # a pipeline has split `stage` already
+        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),  # those are split already
         check_vma=False,
     )(*operands)
 

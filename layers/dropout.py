@@ -1,9 +1,11 @@
 """Dropout (arXiv:1207.0580), with keys that are explicit and may be absent."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped, UInt
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Float[Array, "..."]:
@@ -14,10 +16,19 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
     """
     if key is None or rate == 0.0:
         return x
-    bits = jax.random.bits(key, (*x.shape[:-1], -(-x.shape[-1] // 2)), jnp.uint32)
+    bits = bits_of_rows(key, (*x.shape[:-1], -(-x.shape[-1] // 2)))
     bits = lax.bitcast_convert_type(bits, jnp.uint16).reshape(*x.shape[:-1], -1)[..., : x.shape[-1]]
     dropped = min(round(rate * 2**16), 2**16 - 1)
     return jnp.where(bits >= dropped, x * (2**16 / (2**16 - dropped)), 0).astype(x.dtype)
+
+
+def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."]:
+    """Draw random numbers of a shape (B, ...); where `jax.shard_map` has split the rows, those of its own."""
+    mesh, B = jax.sharding.get_abstract_mesh(), shape[0]
+    axes = tuple(axis for axis in mesh.manual_axes if axis in ("data", "fsdp"))
+    n = math.prod(mesh.shape[axis] for axis in axes)
+    bits = jax.random.bits(key, (n * B, *shape[1:]), jnp.uint32)
+    return lax.dynamic_slice_in_dim(bits, lax.axis_index(axes) * B, B) if axes else bits
 
 
 def split_key(key: PRNGKeyArray | None) -> tuple[PRNGKeyArray | None, PRNGKeyArray | None]:

@@ -6,6 +6,12 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 
+def row_axes() -> tuple[str, ...]:
+    """Return the mesh axes over which a batch's rows are to be split: `jax.shard_map` may have split some."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
+
+
 def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
     """Split x's batch axis over the mesh axes `data` and `fsdp`. Without a mesh, return x itself.
 
@@ -14,7 +20,7 @@ def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading 
     """
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), ("data", "fsdp")))
+    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), row_axes()))
 
 
 def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
@@ -25,4 +31,4 @@ def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
     if jax.sharding.get_abstract_mesh().empty:
         return logits
     free = PartitionSpec.UNCONSTRAINED
-    return lax.with_sharding_constraint(logits, PartitionSpec(("data", "fsdp"), free, free))
+    return lax.with_sharding_constraint(logits, PartitionSpec(row_axes(), free, free))

@@ -56,16 +56,16 @@ def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
     """
     axes = next(axes for pattern, axes in RULES if re.search(rf"(^|\.)({pattern})$", name))
     axes += (None,) * (len(shape) - len(axes))
-    return P(*(axis if splits(axis, size, mesh) else None for axis, size in zip(axes, shape, strict=True)))
+    return P(*(those_that_split(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
 
 
-def splits(axis: str | tuple[str, ...] | None, size: int, mesh: Mesh | AbstractMesh) -> bool:
-    if axis is None:
-        return False
-    names = axis if isinstance(axis, tuple) else (axis,)
+def those_that_split(rule: str | tuple[str, ...] | None, size: int, mesh: Mesh | AbstractMesh):
+    """Return the mesh axes of a rule that split an array's axis of this size."""
     split_already = mesh.abstract_mesh.manual_axes  # by `jax.shard_map`
-    parts = math.prod(mesh.shape[name] for name in names if name not in split_already)
-    return parts > 1 and size % parts == 0
+    names = rule if isinstance(rule, tuple) else (rule,) if rule else ()
+    left = tuple(name for name in names if name not in split_already)
+    parts = math.prod(mesh.shape[name] for name in left)
+    return left if parts > 1 and size % parts == 0 else None
 
 
 def specs_of(tree, mesh: Mesh | AbstractMesh):

@@ -112,14 +112,19 @@ def run_figures(planned: Planned, target: Target, parameters: int) -> dict[str, 
     return figures
 
 
-def sent_figures(planned: Planned, parameters: int) -> dict[str, tuple[float, float]]:
-    """Return what a device sends along each mesh axis, and the least, in bytes. With LoRA none is known."""
+def sent_figures(planned: Planned, parameters: int) -> dict[str, tuple[float, float | None]]:
+    """Return what a device sends along each mesh axis, and the least, in bytes. With LoRA none is known.
+
+    What is summed over `data` and `fsdp` at once stands by itself, and has no least.
+    """
     options = planned.options
     if planned.cost is None or options.lora_rank:
         return {}
     microbatches = options.gradient_accumulation_steps
     least = least_sent(planned.config, planned.mesh_shape, microbatches, parameters)
-    return {axis: (sent_along(planned.cost, axis), size) for axis, size in least.items()}
+    figures = {axis: (sent_along(planned.cost, axis), size) for axis, size in least.items()}
+    together = sent_along(planned.cost, "data,fsdp")
+    return figures | ({"data,fsdp": (together, None)} if together else {})
 
 
 def short(number: float) -> str:
@@ -142,8 +147,8 @@ def run_table(planned: Planned, target: Target, parameters: int) -> str:
         f"(Chinchilla: {CHINCHILLA})"
     )
     for axis, (sent, least) in sent_figures(planned, parameters).items():
-        lines[f"sent along {axis}"] = (
-            f"{sent / 1e9:.2f} GB a step, {sent / least:.2f} times the least, {least / 1e9:.2f}"
+        lines[f"sent along {axis}"] = f"{sent / 1e9:.2f} GB a step" + (
+            f", {sent / least:.2f} times the least, {least / 1e9:.2f}" if least else ""
         )
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
 

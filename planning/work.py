@@ -150,7 +150,7 @@ def collective(x: Instruction, computation: Computation, times: int) -> Kernel:
     operands = sum(computation.by_name[name].tiled_bytes for name in x.operands)
     name = x.opcode.removesuffix("-start")
     result = x.tiled_bytes
-    if x.opcode.endswith("-start") and name != "all-reduce":  # the result has the operands as well
+    if x.opcode.endswith("-start") and len(x.shapes) > len(x.operands):  # the result has the operands as well
         result -= operands
     message = max(operands, result) if name != "collective-permute" else operands
     return Kernel(x, times, collective=name, message=message, groups=device_groups(x))

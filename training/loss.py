@@ -6,6 +6,7 @@ batches, they are computed a chunk of T at a time. A chunk's gradient is formed 
 computing them again in the backward pass would cost GPT-2 124M a tenth of the step's arithmetic.
 """
 
+import math
 from functools import partial
 
 import jax
@@ -101,7 +102,8 @@ def chunks(x, targets, V):
     """
     B, T, D = x.shape
     mesh = jax.sharding.get_abstract_mesh()  # without devices where there is none
-    devices = 1 if mesh.empty else mesh.size // mesh.shape["stage"]  # a stage's have them all
+    split_already = ("stage", *mesh.manual_axes)  # a stage's devices have all the rows that came to it
+    devices = math.prod(size for axis, size in mesh.shape.items() if axis not in split_already)
     limit = max_logits() * devices
     n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * limit or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)

@@ -4,10 +4,11 @@
     state, metrics = step(state, x, y)     # x, y: (A, B, T) int32, A microbatches
 
 `train_step` is an `eqx.filter_jit` function, and a call of it waits for the step's end. The compiled step
-only starts it, in half a millisecond, and the loop goes on while the device works.
+only starts it, in half a millisecond, and the loop goes on while an accelerator works.
 """
 
 import os
+from collections.abc import Callable
 from functools import partial
 
 import equinox as eqx
@@ -15,10 +16,11 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from config.options import Options
-from layers.target import target
+from layers.target import memory, target
 from model import GPT
 from parallel.pipeline.loop import Pipeline, make_pipeline
 from parallel.sharding import batch_sharding, shard, shard_batch
@@ -30,6 +32,9 @@ from training.state import TrainState
 # Tokens of a microbatch on a CPU, beyond which it is cut. The baby GPT's step of 16384 tokens takes two
 # thirds of the time in 8 parts, and a seventh of the memory, all of which the kernel clears in each step.
 CPU_TOKENS = 2048
+
+# The part of a device's memory that whole weights and their gradients may take where `fsdp` splits them.
+WHOLE = 1 / 8
 
 # XLA's options for the step on several devices, by platform.
 SEVERAL: dict[str, dict[str, str | bool]] = {
@@ -106,20 +111,57 @@ def mean_gradients(
     if pipeline:
         return pipeline.mean_gradients(partial(mean_nll, z_loss=z_loss), weights, frozen, x, y, keys)
 
-    @eqx.filter_value_and_grad
-    def gradients(weights, x, y, key):
-        return mean_loss(eqx.combine(weights, frozen), x, y, key, z_loss)
+    def gradients(weights, frozen, x, y, key):
+        def loss(weights):
+            return mean_loss(eqx.combine(weights, frozen), x, y, key, z_loss)
+
+        return eqx.filter_value_and_grad(loss)(weights)
 
     if A == 1:
-        return gradients(weights, x[0], y[0], key)
+        return gradients(weights, frozen, x[0], y[0], key)
 
-    def add(total, microbatch):
-        one = gradients(weights, *microbatch)
-        return shard(jax.tree.map(jnp.add, total, one)), None
+    def mean(weights, frozen, x, y, keys):
+        def add(total, microbatch):
+            one = gradients(weights, frozen, *microbatch)
+            return shard(jax.tree.map(jnp.add, total, one)), None
 
-    zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights)))
-    total, _ = lax.scan(add, zero, (x, y, keys))
-    return jax.tree.map(lambda sum: sum / A, total)
+        zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights)))
+        total, _ = lax.scan(add, zero, (x, y, keys))
+        return jax.tree.map(lambda sum: sum / A, total)
+
+    axes = axes_apart(model)
+    compute = on_own_rows(mean, axes) if axes else mean
+    return compute(weights, frozen, x, y, keys)
+
+
+def on_own_rows(mean: Callable, axes: tuple[str, ...]) -> Callable:
+    """Have the devices along these mesh axes each compute `mean` on their rows, and take the mean of that.
+
+    Left alone, XLA sums gradients over devices in every microbatch. Once a step took what each of eight H100
+    sends for GPT-2's five microbatches with data:8 from 6.7 to 0.9 GB, as planned (docs/benchmarks.md).
+    """
+    rows = P(None, axes)
+    return jax.shard_map(
+        lambda *args: lax.pmean(mean(*args), axes),
+        in_specs=(P(), P(), rows, rows, P()),
+        out_specs=P(),
+        axis_names=set(axes),
+        check_vma=False,
+    )
+
+
+def axes_apart(model: GPT) -> tuple[str, ...]:
+    """Return the mesh axes whose devices keep their gradients apart until the last microbatch.
+
+    Along `data` each has all the weights anyway. Along `fsdp` they then gather the weights once a step, in
+    place of each layer's in each microbatch, if these and as many gradients leave 1 - WHOLE of the memory.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return ()
+    whole = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.shape["tensor"]
+    axes = ("data", "fsdp") if whole < WHOLE * memory() else ("data",)
+    return tuple(axis for axis in axes if mesh.shape[axis] > 1)
 
 
 def microbatch_keys(key: PRNGKeyArray | None, A: int) -> Shaped[PRNGKeyArray, " A"] | None:

@@ -61,11 +61,11 @@ def with_whole_tables(model: GPT) -> GPT:
     )
 
 
-def on_ranks(function: Callable, in_specs, out_specs) -> Callable:
-    """Have every rank compute `function` on its part of the arguments."""
+def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callable:
+    """Have every rank compute `function` on its part of the arguments. XLA splits the other axes."""
     # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
     return jax.shard_map(
-        function, in_specs=in_specs, out_specs=out_specs, axis_names={"stage"}, check_vma=False
+        function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
     )
 
 
@@ -117,8 +117,9 @@ class Pipeline:
         table, n_inputs, n_cotangents = self.schedule.table()
         on_rank = on_ranks(
             partial(self._on_rank, mean_nll=loss, slots=(n_inputs + 1, n_cotangents + 1)),
-            in_specs=(P(None, "stage"), P(), P(None, "stage"), P(), P(), P()),
+            in_specs=(P(None, "stage"), P(), P(None, "stage"), P(None, "data"), P(None, "data"), P()),
             out_specs=(P(), P(), P(None, "stage")),
+            axes=("stage", "data"),  # the devices along `data` keep their sums apart until the end
         )
         rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
         loss, rest_gradients, block_gradients = on_rank(
@@ -211,7 +212,7 @@ class Pipeline:
         buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
         (*_, (loss, rest_gradients, block_gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
-        return *lax.psum((loss, rest_gradients), "stage"), block_gradients
+        return lax.pmean((*lax.psum((loss, rest_gradients), "stage"), block_gradients), "data")
 
 
 def make_pipeline(options: Options) -> Pipeline | None:

@@ -72,6 +72,11 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
     assert_close(found, expected)
 
 
+def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_device(monkeypatch):
+    monkeypatch.setattr("training.step.WHOLE", 0)
+    test_loss_and_gradients_are_those_of_one_device("modern, dropout", "data:2,fsdp:2,tensor:2")
+
+
 @pytest.mark.slow
 def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
@@ -139,12 +144,12 @@ def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
 # --- communication ------------------------------------------------------------------------------------------
 
 
-def collectives(mesh):
+def collectives(mesh, microbatches=1):
     """Return what the devices of a compiled step send each other.
 
     For each loop's body, and for the program around the loops: the kind and shapes of every collective.
     """
-    options = replace(SMALL, gradient_accumulation_steps=1)
+    options = replace(SMALL, gradient_accumulation_steps=microbatches)
     with jax.set_mesh(make_mesh(mesh)):
         step = compile_step(create_state(model_config(options, V), options), options)
     text = step.as_text()
@@ -178,6 +183,22 @@ def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_
     # What is gathered never has the axis of the layers, and no activation is.
     assert not any(s[0] == L or s[:2] == (B, T) for shapes in gathered for s in shapes)
     assert {kind for body in found for kind, _ in body} <= {"all-gather", "all-reduce", "reduce-scatter"}
+
+
+@pytest.mark.parametrize(
+    "mesh, kinds", [("data:8", {"all-reduce"}), ("fsdp:8", {"all-gather", "all-reduce"})]
+)
+def test_several_microbatches_send_no_more_than_one(mesh, kinds):
+    (around_loops,) = collectives(mesh, microbatches=3)  # and nothing within
+    assert {kind for kind, _ in around_loops} == kinds
+
+
+def test_a_model_too_large_to_be_whole_is_gathered_in_each_microbatch(monkeypatch):
+    monkeypatch.setattr("training.step.WHOLE", 0)
+    gathered = [
+        shape for body in collectives("fsdp:8", 3) for kind, s in body if kind == "all-gather" for shape in s
+    ]
+    assert gathered and not any(shape[0] == L for shape in gathered)
 
 
 def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():

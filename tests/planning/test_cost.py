@@ -79,7 +79,19 @@ def test_work_has_the_class_of_the_line_that_made_it(file, function, work):
     assert row.name == work and row.flops == 2 * 64**3 and work in CLASSES
 
 
+STARTED = "((f32[1000000]{0}), f32[1000000]{0}) all-reduce-start"  # as XLA writes it with JAX 0.12
 ALL_REDUCE = "%r = f32[1000000]{0} all-reduce(%p0), to_apply=%add, replica_groups="
+
+
+def test_a_sum_that_other_work_hides_sends_what_it_takes_alone():
+    groups = "{{0,1,2,3},{4,5,6,7}}"
+    alone, hidden = (
+        cost_of(line + groups, "f32[1000000]{0}", on="H100:8", mesh=ONE | dict(data=2, fsdp=4))
+        .by_class()[0]
+        .sent
+        for line in (ALL_REDUCE, ALL_REDUCE.replace("f32[1000000]{0} all-reduce", STARTED))
+    )
+    assert alone == hidden == 1.5 * 4e6
 
 
 @pytest.mark.parametrize(
