@@ -76,13 +76,13 @@ def main(experiments: list[Experiment], about: str | None) -> None:
 def run(experiments: list[Experiment], about: str | None, argv: list[str], results: Path = RESULTS) -> int:
     """Do what the command line asks for. Return 1 if a run failed, or else 0. Raises UserError."""
     asked = parse(argv, about)
+    if asked.equal_time:
+        experiments = [at_equal_time(experiment, asked.only, results) for experiment in experiments]
     if not any(labels(experiment, asked.only) for experiment in experiments):
         names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
     failed = 0
     for experiment in experiments:
-        if asked.equal_time:
-            experiment = at_equal_time(experiment, read_record(results / f"{experiment.name}.json"))
         path = results / f"{experiment.name}.json"
         record = read_record(path)
         chosen = labels(experiment, asked.only)
@@ -157,11 +157,15 @@ def print_list(experiment: Experiment, record: Record, due: list[Task]) -> None:
         print(f"  {label:36} {done} done" + (f", missing: seed {', '.join(missing)}" if missing else ""))
 
 
-def at_equal_time(experiment: Experiment, record: Record) -> Experiment:
+def at_equal_time(experiment: Experiment, only: str | None, results: Path) -> Experiment:
     """Return the experiment with as many steps for each set as take the time of the first set's.
 
-    Raises UserError unless `--time` has measured all.
+    Raises UserError unless `--time` has measured all, if `only` asks for any of them.
     """
+    renamed = replace(experiment, name=f"{experiment.name}_equal_time")
+    if not labels(renamed, only):
+        return renamed
+    record = read_record(results / f"{experiment.name}.json")
     untimed = [label for label in experiment.sets if record.ms(label, experiment.options(label)) is None]
     if untimed:
         raise UserError(f"--equal_time: no step time of {', '.join(untimed)}: run it with --time first")
@@ -172,12 +176,7 @@ def at_equal_time(experiment: Experiment, record: Record) -> Experiment:
         options = experiment.options(label)
         steps = round(options["max_iters"] * first / times[label])
         sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
-    return replace(
-        experiment,
-        name=f"{experiment.name}_equal_time",
-        question=f"{experiment.question} In equal time.",
-        sets=sets,
-    )
+    return replace(renamed, question=f"{experiment.question} In equal time.", sets=sets)
 
 
 # Training

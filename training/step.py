@@ -138,7 +138,7 @@ def on_own_rows(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Have the devices along these mesh axes each compute `mean` on their rows, and take the mean of that.
 
     Left alone, XLA sums gradients over devices in every microbatch. Once a step took what each of eight H100
-    sends for GPT-2's five microbatches with data:8 from 6.7 to 0.9 GB, as planned (docs/benchmarks.md).
+    sends for GPT-2's five microbatches with data:8 from 5.7 to 0.9 GB, as planned (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(

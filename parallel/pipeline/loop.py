@@ -69,6 +69,11 @@ def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callab
     )
 
 
+def data_axis() -> tuple[str, ...]:
+    """Return `data`, if it splits rows: its devices keep their gradients apart until the last microbatch."""
+    return ("data",) if jax.sharding.get_abstract_mesh().shape["data"] > 1 else ()
+
+
 def add_gradients(sums, loss, gradients: GPT, chunk: int | Int[Array, ""]):
     """Add the loss and the gradients of one backward, of one chunk, to the sums."""
     rest, blocks = split_blocks(gradients)
@@ -115,11 +120,12 @@ class Pipeline:
         model, `frozen` the other. `keys`, one per microbatch, turn dropout on.
         """
         table, n_inputs, n_cotangents = self.schedule.table()
+        rows = P(None, data_axis())
         on_rank = on_ranks(
             partial(self._on_rank, mean_nll=loss, slots=(n_inputs + 1, n_cotangents + 1)),
-            in_specs=(P(None, "stage"), P(), P(None, "stage"), P(None, "data"), P(None, "data"), P()),
+            in_specs=(P(None, "stage"), P(), P(None, "stage"), rows, rows, P()),
             out_specs=(P(), P(), P(None, "stage")),
-            axes=("stage", "data"),  # the devices along `data` keep their sums apart until the end
+            axes=("stage", *data_axis()),
         )
         rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
         loss, rest_gradients, block_gradients = on_rank(
@@ -212,7 +218,7 @@ class Pipeline:
         buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
         (*_, (loss, rest_gradients, block_gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
-        return lax.pmean((*lax.psum((loss, rest_gradients), "stage"), block_gradients), "data")
+        return lax.pmean((*lax.psum((loss, rest_gradients), "stage"), block_gradients), data_axis())
 
 
 def make_pipeline(options: Options) -> Pipeline | None:

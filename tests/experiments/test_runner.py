@@ -216,14 +216,24 @@ def test_without_a_run_there_is_no_table(experiment, tmp_path, capsys):
     assert capsys.readouterr().out == "small: no run has ended yet\n" and list(tmp_path.iterdir()) == []
 
 
-def test_equal_time_gives_each_set_the_steps_that_take_the_first_ones_time(experiment):
+def test_equal_time_gives_each_set_the_steps_that_take_the_first_ones_time(experiment, tmp_path):
     record = Record()
     for label, ms in (("rate 0.01", 10.0), ("rate 0.001", 15.0)):
         record = record.with_ms(label, experiment.options(label), ms, "now")
-    timed = runner.at_equal_time(experiment, record)
+    write_record(tmp_path / "small.json", record)
+    timed = runner.at_equal_time(experiment, "rate", tmp_path)
     assert [own["max_iters"] for own in timed.sets.values()] == [6, 4]
     assert [own["lr_decay_iters"] for own in timed.sets.values()] == [6, 4]
     assert timed.name == "small_equal_time"
+
+
+def test_equal_time_needs_no_times_of_what_is_not_asked_for(experiment, tmp_path, capsys):
+    test_equal_time_gives_each_set_the_steps_that_take_the_first_ones_time(experiment, tmp_path)
+    both = [replace(experiment, name="untimed"), experiment]
+    assert runner.run(both, None, ["--equal_time", "--only=small", "--list"], tmp_path) == 0
+    assert "rate 0.01 0 done, missing: seed 1, 2".split() in map(
+        str.split, capsys.readouterr().out.splitlines()
+    )
 
 
 # Tables and plots

@@ -72,8 +72,16 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
     assert_close(found, expected)
 
 
-def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_device(monkeypatch):
+@pytest.fixture
+def no_room(monkeypatch):
+    """A device has no room for whole weights and gradients."""
     monkeypatch.setattr("training.step.WHOLE", 0)
+    jax.clear_caches()  # what was traced with room
+    yield
+    jax.clear_caches()
+
+
+def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_device(no_room):
     test_loss_and_gradients_are_those_of_one_device("modern, dropout", "data:2,fsdp:2,tensor:2")
 
 
@@ -189,16 +197,12 @@ def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_
     "mesh, kinds", [("data:8", {"all-reduce"}), ("fsdp:8", {"all-gather", "all-reduce"})]
 )
 def test_several_microbatches_send_no_more_than_one(mesh, kinds):
-    (around_loops,) = collectives(mesh, microbatches=3)  # and nothing within
+    (around_loops,) = collectives(mesh, microbatches=2)  # and nothing within
     assert {kind for kind, _ in around_loops} == kinds
 
 
-def test_a_model_too_large_to_be_whole_is_gathered_in_each_microbatch(monkeypatch):
-    monkeypatch.setattr("training.step.WHOLE", 0)
-    gathered = [
-        shape for body in collectives("fsdp:8", 3) for kind, s in body if kind == "all-gather" for shape in s
-    ]
-    assert gathered and not any(shape[0] == L for shape in gathered)
+def test_a_model_too_large_to_be_whole_sums_its_gradients_in_each_microbatch(no_room):
+    assert len(collectives("fsdp:8", microbatches=2)) > 1  # in loops' bodies, too
 
 
 def test_tensor_devices_sum_the_residual_stream_twice_per_layer_each_way():
