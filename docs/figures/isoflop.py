@@ -47,7 +47,7 @@ def draw(axes) -> None:
     growth.plot(budgets, sizes, "*", ms=9, color=ORANGE)
     growth.set(xscale="log", yscale="log", xlabel="budget", ylabel="best number of parameters")
     growth.set_xticks(budgets, [flops(budget) for budget in budgets])
-    growth.set_yticks([5e4, 1e5, 2e5], ["50k", "100k", "200k"])
+    growth.set_yticks([5e4, 1e5, 2e5, 4e5], ["50k", "100k", "200k", "400k"])
     growth.set_title("the best size by budget")
     growth.legend(fontsize="small")
     for one in axes:
