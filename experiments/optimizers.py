@@ -15,7 +15,7 @@ RATES = {
     "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
     "muon": (2e-3, 4e-3, 8e-3, 16e-3),
     "normuon": (2e-3, 4e-3, 8e-3, 16e-3),
-    "lion": (1e-4, 2e-4, 4e-4, 8e-4),
+    "lion": (4e-4, 8e-4, 1.6e-3, 3.2e-3),
 }
 DECAY = {"adamw": 0.1, "muon": 0.1, "normuon": 0.1, "lion": 0.5}
 LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}

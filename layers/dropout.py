@@ -25,7 +25,7 @@ def dropout(x: Float[Array, "..."], rate: float, key: PRNGKeyArray | None) -> Fl
 def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."]:
     """Draw random numbers of a shape (B, ...); where `jax.shard_map` has split the rows, those of its own."""
     mesh, B = jax.sharding.get_abstract_mesh(), shape[0]
-    axes = tuple(axis for axis in mesh.manual_axes if axis in ("data", "fsdp"))
+    axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.manual_axes)
     n = math.prod(mesh.shape[axis] for axis in axes)
     bits = jax.random.bits(key, (n * B, *shape[1:]), jnp.uint32)
     return lax.dynamic_slice_in_dim(bits, lax.axis_index(axes) * B, B) if axes else bits

@@ -153,8 +153,8 @@ def on_own_rows(mean: Callable, axes: tuple[str, ...]) -> Callable:
 def axes_apart(model: GPT) -> tuple[str, ...]:
     """Return the mesh axes whose devices keep their gradients apart until the last microbatch.
 
-    Along `data` each has all the weights anyway. Along `fsdp` they then gather the weights once a step, in
-    place of each layer's in each microbatch, if these and as many gradients leave 1 - WHOLE of the memory.
+    Along `data` each has all the weights anyway. Along `fsdp` each then gathers them once a step, and not a
+    layer's at a time in each microbatch, if they and as many gradients take less than WHOLE of its memory.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
