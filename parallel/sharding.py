@@ -56,10 +56,10 @@ def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
     """
     axes = next(axes for pattern, axes in RULES if re.search(rf"(^|\.)({pattern})$", name))
     axes += (None,) * (len(shape) - len(axes))
-    return P(*(those_that_split(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
+    return P(*(axes_that_split(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
 
 
-def those_that_split(rule: str | tuple[str, ...] | None, size: int, mesh: Mesh | AbstractMesh):
+def axes_that_split(rule: str | tuple[str, ...] | None, size: int, mesh: Mesh | AbstractMesh):
     """Return the mesh axes of a rule that split an array's axis of this size."""
     split_already = mesh.abstract_mesh.manual_axes  # by `jax.shard_map`
     names = rule if isinstance(rule, tuple) else (rule,) if rule else ()

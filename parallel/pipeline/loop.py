@@ -70,7 +70,7 @@ def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callab
 
 
 def data_axis() -> tuple[str, ...]:
-    """Return `data`, if it splits rows: its devices keep their gradients apart until the last microbatch."""
+    """Return `data`, if it splits rows, for its devices to keep their gradients apart until the last tick."""
     return ("data",) if jax.sharding.get_abstract_mesh().shape["data"] > 1 else ()
 
 
