@@ -124,7 +124,9 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
             f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of "
             f"`{experiment.config}`, {hours:.1f} hours by the clock ({' to '.join(dates)}).",
         ]
-        lines += [f"CPU: {cpu}." for cpu in sorted({run["cpu"] for run in runs})]
+        for cpu in sorted({run["cpu"] for run in runs}):
+            seeds = sorted({run["seed"] for run in runs if run["cpu"] == cpu})
+            lines.append(f"CPU of seed {', '.join(map(str, seeds))}: {cpu}.")
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
     timed = {record.sets[label]["timed"] for label, options in sets if record.ms(label, options) is not None}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]

@@ -3,17 +3,20 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from layers.rotary import inverse_frequencies, rotary_table
+from layers.rotary import Table, inverse_frequencies, rotary_table
 
 
 class Context(NamedTuple):
     """Positions and documents of the tokens, and what options have every layer read of the tokens alone."""
 
-    positions: Int[Array, "_ T"]  # from the beginning of each token's document; one row may serve all
-    rotary: tuple[Float[Array, "_ 1 T half"], Float[Array, "_ 1 T half"]] | None  # cos and sin, with rope
+    positions: Int[
+        Array | np.ndarray, "_ T"
+    ]  # from the beginning of each token's document; one row may serve all
+    rotary: tuple[Table, Table] | None  # cos and sin, with rope
     documents: Int[Array, "B T"] | None  # where each token's document begins; None: a row is one
     values: Float[Array, "B K T C"] | None = None  # the tokens' own values, with value_embeddings
     first: Float[Array, "B T D"] | None = None  # the first embedding, with residual_scalars
@@ -21,14 +24,14 @@ class Context(NamedTuple):
 
 def context_of(tokens: Int[Array, "B T"], config) -> Context:
     """Make the context of whole rows: from one `eot` to the next is a document, which reads no other."""
-    positions = jnp.arange(tokens.shape[1])[None]  # (1, T)
+    positions = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T), known when compiled
     if config.eot is None:
         return context_at(positions, config)
     doc_start = lax.cummax(jnp.where(tokens == config.eot, positions, 0), axis=1)  # (B, T)
     return context_at(positions - doc_start, config, doc_start)
 
 
-def context_at(positions: Int[Array, "_ T"], config, documents=None) -> Context:
+def context_at(positions: Int[Array | np.ndarray, "_ T"], config, documents=None) -> Context:
     """Make the context of tokens at those positions, for a model of that GPTConfig."""
     if config.position == "learned":
         return Context(positions, None, documents)
