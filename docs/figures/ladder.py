@@ -43,6 +43,7 @@ def draw_up(axes, experiment: Experiment, record: Record) -> None:
         axes.annotate(
             f"{summary.mean:.3f}", (summary.mean, row), (6, -10), textcoords="offset points", fontsize=8
         )
+    axes.margins(x=0.2)  # room for the last label
     axes.set_yticks(range(len(known)), list(known))
     axes.invert_yaxis()
     axes.set(xlabel="val loss (nats)")
