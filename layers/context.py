@@ -13,9 +13,7 @@ from layers.rotary import Table, inverse_frequencies, rotary_table
 class Context(NamedTuple):
     """Positions and documents of the tokens, and what options have every layer read of the tokens alone."""
 
-    positions: Int[
-        Array | np.ndarray, "_ T"
-    ]  # from the beginning of each token's document; one row may serve all
+    positions: Int[Array | np.ndarray, "_ T"]  # from a document's beginning; one row may serve all
     rotary: tuple[Table, Table] | None  # cos and sin, with rope
     documents: Int[Array, "B T"] | None  # where each token's document begins; None: a row is one
     values: Float[Array, "B K T C"] | None = None  # the tokens' own values, with value_embeddings
