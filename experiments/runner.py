@@ -168,7 +168,9 @@ def at_equal_time(experiment: Experiment, only: str | None, results: Path) -> Ex
     record = read_record(results / f"{experiment.name}.json")
     untimed = [label for label in experiment.sets if record.ms(label, experiment.options(label)) is None]
     if untimed:
-        raise UserError(f"--equal_time: no step time of {', '.join(untimed)}: run it with --time first")
+        raise UserError(
+            f"--equal_time: {experiment.name}: no step time of {', '.join(untimed)}: run it with --time first"
+        )
     times = {label: record.ms(label, experiment.options(label)) for label in experiment.sets}
     first = next(iter(times.values()))
     sets = {}

@@ -180,7 +180,10 @@ def test_a_run_that_diverged_is_a_result(experiment, tmp_path, status, line):
     [
         (["--seeds=0"], "--seeds"),
         (["--only=rate7"], "--only=rate7: no option set has this in its name: small: rate 0.01, rate 0.001"),
-        (["--equal_time"], "--equal_time: no step time of rate 0.01, rate 0.001: run it with --time first"),
+        (
+            ["--equal_time"],
+            "--equal_time: small: no step time of rate 0.01, rate 0.001: run it with --time first",
+        ),
         (["--sed=1"], "--sed"),
     ],
 )
