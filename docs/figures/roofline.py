@@ -39,9 +39,9 @@ WORK = {
         GREEN,
     ),  # about 16 operations; 3 arrays and the gradient read, 3 written, float32
     "norm, forward": (8 / 4, GREEN),  # about 8 operations on a number of two bytes, read and written
-    "decoding, 1 sequence": (decoding(1, 512), ORANGE),
-    "decoding, 64 sequences": (decoding(64, 512), ORANGE),
-    "decoding, 64 of 32 tokens": (decoding(64, 32), ORANGE),
+    "decoding, 1 sequence of 512 tokens": (decoding(1, 512), ORANGE),
+    "decoding, 64 sequences of 512 tokens": (decoding(64, 512), ORANGE),
+    "decoding, 64 sequences of 32 tokens": (decoding(64, 32), ORANGE),
     "training: MLP's product, 12 x 1024 tokens": (product(12 * 1024, 768, 3072), BLUE),
     "training: the head's": (product(12 * 1024, 768, 50304), BLUE),
 }
