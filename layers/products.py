@@ -1,5 +1,6 @@
 """Matrix products: operands in a chosen dtype, sums in float32, and a gradient that is fast on CPUs."""
 
+import re
 from functools import partial
 
 import jax
@@ -9,13 +10,34 @@ from jaxtyping import Array, Float
 from layers.target import target
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
 def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array:
     """Compute `einsum` of two arrays with operands in `dtype`, summed in float32; the result is in `out`.
 
-    Without `out` the result is in `result_dtype(dtype)`.
+    Without `out` the result is in `result_dtype(dtype)`. Every index is to occur in two of a, b and the result.
+
+    The gradients are such products too, in the dtypes of a and b. JAX's own are slow on CPUs: they multiply in
+    float32 whatever a float32 result was made of, and contract axes in an order that XLA's CPU library does
+    not take, so that XLA makes transposed copies. With these the quickstart's step takes 0.88 of the time
+    (docs/benchmarks.md).
     """
     out = out or result_dtype(dtype)
     return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=out)
+
+
+def _contract_forward(subscripts, a, b, dtype, out):
+    return contract(subscripts, a, b, dtype, out), (a, b)
+
+
+def _contract_backward(subscripts, dtype, out, saved, dy):
+    a, b = saved
+    in_a, in_b, in_y = re.split(",|->", subscripts)
+    da = contract(f"{in_y},{in_b}->{in_a}", dy, b, dtype, out=a.dtype)
+    db = contract(f"{in_a},{in_y}->{in_b}", a, dy, dtype, out=b.dtype)
+    return da, db
+
+
+contract.defvjp(_contract_forward, _contract_backward)
 
 
 def result_dtype(dtype: str) -> str:
@@ -24,32 +46,13 @@ def result_dtype(dtype: str) -> str:
     return "float32" if target().platform == "cpu" else dtype
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Float[Array, "B T *o"]:
     """Compute x @ w as `contract` does. The output may have several axes, such as heads and head size.
 
-    JAX's own gradient is slow on CPUs: XLA makes a transposed copy of x for the weight gradient, and fuses
-    all that led to x into it. The gradient below contracts B and T as two axes, which avoids that, and which
-    XLA's CPU library takes in bfloat16 too. It took the CPU Shakespeare step from 81 to 47 ms.
-    The weight gradient is float32.
+    B and T stay two axes: as one, XLA's CPU library would not take the weight gradient in bfloat16.
     """
     y = contract("btd,df->btf", x, flat(w), dtype)
     return y.reshape(*x.shape[:2], *w.shape[1:])
-
-
-def _matmul_forward(x, w, dtype):
-    return matmul(x, w, dtype), (x, w)
-
-
-def _matmul_backward(dtype, saved, dy):
-    x, w = saved
-    dy = dy.reshape(*x.shape[:2], -1)
-    dx = contract("btf,df->btd", dy, flat(w), dtype).astype(x.dtype)
-    dw = contract("btd,btf->df", x, dy, dtype, out=jnp.float32)
-    return dx, dw.reshape(w.shape)
-
-
-matmul.defvjp(_matmul_forward, _matmul_backward)
 
 
 def flat(w: Float[Array, "i *o"]) -> Float[Array, "i f"]:

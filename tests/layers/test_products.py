@@ -61,3 +61,22 @@ def test_the_gradient_by_x_has_the_dtype_of_x():
 def test_contract_gives_what_is_asked_for(out):
     x, w = operands(7)
     assert contract("btd,do->bto", x, w, "bfloat16", out=out).dtype == out
+
+
+@pytest.mark.parametrize("subscripts", ["bkgtc,bksc->bkgts", "bkgts,bksc->bkgtc", "btd,vd->btv"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gradients_of_contract_are_products_of_operands_in_dtype(subscripts, dtype):
+    sizes = dict(zip("bkgtscdv", (2, 2, 3, 5, 7, 4, 6, 9), strict=True))
+    random = np.random.default_rng(0)
+    in_a, in_b, in_y = subscripts.replace("->", ",").split(",")
+    a, b, dy = (
+        jnp.asarray(random.normal(size=[sizes[axis] for axis in axes]), jnp.float32)
+        for axes in (in_a, in_b, in_y)
+    )
+    _, back = jax.vjp(lambda a, b: contract(subscripts, a, b, dtype, out=jnp.float32), a, b)
+    ra, rb, rdy = (np.asarray(x.astype(dtype), np.float64) for x in (a, b, dy))
+    expected = np.einsum(f"{in_y},{in_b}->{in_a}", rdy, rb), np.einsum(f"{in_y},{in_a}->{in_b}", rdy, ra)
+    for ours, theirs in zip(back(dy), expected, strict=True):
+        assert ours.dtype == jnp.float32
+        # Sums of up to 15 products of numbers up to 4, each rounded to 2^-24.
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=15 * 16 * 2**-24)
