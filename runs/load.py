@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from config.command_line import UserError
 from config.files import write_whole
@@ -179,13 +180,20 @@ def save_merged(out_dir: str, to: str) -> int:
     if checkpoints.latest() is not None:
         raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
     options = replace(manifest.options, out_dir=to, lora_rank=0)
-    state = create_state_around(merge(model), options)
-    state = TrainState(state.model, state.opt_state, jnp.asarray(iteration, jnp.int32))
+    state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
+    # All weights have new moments, whose count begins at 0; the learning rate's goes on with the run.
+    opt_state = optax.tree.set(state.opt_state, is_learning_rates, count=step)
+    state = TrainState(state.model, opt_state, step)
     with locked(to):
         write_options(options)
         checkpoints.save(state, replace(manifest, options=options, base=None))
         checkpoints.wait()
     return iteration
+
+
+def is_learning_rates(path, _) -> bool:
+    """Tell whether a count in an optimizer's state is the one that the learning rate depends on."""
+    return path[-1].tuple_name == "ScaleByScheduleState"
 
 
 def write_options(options: Options) -> None:

@@ -339,8 +339,12 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1] != texts[2]
 
-    train.main([f"--out_dir={tmp_path / 'merged'}", "--init_from=resume", "--max_iters=11"])
-    assert load_run(str(tmp_path / "merged"))[2] == 11  # an ordinary run, which goes on as one
+    # An ordinary run goes on as one, where the schedule was: at its end the learning rate is 0.
+    at_the_end = ["--max_iters=11", "--warmup_iters=0", "--lr_decay_iters=10", "--min_lr=0"]
+    train.main([f"--out_dir={tmp_path / 'merged'}", "--init_from=resume", *at_the_end])
+    model, _, iteration = load_run(str(tmp_path / "merged"))
+    assert iteration == 11
+    assert_same_bits(model, load_run(str(lora_run))[0])
 
 
 @pytest.mark.slow
