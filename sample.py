@@ -70,6 +70,8 @@ def main(argv: list[str]) -> None:
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     if (largest := prompt.max(initial=0)) >= known:
         raise UserError(f"--start: token {largest} of the prompt is not of the model's vocabulary of {known}")
+    if not len(prompt):  # of spaces alone, which some tokenizers drop
+        raise UserError(f"--start={options.start!r}: the tokenizer makes no token of it: give another")
     if len(prompt) > block_size:
         print(
             f"note: the prompt has {len(prompt)} tokens, of which the model reads the last {block_size}",
