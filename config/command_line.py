@@ -149,12 +149,21 @@ def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], 
                 if text.startswith("--"):  # the next option, or the end
                     example = not default if isinstance(default, bool) else default
                     raise UserError(f"--{key} needs a value, as in --{key}={example}")
-            arguments[name] = text if isinstance(default, str) else parse_literal(text)
+            arguments[name] = text if takes_text(option_types(cls)[name], text) else parse_literal(text)
         elif word.endswith(".py") and not word.startswith("-"):
             paths.append(word)
         else:
             raise UserError(f"{shorten(word)}: expected a config file (NAME.py) or --key=value; see --help")
     return paths, arguments
+
+
+def takes_text(kind: Any, text: str) -> bool:
+    """Tell whether an option of type `kind` takes a text as it stands, even one that spells a number."""
+    if get_origin(kind) is Annotated:
+        return takes_text(get_args(kind)[0], text)
+    if type(None) in get_args(kind):
+        return text != "None" and takes_text(get_args(kind)[0], text)
+    return kind is str or get_origin(kind) is Literal
 
 
 # The text of a number, a truth value or None is shorter. Python's parser runs out of stack in a longer one,
