@@ -7,8 +7,8 @@ Batch i is a pure function of (seed, split, i). So a resumed run needs no loader
 make the same batch.
 
 There is no background thread. A batch of 12 x 64 takes 14 microseconds to make and one of 64 x 256 takes 20,
-and 2 more for its checks, less than a ready one takes to fetch from a thread (27 to 54). JAX returns from a
-step before the device has finished it, and the next batch is made meanwhile.
+and 2 more for its checks, less than a ready one takes to fetch from a thread (27 to 54). A call of a step
+returns before an accelerator has finished it, and the next batch is made meanwhile.
 """
 
 import difflib

@@ -113,7 +113,7 @@ class Metrics:
         So the device is never kept waiting. Raises UserError when the step before diverged.
         """
         self.read_pending()
-        # A small step on a CPU is done by now: the call that started it did not return before.
+        # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
         self.pending = Started(iteration, metrics, epoch, ended)
 
