@@ -24,12 +24,12 @@ def check_training(config: GPTConfig, options: Options, planned: bool = False) -
         f"the state of n_layer={config.n_layer}, n_embd={config.n_embd}, block_size={config.block_size}, "
         f"vocab_size={config.vocab_size}",
         state_bytes(config, options),
-        ANYWHERE if planned else on_devices(),
+        ANYWHERE if planned else device_bytes(),
     )
     check(
         f"the batch of gradient_accumulation_steps={A}, batch_size={B}, block_size={T}",
         8 * A * B * T // jax.process_count(),  # inputs and targets, int32
-        ANYWHERE if planned else on_host(),
+        ANYWHERE if planned else host_bytes(),
     )
 
 
@@ -39,7 +39,7 @@ def check_sampling(config: GPTConfig, num_samples: int, max_new_tokens: int) -> 
     check(  # all samples but the first are kept to the end
         f"the tokens of num_samples={num_samples}, max_new_tokens={max_new_tokens}",
         4 * (num_samples - 1) * max_new_tokens,
-        on_host(),
+        host_bytes(),
     )
 
 
@@ -48,13 +48,13 @@ def check_cache(config: GPTConfig, rows: int, option: str) -> None:
     per_token = 2 * config.n_layer * config.kv_heads * config.head_size  # keys and values
     per_number = 2 if config.dtype == "bfloat16" else 4
     needed = rows * config.block_size * per_token * per_number
-    check(f"the key/value cache of {option}", needed, on_devices())
+    check(f"the key/value cache of {option}", needed, device_bytes())
 
 
 def check_evaluation(config: GPTConfig, B: int, T: int) -> None:
     """Raise UserError for a batch whose tokens cannot fit, or the residual stream of its (B, T) tokens."""
-    check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd, on_devices())
-    check(f"the batch of batch_size={B}", 8 * B * T // jax.process_count(), on_host())
+    check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd, device_bytes())
+    check(f"the batch of batch_size={B}", 8 * B * T // jax.process_count(), host_bytes())
 
 
 def check(what: str, needed: int, there: float) -> None:
@@ -81,13 +81,14 @@ def state_bytes(config: GPTConfig, options: Options) -> int:
     return per_weight * (config.n_layer * block + D * (tokens + positions))
 
 
-def on_devices() -> float:
+def device_bytes() -> float:
     """Return the bytes of memory that the mesh's devices have together; infinite where they do not tell."""
     if jax.default_backend() == "cpu":
-        return on_host() * jax.process_count()
+        return host_bytes() * jax.process_count()
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)
 
 
-def on_host() -> int:
+def host_bytes() -> int:
+    """Return the bytes of memory that this machine has."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
