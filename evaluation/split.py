@@ -51,7 +51,7 @@ def make_evaluate(options: Options, model: GPT) -> Evaluate:
                 targets.append((y >= 0).sum())
                 if len(losses) > 1:  # wait for the batch before, so that a stop comes soon
                     losses[-2].block_until_ready()
-            total = sum(float(loss) * n for loss, n in zip(losses, targets, strict=True))
+            total = sum(float(loss) * count for loss, count in zip(losses, targets, strict=True))
             means[split] = float(total / sum(targets))
         return means
 

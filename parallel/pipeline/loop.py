@@ -10,10 +10,9 @@ loop over ticks within the compiled step. The second command prints it.
 In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on the results:
 residual streams go up to the next rank, their gradients down to the one before. A backward starts from the
 stage's input alone, and computes the stage again. The token embedding belongs to the first stage; what the
-blocks of others read of the tokens (`GPT.context`), they look up themselves. The loss
-belongs to the last one, whose forward is a part of its backward. The weights outside the blocks are the same
-on every rank, and their gradients are summed over the ranks at the end. XLA looks after the mesh's other
-axes, as elsewhere.
+blocks of others read of the tokens (`GPT.context`), they look up themselves. The loss belongs to the last
+stage, whose forward is a part of its backward. The weights outside the blocks are the same on every rank, and
+their gradients are summed over the ranks at the end. XLA looks after the mesh's other axes, as elsewhere.
 """
 
 from collections.abc import Callable
@@ -128,11 +127,11 @@ class Pipeline:
             axes=("stage", *data_axis()),
         )
         rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
-        loss, rest_gradients, block_gradients = on_rank(
+        total, rest_gradients, block_gradients = on_rank(
             np.array(table), rest, self._in_chunks(blocks), x, y, keys
         )
         block_gradients = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), block_gradients)
-        return jax.tree.map(lambda sum: sum / len(x), (loss, join_blocks(rest_gradients, block_gradients)))
+        return jax.tree.map(lambda sum: sum / len(x), (total, join_blocks(rest_gradients, block_gradients)))
 
     def mean_loss(
         self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
