@@ -123,6 +123,7 @@ class Engine:
             self._call_read([0] * R, np.zeros((R, self.prompt_chunks[0]), np.int32), np.zeros(R, np.int32))
 
     def first_rows(self, W: int) -> Rows:
+        """Return views of the first W rows: what is written there is written into `rows`."""
         return Rows(*(x[:W] for x in self.rows))
 
     def add(self, request: Request) -> int:
