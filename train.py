@@ -4,7 +4,7 @@
     python train.py config/quickstart.py --batch_size=32        --key=value goes over the config file
     python train.py --out_dir=out-quickstart --init_from=resume     goes on where a run stopped
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
-    python train.py --init_from=out-bard --lora_rank=8 --out_dir=out-lora     adapters beside a run's weights
+    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   its adapters
 
 SIGTERM and Ctrl-C save a checkpoint and end a run with status 143 and 130, for a launcher to start it again;
 0 says that it has reached max_iters. A resumed run's weights are, to the bit, those of a run that never
@@ -74,7 +74,7 @@ def start(options: Options) -> int:
                 metrics.close()
 
     if run.checkpoints.latest() is None:
-        print("no checkpoint was saved: the validation loss never improved")
+        print("no checkpoint was saved: the validation loss was never below that of iter 0")
         return status
     print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
     print(f"sample from it: python sample.py --out_dir={options.out_dir}")
