@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
+from io import TextIOWrapper
 from types import ModuleType
 from typing import (
     Annotated,
@@ -61,6 +62,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
 
     A `UserError` prints as one line on stderr and exits with status 2.
     """
+    if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -531,6 +531,14 @@ def test_a_user_error_is_one_line_and_status_2():
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8:strict", "n\udcff")])
+def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text):
+    """As `sample.py --start` may have it: a byte that is not UTF-8 becomes half a character."""
+    program = f"from config.command_line import command; command(lambda argv: print({ascii(text)}))"
+    done = run_python("-c", program, PYTHONIOENCODING=encoding)
+    assert (done.stdout, done.stderr) == ("n?\n", "")
+
+
 def test_ctrl_c_ends_a_command_quietly_with_status_130(monkeypatch, capsys):
     def interrupted(argv):
         raise KeyboardInterrupt
