@@ -313,7 +313,8 @@ def generate(
         most = 1 if engine.unread else CHUNK  # the first token comes at once
         while engine.unread:
             engine.read()
-        yield np.stack([piece.tokens for piece in engine.draw(most)])
+        if pieces := engine.draw(most):  # none where no tokens were asked for
+            yield np.stack([piece.tokens for piece in pieces])
 
 
 def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:

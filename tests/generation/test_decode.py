@@ -213,6 +213,10 @@ def test_tokens_come_as_they_are_made(gpt2):
     assert chunks[0] == 1 and max(chunks) <= CHUNK and sum(chunks) == 3 * S
 
 
+def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
+    assert list(generate(gpt2, prompt(2, 3), key=KEY, max_new_tokens=0)) == []
+
+
 def test_bfloat16_decodes():
     model = make(replace(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
     new = generated(model, prompt(2, 5), 2 * S)
