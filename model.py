@@ -203,7 +203,7 @@ class CausalSelfAttention(eqx.Module):
         return self.output(y, opening, output_key)
 
     def heads(self, x: Float[Array, "B T D"], context: Context) -> tuple[Array, Array, Array, Array | None]:
-        """Compute queries (B, H, T, C), keys and values, (B, K, T, C) each, and gates, (B, H, T)."""
+        """Compute queries (B, H, T, C), keys and values (B, K, T, C), and the gates' openings (B, H, T)."""
         layers = [layer for layer in (self.c_q, self.c_k, self.c_v, self.head_gate) if layer is not None]
         q, k, v, *openings = (y.swapaxes(1, 2) for y in apply_each(layers, x))
         v = mix(v, context.values, self.value_mix)

@@ -84,7 +84,7 @@ class Limit(NamedTuple):
 
     text: str
     holds: Callable[[Any], object]  # whose truth counts
-    below: int = 2**31  # that an integer's size has to be; devices count in int32
+    below: int = 2**31  # what an integer has to be below, in size; devices count in int32
 
 
 Name = Annotated[

@@ -3,8 +3,8 @@
 `parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones:
 
     the defaults below                  nanoGPT's, under nanoGPT's names
-    <out_dir>/options.json              the run's own options, when init_from goes on with a run,
-                                        or the shape of the weights that it names
+    what init_from names                the options of the run that it resumes, in <out_dir>/options.json,
+                                        or the shape of the weights that it starts from
     config files                        python train.py config/quickstart.py
     the command line                    --batch_size=32, or --batch_size 32
 

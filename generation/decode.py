@@ -138,10 +138,10 @@ def decode(
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Of the cache the first `room` tokens are read and written: more than any row has after this, those that
-    wait as well, or all that the cache can hold. Attention thus does not read the room of tokens to come.
-    Of a row's tokens the first `left` count; what the row computes after them is not meant to be read. How
-    likely they are is told if one of the rows asks for it, and is zeros if none does.
+    Only the first `room` tokens of the cache are read and written, so that attention reads no room of tokens
+    to come: more than any row has after this, rows that wait included, or the whole cache. Of a row's tokens
+    the first `left` count; what the row computes after them is not meant to be read. How likely they are is
+    told if one of the rows asks for it, and is zeros if none does.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)

@@ -165,8 +165,9 @@ class Engine:
     def _next_to_read(self) -> tuple[list[int], int]:
         """Return the slots whose prompts `read` reads, and how many tokens of each.
 
-        If several short prompts come first, they are theirs, the last one's as often as makes them
-        `short_prompts`. Otherwise it is the first slot alone, with the fewest tokens that hold its rest.
+        Short prompts that come first are read together, if they are several; the last one's slot is repeated
+        until there are `short_prompts`, which `read` is compiled for. Otherwise it is the first slot
+        alone, with the smallest chunk that holds the rest of its prompt, or else the largest.
         """
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:

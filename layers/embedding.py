@@ -31,7 +31,7 @@ def _backward(dtype, saved, dy):
     gradient = jnp.zeros_like(table).at[tokens].add(dy.astype(table.dtype))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1:
-        # A tied head's gradient, which the devices share, would be gathered for XLA to add this in place.
+        # Without it, XLA gathers a tied head's gradient, which the devices share, to add this one in place.
         gradient = jax.lax.optimization_barrier(gradient)
     return gradient, None
 

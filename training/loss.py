@@ -113,7 +113,8 @@ def max_logits() -> int:
     """Return how many logits a device may hold at once: as many as fill a twelfth of its memory in bfloat16.
 
     For every chunk the head's gradient is read and written: 10 of GPT-2's 143 ms on an H100, as planned.
-    A CPU holds few: it is as fast with many chunks, and it clears the memory of a step anew each time.
+    A CPU holds few: it is as fast with many chunks, and clears a step's memory anew each time unless it is
+    little (`reuse_freed_memory` in runs/hardware.py).
     """
     return MAX_LOGITS if target().platform == "cpu" else memory() // (12 * 2)
 

@@ -30,7 +30,8 @@ from training.optimizer import learning_rate, make_optimizer
 from training.state import TrainState
 
 # Tokens of a microbatch on a CPU, beyond which it is cut. The baby GPT's step of 16384 tokens takes two
-# thirds of the time in 8 parts, and a seventh of the memory, all of which the kernel clears in each step.
+# thirds of the time in 8 parts, and a seventh of the memory, which the kernel clears in each step unless it
+# is little (`reuse_freed_memory` in runs/hardware.py).
 CPU_TOKENS = 2048
 
 # The part of a device's memory that whole weights and their gradients may take where `fsdp` splits them.
@@ -38,12 +39,13 @@ WHOLE = 1 / 8
 
 # XLA's options for the step on several devices, by platform.
 SEVERAL: dict[str, dict[str, str | bool]] = {
-    # It goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
+    # XLA goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
     # (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # Else it cuts products into parts that pass around a ring: with fsdp on eight v5e, as planned, that takes
-    # GPT-2 longer, with more memory and more to send (docs/benchmarks.md). Google's recipe for MaxDiffusion's
-    # SDXL on v5p has this; EasyLM's for Llama on v4 ask for rings. With `tensor` it was not planned.
+    # Without it, XLA cuts products into parts that pass around a ring: with fsdp on eight v5e, as planned,
+    # that takes GPT-2 longer, with more memory and more to send (docs/benchmarks.md). Google's recipe for
+    # MaxDiffusion's SDXL on v5p has this; EasyLM's for Llama on v4 ask for rings. With `tensor` it was not
+    # planned.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
@@ -54,7 +56,8 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`.
 
-    The loss has z_loss in it; evaluations leave that out."""
+    The loss has z_loss in it; evaluations leave that out.
+    """
     x, y = shard_batch(x), shard_batch(y)
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
     pipeline = make_pipeline(options)
@@ -137,8 +140,9 @@ def mean_gradients(
 def on_own_rows(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Have the devices along these mesh axes each compute `mean` on their rows, and take the mean of that.
 
-    Left alone, XLA sums gradients over devices in every microbatch. Once a step took what each of eight H100
-    sends for GPT-2's five microbatches with data:8 from 5.7 to 0.9 GB, as planned (docs/benchmarks.md).
+    Left alone, XLA sums gradients over devices in every microbatch. For GPT-2's five microbatches with
+    data:8, each of eight H100 then sends 5.7 GB in a step, as planned, and with one sum 0.9
+    (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
