@@ -37,16 +37,16 @@ class Run:
 
 
 def open_run(options: Options) -> Run:
-    """Prepare missing data, describe the model, and look for the run's checkpoints.
+    """Look for the run's checkpoints, prepare missing data, and describe the model.
 
-    Raises UserError when the mesh cannot split the model or the batch, when its state could not be saved, and
-    when a run would be lost unasked.
+    Raises UserError when there is nothing to resume, or a run would be lost unasked, when the mesh cannot
+    split the model or the batch, and when its state could not be saved.
     """
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
+    resuming = is_resuming(options, checkpoints)
     config, manifest = describe_run(options)
     shapes = state_shapes(config, options)
-    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     checkpoints.check(shapes)
-    resuming = is_resuming(options, checkpoints)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
     return Run(options, config, shapes, manifest, checkpoints, resuming)
 
