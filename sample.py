@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
     if options.compilation_cache:
         keep_compiled_programs()
     text = read_prompt(options.start)
-    prompt_bytes = len(text.encode(errors="replace"))  # it has at most as many tokens
+    prompt_bytes = len(text.encode(errors="replace"))  # it hardly has more tokens
     model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)
     check_sampling(model.config, options.num_samples, options.max_new_tokens)
     prompt = tokenizer.encode(text)
