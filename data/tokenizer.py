@@ -206,9 +206,8 @@ class JsonTokenizer:
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that a token stands for behind other text, perhaps a part of a character's."""
-        text = self.decode([token, token]).removeprefix(
-            self.decode([token])
-        )  # a first token may lose a space
+        # Decoded behind itself, because a text's first token may lose a space.
+        text = self.decode([token, token]).removeprefix(self.decode([token]))
         if "\ufffd" not in text:
             return text.encode()
         name = self._tokenizer.id_to_token(token) or ""
