@@ -1,6 +1,6 @@
 """Train the best small model here: the CPU Shakespeare run with what experiments/ladder.py found to help.
 
-A step takes nearly 1.8 times as long as config/train_shakespeare_char_cpu.py's, so there are 1,000 for its
+A step takes 1.4 to 1.8 times as long as config/train_shakespeare_char_cpu.py's, so there are 1,000 for its
 2,000, which take less time.
 """
 

@@ -78,24 +78,24 @@ def run(experiments: list[Experiment], about: str | None, argv: list[str], resul
     asked = parse(argv, about)
     if asked.equal_time:
         experiments = [at_equal_time(experiment, asked.only, results) for experiment in experiments]
-    if not any(labels(experiment, asked.only) for experiment in experiments):
+    chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
+    if not chosen:
         names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
     failed = 0
-    for experiment in experiments:
+    for experiment in chosen:
         path = results / f"{experiment.name}.json"
         record = read_record(path)
-        chosen = labels(experiment, asked.only)
         due = tasks(experiment, record, Path(asked.out), asked.seeds, asked.only)
         if asked.list:
             print_list(experiment, record, due)
             continue
         try:
-            if asked.time and chosen:
+            if asked.time:
                 from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
 
-                write_record(path, time_steps(experiment, record, chosen))
-            elif not (asked.draw or asked.time):
+                write_record(path, time_steps(experiment, record, labels(experiment, asked.only)))
+            elif not asked.draw:
                 prepare_data(due)
                 failed += train_all(due, asked.jobs, partial(keep, path))
         finally:  # whatever stopped it, the table has what is done

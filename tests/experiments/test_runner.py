@@ -278,6 +278,14 @@ def test_the_band_of_curves_is_numpys():
     np.testing.assert_allclose(spread, values.std(1, ddof=1))
 
 
+def test_what_is_not_asked_for_keeps_its_table(experiment, tmp_path):
+    both = [experiment, replace(experiment, name="other")]
+    for each in both:
+        write_record(tmp_path / f"{each.name}.json", recorded(experiment, LOSSES))
+    assert runner.run(both, None, ["--draw", "--only=small"], tmp_path) == 0
+    assert (tmp_path / "small.md").exists() and not (tmp_path / "other.md").exists()
+
+
 def test_a_table_says_what_was_found_and_what_is_missing(experiment):
     record = recorded(experiment, {"rate 0.01": [2.0, 2.2], "rate 0.001": [1.0, 1.2002]})
     text = markdown(replace(experiment, seeds=3), record, drawn=True)
