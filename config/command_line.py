@@ -21,8 +21,10 @@ import re
 import runpy
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import fields
 from functools import cache
 from io import TextIOWrapper
@@ -64,6 +66,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
+    before, sys.unraisablehook = sys.unraisablehook, interrupt_again
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -76,7 +79,20 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
     except KeyboardInterrupt:
-        sys.exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
+        with suppress(OSError):
+            sys.stdout.flush()
+        # Not sys.exit: threads that still compile would hold it up, or crash while Python ends.
+        os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
+    finally:
+        sys.unraisablehook = before
+
+
+def interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Interrupt the main thread once more after a finalizer, as Orbax has one, swallowed a Ctrl-C."""
+    if unraisable.exc_type is KeyboardInterrupt:
+        threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 class Limit(NamedTuple):
@@ -151,6 +167,7 @@ def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], 
                 text = next(words, "--")
                 if text.startswith("--"):  # the next option, or the end
                     example = not default if isinstance(default, bool) else default
+                    example = str(example).strip() or "TEXT"
                     raise UserError(f"--{key} needs a value, as in --{key}={example}")
             arguments[name] = text if takes_text(option_types(cls)[name], text) else parse_literal(text)
         elif word.endswith(".py") and not word.startswith("-"):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from config.command_line import command
+import sample
+from config.command_line import command, given
 from config.options import Options, parse_options, read_options
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
@@ -404,6 +405,11 @@ def test_a_key_without_a_value(argv):
     assert "--overwrite needs a value, as in --overwrite=True" in error(*argv)
 
 
+def test_a_key_whose_default_is_a_line_break_has_a_visible_example():
+    words = ["--start", "--temperature=1"]
+    assert refusal(given, words, sample.SampleOptions) == "--start needs a value, as in --start=TEXT"
+
+
 @pytest.mark.parametrize("word", ["shakespeare", "-x", "-x.py", "batch_size=3"])
 def test_a_word_that_is_neither_a_config_file_nor_an_option(word):
     assert error(word).startswith(f"{word}: expected a config file")
@@ -539,14 +545,34 @@ def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text
     assert (done.stdout, done.stderr) == ("n?\n", "")
 
 
-def test_ctrl_c_ends_a_command_quietly_with_status_130(monkeypatch, capsys):
-    def interrupted(argv):
-        raise KeyboardInterrupt
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        "pass",
+        "threading.Thread(target=time.sleep, args=(3600,)).start()",  # what works on holds nothing up
+        "sys.stdout.write('text')",  # and what was written is not lost
+    ],
+)
+def test_ctrl_c_ends_a_command_quietly_with_status_130(meanwhile):
+    done = run_python(
+        "-c",
+        "import sys, threading, time; from config.command_line import command\n"
+        f"def interrupted(argv):\n  {meanwhile}\n  raise KeyboardInterrupt\n"
+        "command(interrupted)",
+    )
+    assert (done.returncode, done.stderr) == (130, "")
+    assert done.stdout == ("text" if "write" in meanwhile else "")
 
-    with pytest.raises(SystemExit) as caught:
-        command(interrupted)
-    assert caught.value.code == 130
-    assert capsys.readouterr() == ("", "")
+
+def test_ctrl_c_ends_a_command_although_a_finalizer_swallows_it():
+    done = run_python(
+        "-c",
+        "import signal, time; from config.command_line import command\n"
+        "class Swallows:\n  def __del__(self): signal.raise_signal(signal.SIGINT)\n"
+        "def main(argv):\n  Swallows()\n  time.sleep(3600)\n"
+        "command(main)",
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
 def test_options_are_read_without_importing_jax_or_numpy():
