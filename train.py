@@ -55,7 +55,7 @@ def start(options: Options) -> int:
         run = open_run(options)
         batches = StepBatches(options)
         print(parameter_count(run))
-        with stop_signals() as stop_asked:
+        with stop_signals(saves=not options.eval_only) as stop_asked:
             state, manifest = starting_state(run)
             run = replace(run, manifest=manifest)
             evaluate = make_evaluate(options, state.model)

@@ -54,7 +54,12 @@ class Manifest:
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
         """Raise UserError when the vocabulary is not that of the run or checkpoint at `path`."""
-        if (self.vocab_size, self.tokenizer) != (saved.vocab_size, saved.tokenizer):
+        if self.tokenizer == saved.tokenizer and self.vocab_size != saved.vocab_size:
+            raise UserError(
+                f"vocab_size={self.vocab_size}, but the checkpoint {path} has vocab_size={saved.vocab_size}: "
+                "give the same, or train anew in another --out_dir"
+            )
+        if self.tokenizer != saved.tokenizer:
             raise UserError(
                 f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
                 "give the data set that it was trained on, or train anew in another --out_dir"

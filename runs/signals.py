@@ -11,13 +11,16 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 
 @contextmanager
-def stop_signals() -> Generator[Callable[[], int]]:
+def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
     """Within, SIGINT and SIGTERM only make the function yielded return a status; a second ends the run.
+
+    `saves` tells whether a checkpoint is saved then, for the line that says what happens.
 
     The status is 128 + the signal's number, and 0 before one comes. Of many processes, one signalled makes it
     SIGTERM's in all of them at the same call, so all have to call it equally often: JAX catches SIGTERM and
     tells the others, and SIGINT is passed on to it as SIGTERM.
     """
+    notice = b"\nstopping after this step: a checkpoint is saved\n" if saves else b"\nstopping\n"
     received, calls, together = [], count(1), jax.process_count() > 1
     agreed = [] if together else received
 
@@ -25,7 +28,7 @@ def stop_signals() -> Generator[Callable[[], int]]:
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        os.write(2, b"\nstopping after this step: a checkpoint is saved\n")  # print may be at work right now
+        os.write(2, notice)  # print may be at work right now
         if together:
             signal.raise_signal(signal.SIGTERM)
 

@@ -43,7 +43,7 @@ def open_run(options: Options) -> Run:
     split the model or the batch, and when its state could not be saved.
     """
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
-    resuming = is_resuming(options, checkpoints)
+    resuming = is_resuming(options, checkpoints)  # first: without the run its data set is not known
     config, manifest = describe_run(options)
     shapes = state_shapes(config, options)
     checkpoints.check(shapes)

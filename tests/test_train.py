@@ -346,7 +346,7 @@ def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny
         assert kept.manifest(iteration).best_val_loss == theirs.manifest(iteration).best_val_loss
 
 
-def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypatch, capsys):
+def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypatch, capfd):
     def interrupted(*arguments):
         signal.raise_signal(signal.SIGTERM)
         return make_evaluate(*arguments)
@@ -354,7 +354,8 @@ def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypat
     make_evaluate = train.make_evaluate
     monkeypatch.setattr(train, "make_evaluate", interrupted)
     assert train.main([f"--out_dir={copied_run}", "--init_from=resume", "--eval_only=True"]) == 143
-    assert "train loss" not in capsys.readouterr().out
+    printed = capfd.readouterr()
+    assert "train loss" not in printed.out and "\nstopping\n" in printed.err  # nothing is saved
 
 
 def test_without_a_login_to_weights_and_biases_nothing_is_touched(tiny, tmp_path, monkeypatch):
@@ -387,6 +388,17 @@ def test_resumes_with_the_runs_own_options(copied_run):
     changed = {k for k, v in goes_on_with.to_json().items() if v != ran_with.to_json()[k]}
     assert changed == {"out_dir", "init_from", "max_iters"}
     assert iterations(copied_run, STEP) == list(range(22))
+
+
+def test_a_mistyped_folder_to_resume_is_named_before_any_data_set(tmp_path):
+    text = refusal(train.main, [f"--out_dir={tmp_path / 'nix'}", "--init_from=resume", "--device=cpu"])
+    assert text.startswith(f"{tmp_path / 'nix' / 'checkpoints'}: no checkpoint to resume from")
+    assert not (tmp_path / "nix").exists()
+
+
+def test_resume_with_another_vocab_size_does_not_blame_the_data(copied_run):
+    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", "--vocab_size=96"])
+    assert text.startswith("vocab_size=96, but the checkpoint ") and "has vocab_size=28: give the" in text
 
 
 def test_resumed_run_may_change_how_it_learns(copied_run):
