@@ -110,6 +110,11 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
     dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, dataset)
     if load_meta(dataset).tokenizer != tokenizer:
+        if tokenizer is None and options.init_from != "resume":
+            raise UserError(
+                f"init_from={options.init_from}: there is no tokenizer.json, so what its tokens mean is not "
+                "known: put the model's own there, or evaluate the run that it was exported from"
+            )
         raise UserError(
             f"dataset={dataset} has another tokenizer than the model: give one prepared with the model's"
         )

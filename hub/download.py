@@ -25,8 +25,8 @@ def locate(name: str) -> Path:
     if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         return download(name, name)
     raise UserError(
-        f"init_from={name}: there is no such folder; expected scratch, resume, auto, {', '.join(OPENAI)}, "
-        "a folder, or a model of the Hugging Face hub as in HuggingFaceTB/SmolLM2-135M"
+        f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
+        f"{', '.join(OPENAI)}, a folder, or a model of the Hugging Face hub as in HuggingFaceTB/SmolLM2-135M"
     )
 
 

@@ -59,10 +59,12 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
     """Make the tokenizer that a model of `load_model` came with. Raises UserError when there is none."""
     if description is not None:
         return from_json(description)
-    reason = f"init_from={init_from}: it has no tokenizer that can be read here"
     if init_from == "resume":
-        reason = f"out_dir={out_dir}: the tokens of this run are not text"
-    raise UserError(f"{reason}, none can be written")
+        raise UserError(f"out_dir={out_dir}: the tokens of this run are not text, so none can be written")
+    raise UserError(
+        f"init_from={init_from}: there is no tokenizer.json, and without one no text can be written: "
+        "put the model's own there, or sample from the run that it was exported from, with --out_dir"
+    )
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
@@ -161,6 +163,8 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     A key/value cache is as long as block_size, which some models have in the hundred thousands; `longest`
     limits it. Raises UserError.
     """
+    if is_run(name):
+        raise UserError(f"init_from={name} is the folder of a run: give --out_dir={name} instead")
     pretrained = open_pretrained(name)
     options = replace(Options(), dtype=dtype, **shape_options(pretrained.config))
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))

@@ -94,6 +94,7 @@ def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
 
 def test_top_p_1_and_the_whole_vocabulary_as_top_k_are_the_default(write):
     assert write()[0] == write(top_p=1.0, top_k=len(SYMBOLS))[0] == write(top_p=None, top_k=None)[0]
+    assert write()[0] == write(top_k=200)[0]  # more than there are: all, as in nanoGPT
 
 
 def test_the_prompt_may_be_a_file(write, tmp_path):
@@ -158,7 +159,6 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
     "argument, says",
     [
         ("--top_k=0", "--top_k is 0, expected an integer, 1 or more"),
-        ("--top_k=18", "--top_k is 18, but the vocabulary has 17 tokens"),
         ("--top_p=0", "--top_p is 0, expected a number above 0, up to 1"),
         ("--top_p=1.01", "--top_p is 1.01, expected a number above 0, up to 1"),
         ("--temperature=-0.1", "--temperature is -0.1, expected a number, 0 or more"),
@@ -189,6 +189,11 @@ def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
 def test_a_folder_without_a_run_is_one_line(tmp_path):
     assert "no checkpoint" in error(f"--out_dir={tmp_path}", "--device=cpu")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_folder_of_a_run_in_place_of_weights_is_one_line(run):
+    says = f"init_from={run} is the folder of a run: give --out_dir={run} instead"
+    assert error(f"--init_from={run}", "--device=cpu") == says
 
 
 def test_a_run_whose_tokens_are_not_text_is_one_line(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 import tiktoken
 import torch
 
+import evaluate
 import sample
 import train
 from config.options import Options
@@ -163,4 +164,9 @@ def test_sample_writes_what_transformers_finds_likeliest(tmp_path, monkeypatch, 
 
 
 def test_weights_without_a_tokenizer_cannot_write(folder):
-    assert "it has no tokenizer that can be read here" in refusal(sample.main, [f"--init_from={folder}"])
+    assert "there is no tokenizer.json, and without" in refusal(sample.main, [f"--init_from={folder}"])
+
+
+def test_weights_without_a_tokenizer_are_not_evaluated_on_a_text(folder, tiny_data):
+    text = refusal(evaluate.main, [f"--init_from={folder}", f"--dataset={tiny_data}", "--device=cpu"])
+    assert "there is no tokenizer.json, so what its tokens mean is not known" in text

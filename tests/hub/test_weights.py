@@ -339,7 +339,7 @@ def test_a_damaged_tokenizer_beside_the_weights_is_named(tmp_path, content):
 )
 def test_a_name_that_is_neither_a_folder_nor_of_the_hub(name):
     text = refusal(open_pretrained, name)
-    assert re.match(f"init_from={name}: there is no such folder; expected scratch, .*gpt2", text)
+    assert re.match(f"init_from={name}: there is no such folder; expected resume .*scratch.*, gpt2", text)
 
 
 def refused_by_the_hub(name, **environment):
