@@ -28,7 +28,7 @@ from tqdm import tqdm
 from config.command_line import UserError
 from config.files import is_plain_name, read_json, write_whole
 from data.shards import ShardWriter, publish
-from data.sources import DocumentBatch, Files, Hub, Position, extract_text
+from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, end_of_text, from_json
 from data.writer import common_meta, token_dtype
 
@@ -259,9 +259,15 @@ def complete_meta(
     if missing := [split for split in SPLITS if not shards[split]]:
         for path in (*folder.glob(".*_?????.bin.tmp"), progress_path):
             path.unlink(missing_ok=True)
+        advice = "give more, or another --val_fraction"
+        if progress.documents - sum(progress.skipped.values()) < 2:  # whatever the fraction
+            advice = (
+                f'give at least two: in .txt there is a line of "{SEPARATOR.decode()}" between them, in '
+                '.jsonl each is a line with a string under "text", and all are UTF-8'
+            )
         raise UserError(
             f"{meta['source']}: {progress.documents} documents, of which {list_skipped(progress.skipped)}, "
-            f"leave none for {missing[0]}: give more, each with a text, or another --val_fraction (0.1)"
+            f"leave none for {missing[0]}: {advice}"
         )
     counts = {split: sum(shard["tokens"] for shard in shards[split]) for split in SPLITS}
     return meta | {"counts": counts, "shards": shards}

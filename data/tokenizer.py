@@ -98,7 +98,7 @@ class TiktokenTokenizer:
             raise UserError(f"the tokenizer {name!r} needs tiktoken: pip install tiktoken") from None
         if name not in tiktoken.list_encoding_names():
             known = ", ".join(tiktoken.list_encoding_names())
-            raise UserError(f"tiktoken has no encoding {name!r}: choose one of {known}")
+            raise UserError(f"tiktoken has no encoding {name!r}: choose {known}, or a tokenizer.json")
         try:
             self._encoding = tiktoken.get_encoding(name)
         except OSError:  # the errors of the requests library are OSErrors too
@@ -232,7 +232,7 @@ def load_tokenizer(name: str) -> TiktokenTokenizer | JsonTokenizer:
     try:
         return JsonTokenizer(Path(name).read_text(encoding="utf-8"), origin=name)
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{name}: cannot be read as a tokenizer.json ({error})") from None
+        raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
 
 
 def from_json(description: dict) -> Tokenizer:

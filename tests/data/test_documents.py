@@ -269,15 +269,16 @@ def test_memory_does_not_grow_with_the_source(tmp_path, tokenizer_json):
 
 def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, tokenizer_json):
     (tmp_path / "book.txt").write_text("a book, which is one document")
-    source = Files([str(tmp_path / "book.txt")])
-    for fraction, missing in ((1e-9, "val"), (1 - 1e-9, "train")):
-        with pytest.raises(
-            UserError, match=f"book.txt: 1 documents.* leave none for {missing}.*--val_fraction"
-        ):
-            write_documents(
-                tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), fraction, num_proc=1
-            )
-        assert list((tmp_path / "set").iterdir()) == []
+    (tmp_path / "two.txt").write_text("one\n<|endoftext|>\ntwo")
+    for name, advice in (("book.txt", "give at least two: in .txt"), ("two.txt", "--val_fraction")):
+        source = Files([str(tmp_path / name)])
+        for fraction, missing in ((1e-9, "val"), (1 - 1e-9, "train")):
+            says = f"{name}: . documents.* leave none for {missing}: .*{advice}"
+            with pytest.raises(UserError, match=says):
+                write_documents(
+                    tmp_path / "set", source, load_tokenizer(str(tokenizer_json)), fraction, num_proc=1
+                )
+            assert list((tmp_path / "set").iterdir()) == []
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, source, tokenizer_json):

@@ -133,7 +133,7 @@ def test_where_there_is_no_end_of_text(description):
 
 
 def test_an_unknown_encoding_is_refused():
-    with pytest.raises(UserError, match="gpt-2.*choose one of .*gpt2"):
+    with pytest.raises(UserError, match="gpt-2.*choose gpt2, .*, or a tokenizer.json"):
         TiktokenTokenizer("gpt-2")
 
 
