@@ -142,4 +142,7 @@ def which_family(families: dict[str, Family], config: GPTConfig) -> Family:
         if not obstacles[family.architecture]:
             return family
     reasons = "; ".join(f"for {name}: {', '.join(found)}" for name, found in obstacles.items())
-    raise UserError(f"no class of transformers computes this model. What stands in the way, {reasons}")
+    raise UserError(
+        "no class of transformers computes this model; train one with the options of a class that does. "
+        f"What stands in the way, {reasons}"
+    )
