@@ -133,8 +133,15 @@ async def api_error(request: Request, error: Exception) -> JSONResponse:
 async def http_error(request: Request, error: Exception) -> JSONResponse:
     """Starlette's own: a path or a method that there is not."""
     assert isinstance(error, HTTPException)
-    message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-    return ApiError(message, status=error.status_code, headers=dict(error.headers or {})).response()
+    status, detail = error.status_code, error.detail
+    headers: dict[str, str] = dict(error.headers or {})
+    if status in (404, 405):  # of the page's files, which take every path and method that no route does
+        routes = [route for route in request.app.routes if isinstance(route, Route)]
+        methods = {name for x in routes if x.path == request.url.path for name in x.methods or ()}
+        status, detail = (405, "Method Not Allowed") if methods else (404, "Not Found")
+        headers = {"Allow": ", ".join(sorted(methods))} if methods else {}
+    message = f"{request.method} {request.url.path[:100]}: {detail}"
+    return ApiError(message, status=status, headers=headers).response()
 
 
 async def unexpected_error(request: Request, error: Exception) -> JSONResponse:
