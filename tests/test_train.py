@@ -661,11 +661,6 @@ def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_to_resume_is_missed_before_the_data_of_the_defaults(tmp_path):
-    text = refusal(train.main, [f"--out_dir={tmp_path / 'none'}", "--init_from=resume", "--device=cpu"])
-    assert str(tmp_path / "none") in text and "no checkpoint to resume from" in text
-
-
 def test_out_dir_that_cannot_be_written_is_refused(tiny, tmp_path):
     (tmp_path / "file").write_text("in the way")
     text = refusal(train.main, tiny(tmp_path / "file" / "out"))
