@@ -1,14 +1,16 @@
 """A model in Hugging Face's format: the files that `transformers` and vLLM read.
 
-GPT-2's shape (learned positions, layernorm, gelu or relu2, biases) becomes a GPT2LMHeadModel; rope, rmsnorm
-and swiglu without biases become a LlamaForCausalLM, or with a window a MistralForCausalLM. Weights are
-float32, and the same model writes the same bytes.
+GPT-2's shape (learned positions, layernorm, gelu or relu2) becomes a GPT2LMHeadModel, whose biases are 0 if
+the model has none; rope, rmsnorm and swiglu without biases become a LlamaForCausalLM, or with a window a
+MistralForCausalLM. Weights are float32, and the same model writes the same bytes.
 """
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import equinox as eqx
 import jax
 import numpy as np
 from safetensors.numpy import save_file
@@ -48,6 +50,7 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
     """Write config.json, generation_config.json and model.safetensors."""
     eot = end_of_text(tokenizer)
     special = {"bos_token_id": eot, "eos_token_id": eot}
+    model = with_biases(model, family)
     config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -57,6 +60,17 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
     write_json(folder / "generation_config.json", special)
     # transformers refuses a file that does not say "format".
     save_file(tensors(model, family), folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def with_biases(model: GPT, family: Family) -> GPT:
+    """Return the model with biases of 0 where its family has biases and it has none. It computes the same."""
+    if not family.biases:
+        return model
+    ours = {leaf_name(path): array for path, array in jax.tree.leaves_with_path(model)}
+    shapes = eqx.filter_eval_shape(GPT, replace(model.config, bias=True), key=jax.random.key(0))
+    return jax.tree.map_with_path(
+        lambda path, x: ours.get(leaf_name(path), np.zeros(x.shape, x.dtype)), shapes
+    )
 
 
 def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
@@ -108,7 +122,7 @@ def write_card(
     card = CARD.format(
         name=name,
         architecture=family.architecture,
-        parameters=sum(x.size for x in jax.tree.leaves(model)),
+        parameters=sum(x.size for x in jax.tree.leaves(with_biases(model, family))),
         config=model.config,
         dataset=dataset,
         iteration=iteration,

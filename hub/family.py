@@ -44,6 +44,7 @@ class Family:
     model_type: str  # in config.json
     architecture: str  # the class of transformers
     prefix: str  # of all tensors but the head's; checkpoints of the model without a head leave it out
+    biases: bool  # whether its layers have them; those that a model of ours lacks are 0
     tensors: dict[str, Tensor]  # by our names
     not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
     read_config: Callable[[dict[str, Any]], GPTConfig]  # reads config.json; raises ValueError

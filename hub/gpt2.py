@@ -47,7 +47,7 @@ def write_config(config: GPTConfig) -> dict[str, Any]:
 
 
 def needs(config: GPTConfig) -> dict[str, Any]:
-    fixed: dict[str, Any] = {"position": "learned", "norm": "layernorm", "bias": True, "qk_norm": False}
+    fixed: dict[str, Any] = {"position": "learned", "norm": "layernorm", "qk_norm": False}
     fixed |= {"window": None, "n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
     return {"mlp": config.mlp if config.mlp in MLP.values() else "gelu"} | fixed
 
@@ -60,6 +60,7 @@ GPT2 = Family(
     read_config=read_config,
     write_config=write_config,
     needs=needs,
+    biases=True,
     tensors={
         "wte": Tensor("transformer.wte.weight", "v d -> v d"),
         "wpe": Tensor("transformer.wpe.weight", "t d -> t d"),

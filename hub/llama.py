@@ -87,6 +87,7 @@ LLAMA = Family(
     read_config=read_config,
     write_config=write_config,
     needs=lambda config: LLAMA_SHAPE,
+    biases=False,
     tensors={
         "wte": Tensor("model.embed_tokens.weight", "v d -> v d"),
         "blocks.ln_1.weight": Tensor("model.layers.{i}.input_layernorm.weight", "d -> d"),
