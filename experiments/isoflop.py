@@ -21,6 +21,7 @@ WIDTHS = {
     1e12: (24, 32, 48, 64, 96),
     3e12: (32, 48, 64, 96, 128),
     1e13: (48, 64, 96, 128, 192),
+    3e13: (64, 96, 128, 192, 256),
 }
 LAYERS, HEADS, ROWS, LENGTH, SYMBOLS = 4, 2, 16, 64, 96
 # The exponent, its 10th and its 90th percentile: arXiv:2203.15556, table 2, approach 2.

@@ -45,9 +45,9 @@ def draw(axes) -> None:
         line = centre[1] * (budgets / centre[0]) ** power
         growth.plot(budgets, line, lw=1.2, color=color, label=f"{name}: budget^{power:.2f}")
     growth.plot(budgets, sizes, "*", ms=9, color=ORANGE)
-    growth.set(xscale="log", yscale="log", xlabel="budget", ylabel="best number of parameters")
-    growth.set_xticks(budgets, [flops(budget) for budget in budgets])
-    growth.set_yticks([5e4, 1e5, 2e5, 4e5], ["50k", "100k", "200k", "400k"])
+    growth.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best number of parameters")
+    growth.set_xticks(budgets, [flops(budget).removesuffix(" FLOPs") for budget in budgets])
+    growth.set_yticks([5e4, 1e5, 2e5, 4e5, 8e5], ["50k", "100k", "200k", "400k", "800k"])
     growth.set_title("the best size by budget")
     growth.legend(fontsize="small")
     for one in axes:
