@@ -66,7 +66,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
-    before, sys.unraisablehook = sys.unraisablehook, interrupt_again
+    if sys.unraisablehook is sys.__unraisablehook__:  # and not, say, pytest's
+        sys.unraisablehook = interrupt_again
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -83,8 +84,6 @@ def command(main: Callable[[list[str]], int | None]) -> None:
             sys.stdout.flush()
         # Not sys.exit: threads that still compile would hold it up, or crash while Python ends.
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
-    finally:
-        sys.unraisablehook = before
 
 
 def interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
