@@ -5,11 +5,9 @@
 Drawn from experiments/results/; python -m experiments.optimizers trains what is missing there.
 """
 
-import numpy as np
-
 from config.command_line import UserError
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from docs.figures.widths import losses
+from docs.figures.widths import draw_line, losses
 from experiments.optimizers import EXPERIMENTS, RATES
 from experiments.record import read_record
 from experiments.runner import RESULTS
@@ -24,13 +22,7 @@ def draw(axes) -> None:
         found = losses(experiment, record, {rate: f"{optimizer} {rate:g}" for rate in rates})
         if not found:
             raise UserError(f"no results of {optimizer}: python -m experiments.optimizers makes them")
-        means = {rate: np.mean(seeds) for rate, seeds in found.items()}
-        color = COLORS[optimizer]
-        axes.plot(list(means), list(means.values()), lw=1.2, color=color, label=optimizer)
-        for rate, seeds in found.items():
-            axes.plot([rate] * len(seeds), seeds, "o", ms=3, color=color, alpha=0.6)
-        lowest = min(means, key=lambda rate: means[rate])
-        axes.plot(lowest, means[lowest], "*", ms=11, color=color)
+        draw_line(axes, found, optimizer, COLORS[optimizer], COLORS[optimizer])
     ticks = (5e-4, *RATES["adamw"], 16e-3)
     axes.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
     axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)

@@ -26,6 +26,16 @@ def losses(experiment: Experiment, record: Record, labels: dict[float, str]) -> 
     return found
 
 
+def draw_line(axes, found: dict[float, list[float]], label: str, color, star) -> None:
+    """Draw losses by rate: a line through the means, a dot for each seed, a star at the lowest mean."""
+    means = {rate: np.mean(seeds) for rate, seeds in found.items()}
+    axes.plot(list(means), list(means.values()), lw=1.2, color=color, label=label)
+    for rate, seeds in found.items():
+        axes.plot([rate] * len(seeds), seeds, "o", ms=3, color=color, alpha=0.6)
+    lowest = min(means, key=lambda rate: means[rate])
+    axes.plot(lowest, means[lowest], "*", ms=10, color=star)
+
+
 def draw(axes) -> None:
     shades = dict(zip(WIDTHS, matplotlib.colormaps["Blues"](np.linspace(0.4, 1, len(WIDTHS))), strict=True))
     for row, experiment, (optimizer, rates) in zip(axes, EXPERIMENTS, RATES.items(), strict=True):
@@ -33,14 +43,8 @@ def draw(axes) -> None:
         for one, kind in zip(row, KINDS, strict=True):
             for width in WIDTHS:
                 found = losses(experiment, record, {rate: label(kind, width, rate) for rate in rates})
-                if not found:
-                    continue
-                means = {rate: np.mean(seeds) for rate, seeds in found.items()}
-                one.plot(list(means), list(means.values()), lw=1.2, color=shades[width], label=str(width))
-                for rate, seeds in found.items():
-                    one.plot([rate] * len(seeds), seeds, "o", ms=3, color=shades[width], alpha=0.6)
-                lowest = min(means, key=lambda rate: means[rate])
-                one.plot(lowest, means[lowest], "*", ms=10, color=ORANGE)
+                if found:
+                    draw_line(one, found, str(width), shades[width], ORANGE)
             if not one.lines:
                 raise UserError(
                     f"{experiment.name}: no results: python -m experiments.learning_rate makes them"
