@@ -42,7 +42,7 @@ from config.command_line import UserError, command, split_options
 from config.options import Options, parse_options
 from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
 from data.tokenizer import end_of_text
-from layers.target import cpu_flags, cpu_info
+from layers.device import cpu_flags, cpu_info
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline

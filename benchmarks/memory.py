@@ -13,7 +13,7 @@ from unittest import mock
 import jax
 
 from config.options import Options
-from layers.target import target
+from layers.device import device
 from model import GPTConfig
 from training import loss, step
 from training.state import model_config, state_shapes
@@ -40,7 +40,7 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
     """List the variants: name, options changed, and chunks of the loss (None: as training has them)."""
     dots, block = dict(remat="dots"), dict(remat="block")
     rows: list[tuple[str, dict, int | None]] = [("as given", {}, None)]
-    if target().platform == "cpu" and not 0 < config.unroll < config.n_layer:
+    if device().platform == "cpu" and not 0 < config.unroll < config.n_layer:
         rows.append(("layers in a loop, as remat has them on a CPU", dict(unroll=1), None))
     rows += [("remat=dots", dots, None), ("remat=block", block, None)]
     rows += [("loss in one chunk", {}, 1), (f"loss in {CHUNKS} chunks", {}, CHUNKS)]

@@ -18,7 +18,7 @@ from typing import Any
 from config.command_line import UserError, given
 from config.files import read_json, write_whole
 from config.options import Options
-from layers.target import cpu_flags, cpu_info
+from layers.device import cpu_flags, cpu_info
 
 ROOT = Path(__file__).resolve().parents[1]
 # These say where a run is kept and what is written of it, and not what it trains.

@@ -15,8 +15,8 @@ import jax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from layers.device import device
 from layers.residual import row_axes
-from layers.target import target
 
 # The fastest that JAX has, by what JAX calls the device; the first pattern that fits counts. None of it was
 # measured by this project.
@@ -38,13 +38,13 @@ TOKENS = {"cudnn": 2, "splash": 128}
 
 
 def fastest_attention() -> str:
-    """Return the implementation that is the fastest on the target, if shapes and dtype allow it."""
-    kind = target().device_kind
+    """Return the implementation that is the fastest on the device, if shapes and dtype allow it."""
+    kind = device().device_kind
     return next((name for pattern, name in FASTEST.items() if re.search(pattern, kind)), "einsum")
 
 
 def missing(kernel: str, T: int, head_size: int, dtype: str) -> str | None:
-    """Say what `kernel` needs and has not got for T tokens on the target; None if it can be used."""
+    """Say what `kernel` needs and has not got for T tokens on the device; None if it can be used."""
     if kernel == "einsum":
         return None
     if fastest_attention() != kernel or kernel == "cudnn" and dtype != "bfloat16":
@@ -100,7 +100,7 @@ def cudnn_attention(q, k, v, documents, window):
         mask=mask,
         is_causal=True,
         local_window_size=None if window is None else (window - 1, 0),  # keys before and after the query's
-        implementation="cudnn" if target().platform == "gpu" else "xla",
+        implementation="cudnn" if device().platform == "gpu" else "xla",
     )
     return y.swapaxes(1, 2)
 
@@ -126,7 +126,7 @@ def splash_attention(q, k, v, documents, window):
         ),
         head_shards=1,
         q_seq_shards=1,
-        interpret=target().platform != "tpu",
+        interpret=device().platform != "tpu",
     )
     segments = None if documents is None else splash.SegmentIds(documents, documents)
     return jax.vmap(kernel)(q / math.sqrt(C), k, v, segments)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from layers.target import target
+from layers.device import device
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
@@ -44,7 +44,7 @@ contract.defvjp(_contract_forward, _contract_backward)
 def result_dtype(dtype: str) -> str:
     """Return the dtype of what a product of operands in `dtype` gives: on a CPU float32, else `dtype`."""
     # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
-    return "float32" if target().platform == "cpu" else dtype
+    return "float32" if device().platform == "cpu" else dtype
 
 
 def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Float[Array, "B T *o"]:

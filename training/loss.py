@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from layers.device import device, memory
 from layers.products import contract
 from layers.residual import shard_rows
 from layers.softcap import slope, softcap
-from layers.target import memory, target
 
 MAX_LOGITS = 2**26  # at once on a CPU; in float32, 256 MiB
 
@@ -116,7 +116,7 @@ def max_logits() -> int:
     A CPU holds few: it is as fast with many chunks, and clears a step's memory anew each time unless it is
     little (`reuse_freed_memory` in runs/hardware.py).
     """
-    return MAX_LOGITS if target().platform == "cpu" else memory() // (12 * 2)
+    return MAX_LOGITS if device().platform == "cpu" else memory() // (12 * 2)
 
 
 def shift(logits):

@@ -18,7 +18,7 @@ from jaxtyping import Array, Int, PyTree
 from config.command_line import UserError
 from config.options import SHAPE, Options
 from layers.attention import fastest_attention, missing
-from layers.target import multiplies_bfloat16, target
+from layers.device import device, multiplies_bfloat16
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -34,11 +34,11 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, with "auto" decided for the target. Raises UserError.
+    """Describe the model that `options` ask for, with "auto" decided for the device. Raises UserError.
 
     `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
     """
-    on_cpu = target().platform == "cpu"
+    on_cpu = device().platform == "cpu"
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if multiplies_bfloat16() else "float32"
@@ -64,7 +64,7 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
 
 
 def choose_attention(options: Options, config: GPTConfig) -> str:
-    """Return how to compute attention on the target. Raises UserError if what was asked for cannot be."""
+    """Return how to compute attention on the device. Raises UserError if what was asked for cannot be."""
     name = fastest_attention() if options.attention == "auto" else options.attention
     lack = missing(name, config.block_size, config.head_size, config.dtype)
     if options.attention == "auto":

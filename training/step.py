@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray, Shaped
 
 from config.options import Options
-from layers.target import memory, target
+from layers.device import device, memory
 from model import GPT
 from parallel.pipeline.loop import Pipeline, make_pipeline
 from parallel.sharding import batch_sharding, shard, shard_batch
@@ -61,7 +61,7 @@ def train_step(
     x, y = shard_batch(x), shard_batch(y)
     key = jax.random.fold_in(jax.random.key(options.seed), 1 + state.step) if options.dropout else None
     pipeline = make_pipeline(options)
-    if target().platform == "cpu" and pipeline is None:  # a pipeline's microbatches are the user's choice
+    if device().platform == "cpu" and pipeline is None:  # a pipeline's microbatches are the user's choice
         x, y = split_for_cpu_cache(x), split_for_cpu_cache(y)
     loss, gradients = mean_gradients(state.model, x, y, key, pipeline, options.z_loss)
     weights, frozen = partition_trainable(state.model)
@@ -90,7 +90,7 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
 def compiler_options() -> dict[str, str | bool]:
     """Return XLA's options for the step on this mesh, without those that the user has set."""
     several = jax.sharding.get_abstract_mesh().size > 1
-    options = SEVERAL.get(target().platform, {}) if several else {}
+    options = SEVERAL.get(device().platform, {}) if several else {}
     by_user = os.environ.get("XLA_FLAGS", "") + os.environ.get("LIBTPU_INIT_ARGS", "")
     return {name: value for name, value in options.items() if name not in by_user}
 

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractDevice
 
 
-def target() -> jax.Device | AbstractDevice:
+def device() -> jax.Device | AbstractDevice:
     """Return a device of the mesh, or without a mesh JAX's first: either has `platform` and `device_kind`.
 
     Inside a compiled function the mesh is abstract, and remembers no more of its devices than these two.
@@ -24,18 +24,18 @@ LEAST = 15
 
 
 def memory() -> int:
-    """Return about how many bytes of memory the target has; for a CPU or an unknown device 15 GiB."""
-    kind = target().device_kind
+    """Return about how many bytes of memory the device has; for a CPU or an unknown device 15 GiB."""
+    kind = device().device_kind
     return 2**30 * next((size for pattern, size in MEMORY.items() if re.search(pattern, kind)), LEAST)
 
 
 def multiplies_bfloat16() -> bool:
-    """Tell whether the target multiplies matrices of bfloat16 faster than of float32.
+    """Tell whether the device multiplies matrices of bfloat16 faster than of float32.
 
     Of CPUs those do that have instructions for it, Intel's since Sapphire Rapids and AMD's since Zen 4.
     ONEDNN_MAX_CPU_ISA keeps XLA's library for products from newer ones.
     """
-    if target().platform != "cpu":
+    if device().platform != "cpu":
         return True
     forbidden = "ONEDNN_MAX_CPU_ISA" in os.environ
     return not forbidden and re.search(r"\b(amx_bf16|avx512_bf16)\b", cpu_flags()) is not None

@@ -3,7 +3,7 @@
 import pytest
 
 from config.options import Options
-from layers import target
+from layers import device
 from tests.helpers import H100, on
 from training.state import model_config
 
@@ -19,7 +19,7 @@ from training.state import model_config
     }.items(),
 )
 def test_auto_is_bfloat16_on_a_cpu_that_multiplies_it(monkeypatch, flags, dtype):
-    monkeypatch.setattr(target, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(device, "cpu_flags", lambda: flags)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     assert model_config(Options(), 9).dtype == dtype
     assert model_config(Options(dtype="float32"), 9).dtype == "float32"
