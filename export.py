@@ -5,7 +5,8 @@
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
 
 Without --format=peft, the model of a LoRA run is written with its adapters merged. If it started from another
-run of ours, PEFT puts its adapters beside that one, exported. The folder appears once all of it is written.
+run of ours, export that one too: PEFT puts the adapters beside its model. The folder appears once all of it
+is written.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -77,19 +78,19 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Generator[Path]:
-    """Yield a folder to fill, which becomes `target` if all goes well. Raises UserError."""
-    target = target.resolve()
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        raise UserError(f"--to={target} is there already: give a new or empty folder, or delete it")
-    beside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+def new_folder(path: Path) -> Generator[Path]:
+    """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
+    path = path.resolve()
+    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         beside.mkdir(parents=True)
         yield beside
-        os.replace(beside, target)
+        os.replace(beside, path)
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"--to={target}: cannot be written ({error}): make room there, or choose another"
+            f"--to={path}: cannot be written ({error}): make room there, or choose another"
         ) from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)

@@ -58,24 +58,24 @@ class Pretrained:
         layout = entries(self.family, self.config)
         tensors.check(layout.values(), self.family)
         return jax.tree_util.tree_map_with_path(
-            lambda path, target: self.array(tensors, layout[leaf_name(path)], target), shapes
+            lambda path, like: self.array(tensors, layout[leaf_name(path)], like), shapes
         )
 
-    def array(self, tensors: "Tensors", entry: Entry, target: jax.ShapeDtypeStruct) -> jax.Array:
+    def array(self, tensors: "Tensors", entry: Entry, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Load an array of the model; fill one in blocks layer by layer."""
-        sharding = target.sharding or SingleDeviceSharding(jax.devices()[0])
+        sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
         if entry.layers is None:
-            rows = target.shape[0]  # those of wpe may be fewer than in the file
-            return place(self.read(tensors, entry, None, target.dtype)[:rows], sharding)
+            rows = like.shape[0]  # those of wpe may be fewer than in the file
+            return place(self.read(tensors, entry, None, like.dtype)[:rows], sharding)
         # Donated, the array takes its own place in memory again: the device holds it and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
             donate_argnums=0,
             out_shardings=sharding,
         )
-        array = jnp.zeros(target.shape, target.dtype, device=sharding)
+        array = jnp.zeros(like.shape, like.dtype, device=sharding)
         for i in range(entry.layers):
-            layer = self.read(tensors, entry, i, target.dtype)
+            layer = self.read(tensors, entry, i, like.dtype)
             array = fill(array, place(layer, of_a_layer(sharding)), i)
             array.block_until_ready()  # or the host would read ahead and hold several layers
         return array

@@ -4,7 +4,7 @@
     out_dir/checkpoints/<iter>/     one checkpoint, written by Orbax: the arrays of the model and of the
                                     optimizer, and a manifest with the options and the vocabulary
 
-Of a model with adapters these alone are stored; the manifest names the model below, which is loaded anew.
+Of a model with adapters only these are stored; the manifest names the model below, which is loaded anew.
 
 A checkpoint takes its name only once all of it is on disk, so that one interrupted at any moment leaves the
 one before it. The last `keep_checkpoints` are kept, and the one of the lowest validation loss. Arrays are
@@ -49,8 +49,8 @@ logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save 
 class Checkpoints:
     """The checkpoints below `out_dir`. Raises UserError when they cannot be read or written.
 
-    Of many processes each writes what its devices hold into one folder. If they do not share it (`shared` is
-    False), process 0 writes everything, and every process reads from its own copy of the folder.
+    When there are many processes, each writes what its devices hold into one folder. If they do not share it
+    (`shared` is False), process 0 writes everything, and every process reads from its own copy of the folder.
     """
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
@@ -189,15 +189,15 @@ class Checkpoints:
 
     def _items(self, iteration: int, **trees) -> dict:
         """Restore the named items of a checkpoint, each in the structure of the tree given for it."""
-        # A target without a sharding would go to the devices that the run was trained on.
+        # An array without a sharding would go to the devices that the run was trained on.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         trees = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here), trees
         )
-        targets = {name: ocp.args.StandardRestore(arrays_by_name(tree)) for name, tree in trees.items()}
+        wanted = {name: ocp.args.StandardRestore(arrays_by_name(tree)) for name, tree in trees.items()}
         path, expected = self.folder / str(iteration), self.manifest(iteration).checksums or {}
         try:
-            arrays = self.manager.restore(iteration, args=ocp.args.Composite(**targets))
+            arrays = self.manager.restore(iteration, args=ocp.args.Composite(**wanted))
             restored = {name: tree_of_arrays(arrays[name], tree) for name, tree in trees.items()}
         except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
             why = first_line(error)

@@ -56,7 +56,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
     """Put an adapter of rank `lora_rank` beside each linear layer that `lora_targets` names.
 
     The model computes what it did, to the bit, while B is zero. Its matrices are stored in `lora_base_dtype`.
-    Raises UserError for a target that is no layer's name, and for too high a rank.
+    Raises UserError for a name there that no layer has, and for too high a rank.
     """
     model = jax.tree_util.tree_map_with_path(
         lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model
@@ -91,11 +91,11 @@ def chosen_layers(text: str, names: list[str]) -> list[str]:
     if text == "all":
         return [name for name in names if not name.endswith("head_gate")]  # whose rank is that of few heads
     chosen = set()
-    for target in text.split(","):
-        found = {name for name in names if f".{name}".endswith(f".{target.strip()}")}
+    for given in text.split(","):
+        found = {name for name in names if f".{name}".endswith(f".{given.strip()}")}
         if not found:
             raise UserError(
-                f"lora_targets={text}: no layer is called {target.strip()!r}; give some of "
+                f"lora_targets={text}: no layer is called {given.strip()!r}; give some of "
                 f"{', '.join(name.removeprefix('blocks.') for name in names)}, or their last parts"
             )
         chosen |= found
