@@ -27,7 +27,7 @@ except ImportError:
 
 # Only these files are sent: no data, no checkpoints, no .env. Requirements are installed in the image.
 FILES = ("train.py", "sample.py", "evaluate.py", "bench.py", "export.py", "serve.py", "model.py")
-ROOMS = (
+FOLDERS = (
     *("config", "layers", "data", "training", "runs", "parallel", "generation", "evaluation", "hub", "cloud"),
     *("benchmarks", "planning", "serving", "inside"),
 )
@@ -49,8 +49,8 @@ ENVIRONMENT = {
 def files_to_send() -> list[Path]:
     """Return the paths of the files that are sent, relative to the project's folder."""
     found = [Path(name) for name in FILES]
-    for room in ROOMS:
-        paths = (path for path in sorted((ROOT / room).rglob("*")) if path.suffix in (".py", *PAGE))
+    for folder in FOLDERS:
+        paths = (path for path in sorted((ROOT / folder).rglob("*")) if path.suffix in (".py", *PAGE))
         found += [path.relative_to(ROOT) for path in paths]
     return found
 

@@ -1,4 +1,4 @@
-"""Imports go one way. ALLOWED is the order to read the project in: a room imports only rooms above it."""
+"""Imports go one way. ALLOWED is the order to read the project in: a folder imports only folders above it."""
 
 import ast
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers import ROOT
 
-# Each room may import these rooms of the project, and itself.
+# Each folder may import these folders of the project, and itself.
 ALLOWED = {
     "config": set(),
     "layers": set(),
@@ -37,14 +37,14 @@ ALLOWED = {
         "training",
     },
 }
-# The figures of the pages look into every room, and no room into them.
+# The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)
 # Users type these. Nobody imports them.
 COMMANDS = {"train", "sample", "evaluate", "export", "bench", "plan", "serve", "app"}
 
 
 def modules() -> Iterator[tuple[str, Path]]:
-    """Every module of the project with its room; a command's is its own name."""
+    """Every module of the project with its folder; a command's is its own name."""
     for path in ROOT.glob("*.py"):
         yield path.stem, path
     for package in ROOT.glob("*/__init__.py"):
@@ -52,8 +52,8 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield package.parent.name, path
 
 
-def forbidden(room: str, source: str) -> set[str]:
-    """Return the rooms and commands that a module of `room` with this source imports, and must not."""
+def forbidden(folder: str, source: str) -> set[str]:
+    """Return the folders and commands that a module of `folder` with this source imports, and must not."""
     imported = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -61,30 +61,30 @@ def forbidden(room: str, source: str) -> set[str]:
         if isinstance(node, ast.ImportFrom):
             imported.add("." * node.level + (node.module or ""))
     ours = {name.partition(".")[0] for name in imported} & (ALLOWED.keys() | COMMANDS | {"", "tests"})
-    allowed = ALLOWED.keys() if room in COMMANDS else ALLOWED[room] | {room}
+    allowed = ALLOWED.keys() if folder in COMMANDS else ALLOWED[folder] | {folder}
     # The launcher reads the options of the commands that it starts, to check them before it rents.
-    return ours - allowed - (COMMANDS if room == "app" else set())
+    return ours - allowed - (COMMANDS if folder == "app" else set())
 
 
-def test_every_module_imports_only_what_its_room_may():
-    assert {room for room, _ in modules()} == ALLOWED.keys() | COMMANDS
-    assert {path: bad for room, path in modules() if (bad := forbidden(room, path.read_text()))} == {}
+def test_every_module_imports_only_what_its_folder_may():
+    assert {folder for folder, _ in modules()} == ALLOWED.keys() | COMMANDS
+    assert {path: bad for folder, path in modules() if (bad := forbidden(folder, path.read_text()))} == {}
 
 
 def test_the_table_has_no_circle():
     above = set()
-    for room, allowed in ALLOWED.items():
-        assert allowed <= above, room
-        above.add(room)
+    for folder, allowed in ALLOWED.items():
+        assert allowed <= above, folder
+        above.add(folder)
 
 
 @pytest.mark.parametrize(
-    "room, source, found",
+    "folder, source, found",
     [
         ("hub", "from runs.load import load_run", {"runs"}),
         ("layers", "import numpy, model as network", {"model"}),
         ("training", "def late():\n    from train import run", {"train"}),
-        ("data", "from .. import model", {""}),  # relative: no room says where it leads
+        ("data", "from .. import model", {""}),  # relative: no folder says where it leads
         ("runs", "from tests.helpers import records", {"tests"}),
         ("sample", "from generation import decode\nimport train", {"train"}),
         (
@@ -94,5 +94,5 @@ def test_the_table_has_no_circle():
         ),
     ],
 )
-def test_an_import_the_wrong_way_is_found(room, source, found):
-    assert forbidden(room, source) == found
+def test_an_import_the_wrong_way_is_found(folder, source, found):
+    assert forbidden(folder, source) == found

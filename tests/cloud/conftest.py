@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cloud.launches import LONG, ROOMS, SENT
+from tests.cloud.launches import FOLDERS, LONG, SENT
 from tests.cloud.modal_server import ModalServer
 from tests.helpers import DEADLINE, ROOT, free_port, run_python
 
@@ -17,7 +17,7 @@ INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "
 def project(tmp_path_factory):
     """A copy of the project, with files that must not travel."""
     folder = tmp_path_factory.mktemp("project")
-    for name in [*SENT, *ROOMS, "app.py", "requirements.txt"]:
+    for name in [*SENT, *FOLDERS, "app.py", "requirements.txt"]:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.bin", "__pycache__"))
         elif (ROOT / name).exists():

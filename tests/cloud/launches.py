@@ -10,7 +10,7 @@ from runs.load import load_run
 from tests.helpers import newest_checkpoint
 
 SENT = {"train.py", "sample.py", "evaluate.py", "bench.py", "export.py", "serve.py", "model.py"}
-ROOMS = {
+FOLDERS = {
     "benchmarks",
     "cloud",
     "config",
@@ -37,10 +37,10 @@ containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mou
 
 
 def files_to_send(project: Path) -> set[str]:
-    rooms = [path for room in ROOMS for path in (project / room).rglob("*.py")]
+    code = [path for folder in FOLDERS for path in (project / folder).rglob("*.py")]
     page = [path for path in (project / "serving" / "page").iterdir() if path.is_file()]
     assert len(page) > 10
-    return SENT | {str(path.relative_to(project)) for path in rooms + page}
+    return SENT | {str(path.relative_to(project)) for path in code + page}
 
 
 def remote(tiny, **changes) -> list[str]:

@@ -1,4 +1,4 @@
-"""The reference pages have every public module of the rooms, or it is said here why not."""
+"""The reference pages have every public module of the folders, or it is said here why not."""
 
 import ast
 import re
@@ -34,10 +34,10 @@ def public(path: Path) -> set[str]:
     return {name for name in found if name[0] != "_"}
 
 
-def test_every_public_module_of_a_room_is_on_a_page_or_left_out_for_a_reason():
+def test_every_public_module_of_a_folder_is_on_a_page_or_left_out_for_a_reason():
     on_pages = [shown["name"] for page in PAGES for shown in SHOWN.finditer(page.read_text())]
     assert len(on_pages) == len(set(on_pages))
-    wanted = {NAMES[path] for room, path in modules() if room not in COMMANDS and public(path)}
+    wanted = {NAMES[path] for folder, path in modules() if folder not in COMMANDS and public(path)}
     left_out = {name for name in wanted if any(fnmatch(name, pattern) for pattern in LEFT_OUT)}
     assert wanted - left_out - set(on_pages) == set()
     assert left_out & set(on_pages) == set()
@@ -45,8 +45,8 @@ def test_every_public_module_of_a_room_is_on_a_page_or_left_out_for_a_reason():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_shows_modules_of_its_room_that_exist_and_all_that_others_import_of_them(page):
-    paths = {NAMES[path]: path for room, path in modules() if room == page.stem}
+def test_a_page_shows_modules_of_its_folder_that_exist_and_all_that_others_import_of_them(page):
+    paths = {NAMES[path]: path for folder, path in modules() if folder == page.stem}
     shown = {found["name"]: found["members"] for found in SHOWN.finditer(page.read_text())}
     assert shown and shown.keys() <= paths.keys()
     for name, members in shown.items():
