@@ -107,13 +107,13 @@ class GPTConfig:
 
 
 class Norm(eqx.Module):
-    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis; computed in float32, for a product."""
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis, in float32, rounded for a product."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
     center: bool = eqx.field(static=True)
     eps: float = eqx.field(static=True)
-    divisor: float = eqx.field(static=True)  # of what comes out
+    divisor: float = eqx.field(static=True)  # the result is divided by this, for muP
     dtype: str = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, size: int, divisor: float = 1.0):
@@ -157,7 +157,7 @@ def attention(
 ) -> Float[Array, "B H T C"]:
     """Compute softmax(q k^T / sqrt(C)) v, where each query reads the keys that the mask allows.
 
-    H / K query heads share a key/value head. A `key` drops weights out.
+    H / K query heads share a key/value head. A `key` turns the weights' dropout on.
     """
     (B, H, T, C), K = q.shape, k.shape[1]
     q = q.reshape(B, K, H // K, T, C)
@@ -302,7 +302,7 @@ class GPT(eqx.Module):
         return self.ln_f(self.apply_blocks(self.blocks, x, context, key=key))
 
     def context(self, tokens: Int[Array, "B T"], positions=None, *, key: DropoutKey = None) -> Context:
-        """Find what blocks read besides the stream; `positions` are those of tokens in a cache's rows."""
+        """Find what blocks read besides the stream. Give `positions` to tokens behind those of a cache."""
         config = self.config
         check_length(tokens.shape[1], config)
         context = context_of(tokens, config) if positions is None else context_at(positions, config)

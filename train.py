@@ -103,7 +103,7 @@ def train(
         if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
             metrics.catch_up()
             losses = evaluate(state.model, stop_asked)
-            if losses is None:  # asked to stop: the resumed run begins with it
+            if losses is None:  # asked to stop: the resumed run begins with this evaluation
                 status = stop_asked()
                 break
             metrics.evaluation(i, losses)

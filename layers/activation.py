@@ -1,4 +1,4 @@
-"""The MLP's activations. Of them the backward pass keeps their inputs alone, and computes the rest again.
+"""The MLP's activations. The backward pass keeps only their inputs, and computes the rest again.
 
 Left alone, XLA keeps what it has computed on the way, in float32 too, and makes SwiGLU's two gradients in two
 kernels, each of which reads all of that. This took GPT-2's step on an H100 from 114.5 to 111.5 ms, as planned

@@ -23,17 +23,18 @@ from layers.residual import row_axes
 FASTEST = {
     # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
     r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
-    # In training shapes it has so many times FlashAttention-2's speed: Hopper 1.7 to 2.3, A100 0.82, A10G
-    # 0.93, L40S 1.00, RTX PRO 6000 0.88 (huggingface/transformers#48163). Others found about 1 on capability
-    # 8.0, and more on 8.6 and 8.9 (pytorch/pytorch#192799). A step on a B200 is 1.12 times as fast with it
-    # (pytorch/torchtitan#1196). But JAX has no FlashAttention-2, only einsum, and attention in separate
-    # operations has a third of FlashAttention-2's speed or less (arXiv:2307.08691, section 4.1).
+    # Its speed, divided by FlashAttention-2's, in training shapes: Hopper 1.7 to 2.3, A100 0.82, A10G 0.93,
+    # L40S 1.00, RTX PRO 6000 0.88 (huggingface/transformers#48163). Others found about 1 on capability 8.0,
+    # and more on 8.6 and 8.9 (pytorch/pytorch#192799). A step on a B200 is 1.12 times as fast with cuDNN
+    # (pytorch/torchtitan#1196). Where it is slower than FlashAttention-2 it is taken all the same: JAX has
+    # only einsum besides, and attention in separate operations has a third of FlashAttention-2's speed or
+    # less (arXiv:2307.08691, section 4.1).
     r"NVIDIA": "cudnn",
     # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
     r"TPU": "splash",
 }
 RUNS_ON = {"cudnn": "an NVIDIA GPU, Ampere or later,", "splash": "a TPU"}
-# A kernel takes a multiple of so many tokens: cuDNN for the gradient with documents, splash for its blocks.
+# The number of tokens has to be a multiple of this: for cuDNN's gradient with documents, and splash's blocks.
 TOKENS = {"cudnn": 2, "splash": 128}
 
 

@@ -11,7 +11,7 @@ from layers.rotary import Table, inverse_frequencies, rotary_table
 
 
 class Context(NamedTuple):
-    """Positions and documents of the tokens, and what options have every layer read of the tokens alone."""
+    """Positions and documents of the tokens; with some options, also values and embeddings for each layer."""
 
     positions: Int[Array | np.ndarray, "_ T"]  # from a document's beginning; one row may serve all
     rotary: tuple[Table, Table] | None  # cos and sin, with rope

@@ -1,7 +1,7 @@
-"""Looking tokens up in a table that a mesh may split: what moves is in the products' dtype, and moves once.
+"""Look tokens up in a table. If a mesh splits it, devices send it once, in the dtype of the products.
 
-For GPT-2 cut to 2 layers, on eight H100 with fsdp:8, this took what a device sends in a microbatch from 0.71
-to 0.51 GB, as planned (docs/benchmarks.md has the command).
+For GPT-2 cut to 2 layers, on eight H100 with fsdp:8, a device sends 0.51 GB in a microbatch, and sent 0.71
+without this, as planned (docs/benchmarks.md has the command).
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ def _backward(dtype, saved, dy):
     gradient = jnp.zeros_like(table).at[tokens].add(dy.astype(table.dtype))
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty and mesh.shape["fsdp"] * mesh.shape["tensor"] > 1:
-        # Without it, XLA gathers a tied head's gradient, which the devices share, to add this one in place.
+        # Without the barrier, XLA gathers a tied head's gradient, which is split, to add this one in place.
         gradient = jax.lax.optimization_barrier(gradient)
     return gradient, None
 

@@ -1,8 +1,8 @@
 """A norm's weight g moves into the linear layers that read the norm: (y * g) @ w = y @ (g[:, None] * w).
 
-The gradient of g is then a sum over those layers' weights. Without this it is one over tokens, for which XLA
-computes the norm once more, writes it out and reads it again. This took GPT-2's step on an H100 from 109.7 to
-104.6 ms, as planned (docs/benchmarks.md has the command).
+The gradient of g is then a sum over those layers' weights. Without this it is a sum over tokens, for which
+XLA computes the norm once more, writes it out and reads it again. This took GPT-2's step on an H100 from
+109.7 to 104.6 ms, as planned (docs/benchmarks.md has the command).
 """
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 def fold_norms(block):
     """Return a block that computes the same, to rounding, and whose norms' weights are the constant 1.
 
-    A norm with a bias keeps its weight: the bias's gradient is a sum over tokens anyway. So do all where
+    A norm with a bias keeps its weight: the bias's gradient is a sum over tokens anyway. All norms do where
     `tensor` splits the layers: XLA would sum over its devices for each sum in the norm's gradient as well.
     """
     mesh = jax.sharding.get_abstract_mesh()

@@ -1,4 +1,7 @@
-"""Learned weights of what a layer could use beside what it has. Without weights, nothing changes."""
+"""Options by which a layer learns to mix its input with another, or to scale a head's output.
+
+Without weights, the input comes back as it is.
+"""
 
 import jax
 from jaxtyping import Array, Float

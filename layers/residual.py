@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 
 
 def row_axes() -> tuple[str, ...]:
-    """Return the mesh axes over which a batch's rows are to be split: `jax.shard_map` may have split some."""
+    """Return the mesh axes that split a batch's rows; inside `jax.shard_map`, those that it leaves to XLA."""
     mesh = jax.sharding.get_abstract_mesh()
     return tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
 

@@ -17,8 +17,8 @@ def rotary_table(
 ) -> tuple[Table, Table]:
     """Return cos and sin of every position's angles, float32.
 
-    The table of positions that are NumPy's is NumPy's, too, and so a constant of a compiled program. XLA puts
-    the making of any other into each operation that reads it, to be done again for each row and each head.
+    NumPy positions give a NumPy table, which is a constant of a compiled program. Any other table XLA would
+    compute again in each operation that reads it, for each row and each head.
     """
     angles = positions.astype(np.float32)[:, None, :, None] * inv_freq
     xp = np if isinstance(angles, np.ndarray) else jnp

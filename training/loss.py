@@ -1,9 +1,9 @@
 """The loss: cross entropy between what the head predicts and the next tokens.
 
 The (B, T, V) logits are the largest array of a small model's step: for GPT-2's 50,257 tokens and a batch of
-12 x 1024 they are 2.5 GB in float32. So no more of them exist at once than `max_logits` says: of longer
-batches, they are computed a chunk of T at a time. A chunk's gradient is formed while its logits are at hand:
-computing them again in the backward pass would cost GPT-2 124M a tenth of the step's arithmetic.
+12 x 1024 they are 2.5 GB in float32. So at most `max_logits` of them exist at once, and larger batches are
+computed in chunks of T. A chunk's gradient is formed while its logits are at hand: computing them again in
+the backward pass would cost GPT-2 124M a tenth of the step's arithmetic.
 """
 
 import math
@@ -50,7 +50,6 @@ def loss_of_rows(
     z_loss: float = 0.0,
 ) -> Float[Array, " B"]:
     """Return the sum of each row's losses; without z_loss, -log of the probability of its targets."""
-
     weights = head.astype(dtype)
 
     def add(total, chunk):
@@ -97,8 +96,8 @@ cross_entropy.defvjp(_forward, _backward)
 def chunks(x, targets, V):
     """Split x and targets into n parts of T, on a new leading axis.
 
-    They are as few as keep a part's logits, which the devices of a mesh share, to `max_logits` a device.
-    For every part the devices sum the head's gradient: fewer parts, less communication.
+    The devices of a mesh share a part's logits, and each holds `max_logits` of them at most. There are as few
+    parts as that allows: for every part the devices sum the head's gradient.
     """
     B, T, D = x.shape
     mesh = jax.sharding.get_abstract_mesh()  # without devices where there is none

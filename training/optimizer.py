@@ -9,7 +9,8 @@ The optimizers differ in the direction that they make of a gradient g, and in no
     lion     sign of a running mean of g                                          arXiv:2302.06675
 
 Elements of adamw's and muon's directions are about as large, so that one learning rate and one weight decay
-serve both. All of lion's are 1: it wants a rate 3 to 10 times lower, and as many times the weight decay.
+serve both. All of lion's are 1 or -1: it wants a rate 3 to 10 times lower, and as many times the weight
+decay.
 """
 
 import math
