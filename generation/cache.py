@@ -57,10 +57,10 @@ def forward_with_cache(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Compute features of tokens that follow the first `length` of each row, and the cache with theirs added.
 
-    The cache may have room for fewer than block_size tokens. A row with less room than T overwrites its last
-    tokens: it is not to be read again. `blocks` are `unstack_blocks(model)`, made once: making them for each
-    token would copy all the weights each time, and take as long as the token itself. A row is read as one
-    document, whatever `eot` is.
+    The cache may have room for fewer than block_size tokens. A row with room for fewer than T overwrites its
+    last tokens, and is not to be read again. `blocks` are `unstack_blocks(model)`, made once: making them for
+    each token would copy all the weights each time, and take as long as the token itself. A row is read as
+    one document, whatever `eot` is.
     """
     config = model.config
     within = replace(config, dtype=result_dtype(config.dtype))  # attention reads the cache as it is

@@ -52,7 +52,7 @@ class Rows(NamedTuple):
     temperature: Float[np.ndarray, " W"]
     top_k: Int[np.ndarray, " W"]
     top_p: Float[np.ndarray, " W"]
-    told: Int[np.ndarray, " W"]  # 1: how likely its tokens were is asked for
+    told: Int[np.ndarray, " W"]  # 1: its request asks how likely the tokens are
 
     @classmethod
     def empty(cls, slots: int) -> "Rows":
@@ -116,9 +116,9 @@ def read(
 ) -> tuple[Likelihood | None, Cache]:
     """Read tokens into the cache of R slots, behind the `length` that each has.
 
-    Of the cache the first `room` tokens are read and written. Padding behind the tokens is read too: what it
-    leaves is overwritten before anything reads it. A slot may come several times, with the same tokens. Given
-    the tokens that are `following` each of them, tell how likely those are.
+    Only the first `room` tokens of the cache are read and written. Padding behind the tokens is read too:
+    what it leaves in the cache is overwritten before anything reads it. A slot may be given several times,
+    with the same tokens. Where `following` has the token after each of them, tell how likely those are.
     """
     part = jax.tree.map(lambda x: x[slots, :, :room], cache)
     x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
@@ -138,10 +138,10 @@ def decode(
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Only the first `room` tokens of the cache are read and written, so that attention reads no room of tokens
-    to come: more than any row has after this, rows that wait included, or the whole cache. Of a row's tokens
-    the first `left` count; what the row computes after them is not meant to be read. How likely they are is
-    told if one of the rows asks for it, and is zeros if none does.
+    Only the first `room` tokens of the cache are read and written, because attention over the rest, which is
+    empty, takes time. `room` is more than the tokens that any row has afterwards, waiting rows included, or
+    all of the cache. Of a row's tokens the first `left` count; the others mean nothing. How likely they are
+    is told if one of the rows asks for it, and is zeros if none does.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)

@@ -37,7 +37,7 @@ PROMPT_CHUNKS = 16, 128  # tokens of a prompt that are read at once
 # Prompts that are read in one call. On 2 CPU cores with the quickstart's model a call for one of 16 tokens
 # takes 2.6 ms of CPU time, for eight of them 4.8.
 SHORT_PROMPTS = 8
-ROOM = 32  # tokens of the cache that attention reads, at least
+ROOM = 32  # tokens in a room, at least: see `Engine`
 FEW = 8  # tokens that are not worth a call of their own: it costs as much as two to four tokens of one row
 
 
@@ -52,8 +52,8 @@ class Request:
     top_k: int | None = None
     top_p: float | None = None
     stop: tuple[int, ...] = ()  # tokens that end the continuation, of which they are the last
-    tell: bool = False  # how likely the new tokens are
-    tell_prompt: bool = False  # how likely those of the prompt are, from the second on
+    tell: bool = False  # whether to tell how likely the new tokens are
+    tell_prompt: bool = False  # and those of the prompt, from the second on
 
 
 class Piece(NamedTuple):
@@ -84,8 +84,9 @@ class Sequence:
 class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. It belongs to one thread.
 
-    Attention reads as much of the cache as the sequences fill, in a few sizes, the `rooms`. Where `longest`
-    tells how many tokens they come to, it reads room for those from the start: one size alone is compiled.
+    Attention reads the first part of the cache, as long as the sequences need. It has one of a few lengths,
+    the `rooms`: a program is compiled for each that is used. Where `longest` tells how many tokens the
+    sequences come to, shorter rooms are left out, so that one program serves from the start.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
@@ -165,9 +166,9 @@ class Engine:
     def _next_to_read(self) -> tuple[list[int], int]:
         """Return the slots whose prompts `read` reads, and how many tokens of each.
 
-        Short prompts that come first are read together, if they are several; the last one's slot is repeated
-        until there are `short_prompts`, which `read` is compiled for. Otherwise it is the first slot
-        alone, with the smallest chunk that holds the rest of its prompt, or else the largest.
+        Several short prompts that come first are read together; the last one's slot is repeated until there
+        are `short_prompts`, which `read` is compiled for. Otherwise the first prompt is read alone, by the
+        smallest chunk that holds the rest of it, or else by the largest.
         """
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
@@ -275,7 +276,7 @@ class Engine:
         return Piece(slot, new, told, None, finished)
 
     def _place(self, slot: int) -> None:
-        """Tell `decode` where the sequence is. A row that waits is written too, behind its length."""
+        """Give `decode` the last token and the length; it writes behind the length of waiting rows, too."""
         sequence = self._at(slot)
         self.rows.token[slot], self.rows.length[slot] = sequence.context[-1], sequence.length
 
