@@ -42,14 +42,13 @@ from config.command_line import UserError, command, split_options
 from config.options import Options, parse_options
 from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
 from data.tokenizer import end_of_text
-from layers.device import cpu_flags, cpu_info
 from model import GPT, GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
 from planning.cost import estimate
 from planning.program import parse_program
 from planning.target import target_here
-from runs.hardware import choose_device, peak_flops
+from runs.hardware import choose_device, describe_cpu, peak_flops
 from runs.memory import check_training
 from runs.speed import counted_flops, flops_per_token
 from training.state import model_config
@@ -160,13 +159,6 @@ def describe(config: GPTConfig, options: Options) -> str:
     )
 
 
-def describe_cpu() -> str:
-    """Return the CPU's name and cores, and the instructions it has that multiply bfloat16."""
-    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
-    name = cpu_info("model name") or platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
-
-
 def table(variants: list, times: dict[str, list[float]], tokens: int) -> str:
     """Format ms per step, and tokens/s at the median. The spread leaves out a tenth at either end."""
     rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}"]
@@ -238,8 +230,8 @@ def peak_memory(compiled: jax.stages.Compiled) -> str:
         return f"{stats['peak_bytes_in_use'] / 1e6:,.0f} MB (the device's count)"
     if (plan := compiled.memory_analysis()) is None:
         return "not known of this device"
-    planned = plan.argument_size_in_bytes + plan.temp_size_in_bytes
-    return f"{planned / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)"
+    needed = plan.argument_size_in_bytes + plan.temp_size_in_bytes
+    return f"{needed / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)"
 
 
 def data_loading(options: Options, seconds: float) -> str:

@@ -5,7 +5,6 @@ was trained with the old ones is replaced by the first result of the new ones.
 """
 
 import json
-import os
 import platform
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from typing import Any
 from config.command_line import UserError, given
 from config.files import read_json, write_whole
 from config.options import Options
-from layers.device import cpu_flags, cpu_info
+from runs.hardware import describe_cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 # These say where a run is kept and what is written of it, and not what it trains.
@@ -138,7 +137,4 @@ def machine() -> dict[str, str]:
     """Return where and when a run was trained."""
     packages = [f"{name} {version(name)}" for name in ("jax", "jaxlib", "equinox", "optax", "numpy")]
     versions = ", ".join([f"Python {platform.python_version()}", *packages])
-    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
-    cpu = cpu_info("model name") or platform.processor() or platform.machine()
-    described = f"{os.cpu_count()} cores of {cpu} ({', '.join(fast) or 'no bfloat16 products'})"
-    return {"versions": versions, "cpu": described, "date": date.today().isoformat()}
+    return {"versions": versions, "cpu": describe_cpu(), "date": date.today().isoformat()}

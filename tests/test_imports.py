@@ -30,7 +30,6 @@ ALLOWED = {
         "config",
         "data",
         "inside",
-        "layers",
         "model",
         "parallel",
         "runs",
