@@ -141,7 +141,7 @@ def needed_bytes(message: str) -> int | None:
     return None
 
 
-# --- what would make it fit ---------------------------------------------------------------------------------
+# What would make it fit
 
 
 def remedies(planned: Planned, target: Target, meta: Meta) -> Iterator[tuple[str, Planned]]:

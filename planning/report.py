@@ -16,9 +16,8 @@ from runs.speed import flops_per_token
 
 CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
 HLO = "train_step.hlo.txt"
-GPU_SHARE = (
-    0.75  # of a GPU's memory, which JAX takes if XLA_PYTHON_CLIENT_MEM_FRACTION does not say otherwise
-)
+# The share of a GPU's memory that JAX takes if XLA_PYTHON_CLIENT_MEM_FRACTION does not say otherwise.
+GPU_SHARE = 0.75
 
 
 def describe(planned: Planned, target: Target, parameters: int) -> str:
