@@ -264,9 +264,8 @@ def words_to(name: str) -> Callable[..., None]:
 
         command(lambda _: start(name, [*arglist], at_modal=True))
 
-    run.__qualname__ = (
-        f"{name}_entrypoint"  # Modal takes none that is defined in a function, whose name says so
-    )
+    # Modal takes no function that is defined in another, as its qualified name would say.
+    run.__qualname__ = f"{name}_entrypoint"
     return run
 
 

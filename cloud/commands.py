@@ -15,7 +15,7 @@ from cloud.options import LaunchOptions
 from cloud.supervise import ROOT, Stop, run_script
 from config.command_line import UserError
 
-# Without any word for train.py. The prompt is Python's, as the text is.
+# For a launch without any option of train.py's. The prompt is Python, as the text is.
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
 SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")
 SMALL: dict[str, Any] = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}  # it needs minutes, and ends

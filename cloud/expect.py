@@ -18,8 +18,8 @@ CHARACTERS, GPT2 = 100, 50304
 def least_hours(options: Options, launch: LaunchOptions) -> float | None:
     """Return the hours that a new run's products take at `BEST` of the peak; None where that is not known.
 
-    Of several GPUs that may be taken the fastest counts. What weights decide, which a run starts from, is not
-    known here, nor how far a run that goes on has come. Raises UserError for a shape that cannot be.
+    Where several GPUs may be taken, the fastest counts. It is not known for a run that starts from weights,
+    which decide its shape, nor for one that goes on. Raises UserError for a shape that cannot be.
     """
     # Here, because they import JAX, which few commands of the launcher need.
     from model import GPTConfig

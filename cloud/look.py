@@ -38,9 +38,8 @@ class Standing:
 
 def read_records(place: Place, run: str) -> list[dict]:
     """Return a run's records, as metrics.jsonl has them."""
-    from runs.metrics import (
-        parse_record,  # here, because it imports JAX, which few commands of the launcher need
-    )
+    # Here, because it imports JAX, which few commands of the launcher need.
+    from runs.metrics import parse_record
 
     lines = (place.read(f"{run}/metrics.jsonl") or b"").splitlines()
     return [record for line in lines if (record := parse_record(line))]

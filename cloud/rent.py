@@ -210,7 +210,7 @@ def spawn(function: "modal.Function", job: Job, options: LaunchOptions) -> "moda
 
 
 def outcome(job: Job, call: "modal.FunctionCall", several: bool) -> int | None:
-    """Return the status of a job when it has ended. Of several, one that Modal ended stops no other."""
+    """Return the status of a job when it has ended. A job that Modal ended stops no other of `several`."""
     try:
         return call.get()
     except (modal.exception.Error, ChildProcessError) as error:

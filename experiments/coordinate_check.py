@@ -2,7 +2,7 @@
 
 In µP (arXiv:2203.03466, appendix D.1) a coordinate of the stream, of what attention and MLP add to it, and of
 the logits is as large in a wide model as in a narrow one, also after a few steps at one learning rate for
-all. In the standard parametrization some grow with the width, which is why the best rate falls.
+all. In the standard parametrisation some grow with the width, which is why the best rate falls.
 
     python -m experiments.coordinate_check              measure what is missing; then the table and the plot
     python -m experiments.coordinate_check --draw       the table and the plot of what is there

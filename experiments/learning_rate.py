@@ -1,6 +1,6 @@
 """Where is the best learning rate at each width, with the standard initialisation and with µP's?
 
-In the standard parametrization the best rate falls as the model grows wider; in µP (arXiv:2203.03466) it
+In the standard parametrisation the best rate falls as the model grows wider; in µP (arXiv:2203.03466) it
 should stay where it is, so that it can be found on a narrow model. Two layers, four heads, `rope`, 300 steps;
 with AdamW, and at the narrower widths with Muon.
 """

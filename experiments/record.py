@@ -64,7 +64,7 @@ class Summary:
 
     @property
     def spread(self) -> float | None:
-        """Return the standard deviation over the seeds; None of fewer than two."""
+        """The standard deviation over the seeds; None of fewer than two."""
         return stdev(self.losses.values()) if len(self.losses) > 1 else None
 
 

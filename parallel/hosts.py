@@ -79,7 +79,7 @@ def connect(options: Options) -> None:
 def launched_together(environment: Mapping[str, str]) -> bool:
     """Tell whether SLURM, Open MPI or a TPU pod on Kubernetes has started several processes as one job.
 
-    Of SLURM this asks what one `srun` started, not what the job may start: a shell in a large job is alone.
+    With SLURM, what one `srun` started counts, not what the job may start: a shell in a large job is alone.
     """
     return (
         int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1

@@ -95,7 +95,7 @@ def per_token(rows: list[Row]) -> list[Row]:
 def weight_bytes(config: GPTConfig) -> int:
     """Return the bytes of the weights that a token has to read, in the dtype of the products.
 
-    Of the embeddings a token reads one row, unless they are the head too.
+    A token reads one row of the embeddings, which is not counted, unless they are the head too.
     """
     model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
     read = sum(x.size for x in jax.tree.leaves(model))

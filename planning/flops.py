@@ -1,8 +1,8 @@
 """The FLOPs of products: 2 m n k for a matrix product, in whatever form XLA has it.
 
 It may be a dot, a convolution (a TPU's form of it, where only the positions that meet count) or a library's
-kernel. Of causal attention in a fused kernel the half that the mask leaves counts; its backward pass computes
-five products to the forward's two.
+kernel. For causal attention in a fused kernel, only the half that the mask leaves counts; its backward pass
+computes five products to the forward's two.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Devices that are not there, for XLA to compile for: `absent_devices("H100:8")`, or `("v5e:2x4")`.
+"""Devices that are not there, for XLA to compile for: eight H100, say, or a slice of a TPU pod.
 
     target = parse_target("H100:8")                   which device, and how many
     prepare_to_compile()                              before JAX looks for devices
@@ -11,6 +11,7 @@ libtpu for TPUs, JAX's CUDA plugin for NVIDIA's GPUs. They need no driver and no
 
 import difflib
 import importlib.util
+import math
 import os
 import re
 from dataclasses import dataclass
@@ -37,10 +38,7 @@ class Target:
 
     @property
     def count(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
     @property
     def hosts(self) -> int:

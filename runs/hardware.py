@@ -53,7 +53,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def peak_memory() -> int:
-    """Return the most bytes that the first device has held; on a CPU, which does not tell, the process."""
+    """Return the most bytes that the first device has held; on a CPU, which does not tell, this process."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024

@@ -3,7 +3,7 @@
     model, tokenizer, iteration = load_run("out-quickstart")
     model, tokenizer = load_pretrained("gpt2")
 
-Here a tokenizer is its description, of which data.tokenizer.from_json makes it, or None where there is none.
+A tokenizer is returned as its description, from which data.tokenizer.from_json makes one; None without one.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Refuse what cannot fit: compare the least memory that a program needs with what devices and host have.
 
-The bounds are low on purpose: nothing that could run is refused. They are for sizes with digits too many,
+The bounds are low on purpose: nothing that could run is refused. They are for sizes with too many digits,
 at which JAX overflows, or the kernel kills the program after a long wait and without a reason.
 """
 

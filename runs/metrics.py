@@ -33,7 +33,7 @@ class Lines:
             print(line, file=sys.stderr, flush=True)
 
     def flush(self) -> None:
-        """Do nothing: `write` has done so."""
+        """Do nothing: `write` has flushed already."""
 
 
 class Started(NamedTuple):

@@ -44,7 +44,7 @@ class Reference:
     options: dict[str, Any]  # that matter and differ from train.py's defaults
     data: dict[str, Any] | None = None  # `sha256` of both splits, and their `source`; None: not known
     runs: dict[str, list[list[float]]] | None = None  # by seed: (iteration, validation loss)
-    within: float | None = None  # of their mean, 19 of 20 more runs would end
+    within: float | None = None  # 19 of 20 more runs would end this near to the runs' mean, or nearer
     made: str | None = None  # how and where the runs were made
     published: dict[str, Any] | None = None  # a `loss`, `whose` it is, and its `source`
 

@@ -16,9 +16,9 @@ def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
 
     `saves` tells whether a checkpoint is saved then, for the line that says what happens.
 
-    The status is 128 + the signal's number, and 0 before one comes. Of many processes, one signalled makes it
-    SIGTERM's in all of them at the same call, so all have to call it equally often: JAX catches SIGTERM and
-    tells the others, and SIGINT is passed on to it as SIGTERM.
+    The status is 128 + the signal's number, and 0 before one comes. With many processes, a signal to one
+    makes it SIGTERM's in all of them, at the same call; so all have to call it equally often. JAX catches
+    SIGTERM and tells the others; SIGINT is passed on to JAX as SIGTERM.
     """
     notice = b"\nstopping after this step: a checkpoint is saved\n" if saves else b"\nstopping\n"
     received, calls, together = [], count(1), jax.process_count() > 1

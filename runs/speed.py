@@ -28,8 +28,8 @@ class Speed:
 
         ms                            mean time of a step
         ms_spread                     longest less shortest of the last 100, but for a tenth at either end
-        data_ms                       mean time that the loop took to make a batch; the device, where it works
-                                      by itself, is busy with the step before meanwhile
+        data_ms                       mean time that the loop took to make a batch; an accelerator is busy
+                                      with the step before meanwhile
         tokens_per_second             over all devices
         tokens_per_second_per_device  the same, shared out
         mfu                           model FLOP/s over the devices' peak, as nanoGPT and PaLM

@@ -131,7 +131,7 @@ async def api_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def http_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own: a path or a method that there is not."""
+    """Answer Starlette's own errors: an unknown path, or a method that the path does not take."""
     assert isinstance(error, HTTPException)
     status, detail = error.status_code, error.detail
     headers: dict[str, str] = dict(error.headers or {})

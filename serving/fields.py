@@ -10,8 +10,8 @@ from starlette.requests import ClientDisconnect, Request
 from config.command_line import spell
 from serving.errors import ApiError
 
-# What OpenAI's clients send and means nothing here, as long as it asks for nothing: the values that ask so.
-# None always does; Ellipsis: whatever the value.
+# Fields that OpenAI's clients send and this server does not have, with the values that ask for nothing: they
+# are accepted and ignored. None always is; Ellipsis stands for any value.
 NEUTRAL: dict[str, tuple] = {
     **dict.fromkeys(("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"), (...,)),
     **dict.fromkeys(("presence_penalty", "frequency_penalty"), (0,)),
@@ -91,10 +91,7 @@ async def read_fields(request: Request, most: int) -> Fields:
         value = json.loads(bytes(body), parse_constant=not_a_number, parse_float=finite)
         if b"\\ud" in body.lower():  # half a character, perhaps, which no text can have
             json.dumps(value, ensure_ascii=False).encode()
-    except (
-        ValueError,
-        RecursionError,
-    ) as error:  # ValueError: also of what is not UTF-8
+    except (ValueError, RecursionError) as error:  # ValueError: also of what is not UTF-8
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).split("\n")[0][:100]
         raise ApiError(f"the body is not JSON: {reason}", code="invalid_json") from None
     if not isinstance(value, dict):

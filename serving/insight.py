@@ -38,7 +38,7 @@ LENS = 128  # tokens for /inside/lens
 
 
 class Desk:
-    """Computes one thing at a time, on a thread of its own, so that no request waits for the page's."""
+    """Computes one thing at a time, on a thread of its own, so that completions do not wait for the page."""
 
     def __init__(self, served: Served):
         self.on_devices = served.worker.on_devices

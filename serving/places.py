@@ -68,7 +68,7 @@ def places(
 ) -> Places:
     """Tell of the places behind each of the tokens, where those `following` stand.
 
-    Of the last place it may not be known: then its `chosen` probabilities mean nothing.
+    What stands in the last place may not be known: then its `chosen` probabilities mean nothing.
     """
     T = min(1 << (len(tokens) - 1).bit_length(), model.config.block_size)  # few lengths to compile
     padded = np.zeros((2, T), np.int32)

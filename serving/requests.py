@@ -64,7 +64,7 @@ def read_common(
     logprobs: int | None,
     echo: bool,
 ) -> Asked:
-    """Read what both take. `max_tokens` is the default; None: as many as the model reads at once."""
+    """Read the fields that both take. `max_tokens` is the default; None: all that the model reads."""
     limits = served.limits
     check_model(fields.text("model"), served)
     longest = max(map(len, prompts))

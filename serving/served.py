@@ -25,7 +25,7 @@ class Served:
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
-    vocab_size: int  # of tokens that both know
+    vocab_size: int  # tokens that the model and the tokenizer both know
     eot: int | None  # the token that ends a text
     created: int  # seconds since 1970
     chat: Chat

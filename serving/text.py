@@ -114,7 +114,7 @@ def told(likelihood: Likelihood | None, i: int) -> tuple[float | None, dict[int,
 def prompt_tokens(
     tokenizer: Tokenizer, ids: list[int], told_last: list[Likelihood]
 ) -> tuple[str, list[Token]]:
-    """Return the text of a prompt, and its tokens. Of its last ones it is known how likely they are."""
+    """Return the text of a prompt, and its tokens; `told_last` says how likely the last of them were."""
     chosen = [told(likelihood, i) for likelihood in told_last for i in range(len(likelihood.chosen))]
     unknown = len(ids) - len(chosen)
     decode, text, tokens = tokenizer.stream(), "", []

@@ -6,14 +6,14 @@ all of them. The schedules differ in one number, how many forwards a rank does b
 
     gpipe        all of them                                                  arXiv:1811.06965
     1f1b         2 (ranks - 1 - r), then one forward and one backward by turns
-    interleaved  the same with several chunks, ranks microbatches through one before the next has its turn:
-                 (chunks - 1) ranks more                                      arXiv:2104.04473
+    interleaved  the same with several chunks; as many microbatches as there are ranks go through one, then
+                 the next has its turn: (chunks - 1) ranks more               arXiv:2104.04473
     classic      ranks - 1 - r, as 1F1B is in most papers                     arXiv:1806.03377; only printed
 
 Here all ranks keep one clock: in a tick each does at most one forward, then at most one backward, and what
 they send each other arrives in the next. Classic 1F1B's neighbours alternate, one goes forward while the next
 goes backward, and in lock-step each waits for the other. With twice its head start both do both in every
-tick. `1f1b` is that; a rank then holds up to 2 ranks - 1 stage inputs, however many microbatches there are.
+tick. `1f1b` is that; a rank then holds up to 2 * ranks - 1 stage inputs, however many microbatches there are.
 """
 
 from dataclasses import dataclass
