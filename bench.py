@@ -1,4 +1,4 @@
-"""How fast is training here? Times the very step that train.py runs, on batches of random tokens.
+"""Time training on this machine: the very step that train.py runs, on batches of random tokens.
 
     python bench.py config/train_shakespeare_char_cpu.py              ms/step, tokens/s, FLOP/s, memory
     python bench.py config/train_shakespeare_char_cpu.py --vs=torch   and next to nanoGPT's step in PyTorch

@@ -1,4 +1,4 @@
-"""How fast is decoding here? `python bench.py --decode`: tokens/s with the key/value cache and without."""
+"""Time decoding, with the key/value cache and without it: `python bench.py --decode`."""
 
 import statistics
 import time

@@ -1,4 +1,4 @@
-"""How much memory does a training step need, and what saves some? `python bench.py [config] --memory` tells.
+"""Compare the memory that variants of a training step need: `python bench.py [config] --memory`.
 
 The figures are XLA's own plan of the compiled step: its temporaries, that is all but the weights, the
 optimizer's state and the batch, which are as large in every variant. No step is run and no state is made, so

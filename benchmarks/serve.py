@@ -1,8 +1,9 @@
-"""How fast does the server answer here? `python bench.py config/quickstart.py --serve`, once it has trained.
+"""Time the server and its engine: `python bench.py config/quickstart.py --serve`, once that has trained.
 
-Two tables. The first is of the engine alone, without HTTP: tokens/s of one sequence and of several together,
-next to `generate` of transformers on the exported weights, in turns, where PyTorch is installed. The second
-is of serve.py and clients, a process each: requests together, and requests that come at random.
+This prints two tables. The first is of the engine alone, without HTTP: tokens/s of one sequence and of
+several together, next to `generate` of transformers on the exported weights, in turns, where PyTorch is
+installed. The second is of serve.py and clients, a process each: requests together, and requests that come at
+random.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Where runs lie: in a folder of this machine, or in the Volume at Modal, read without a container.
+"""Read runs where they lie: in a folder of this machine, or in the Volume at Modal, without a container.
 
 place.listing("big")                    what is in the run's folder, and below it
 place.read("big/metrics.jsonl")         a file's bytes; None without it

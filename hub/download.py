@@ -1,4 +1,4 @@
-"""Where a checkpoint is: a folder of this machine, or a model of the Hugging Face hub to download."""
+"""Find a checkpoint: a folder of this machine, or a model of the Hugging Face hub to download."""
 
 import os
 import re

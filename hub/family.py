@@ -25,7 +25,7 @@ from parallel.sharding import leaf_name
 
 
 class Tensor(NamedTuple):
-    """Where one of our arrays is in their format."""
+    """The tensor of their format that holds one of our arrays, alone or with others."""
 
     name: str  # theirs; {i} stands for the layer
     pattern: str  # from their axes to ours; `c` is the head size C

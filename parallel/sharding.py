@@ -1,4 +1,4 @@
-"""Which device holds what: one table from a parameter's name to the mesh axes that split its own axes.
+"""Say which device holds what: one table from a parameter's name to the mesh axes that split its own axes.
 
 Everything else follows. The model is written as if for one device. Inside `jax.set_mesh(mesh)`, XLA reads the
 shardings of a compiled function's arguments and results, splits its arrays accordingly, and inserts the

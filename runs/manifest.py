@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, besides its arrays. It is read before there are devices."""
+"""The manifest of a checkpoint: all that it says besides its arrays. It is read before there are devices."""
 
 import json
 import zlib

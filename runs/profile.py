@@ -1,4 +1,4 @@
-"""Where the time of a step goes, and what XLA made of it. `--profile=<dir>` writes into that folder:
+"""Record where the time of a step goes, and what XLA made of it. `--profile=<dir>` writes into that folder:
 
     plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
     plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)

@@ -1,4 +1,4 @@
-"""How fast a run is: the time of its steps, and what follows from it."""
+"""Measure how fast a run is: the time of its steps, and what follows from it."""
 
 import time
 from collections import deque

@@ -1,4 +1,4 @@
-"""How a run starts: from its options, its data set and what lies in out_dir to the first step's state."""
+"""Start a run: from its options, its data set and what lies in out_dir to the first step's state."""
 
 import sys
 from dataclasses import dataclass, replace

@@ -12,7 +12,7 @@ from serving.text import Part, Token
 
 @dataclass
 class Answer:
-    """How one request is answered. A subclass says how the objects of its endpoint look."""
+    """The answer to one request. A subclass says how the objects of its endpoint look."""
 
     served: Served
     asked: Asked

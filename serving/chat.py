@@ -21,10 +21,10 @@ NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 class Chat:
-    """How messages become a prompt. `template` is Jinja's, as transformers has it; None: the plain one.
+    """Makes a prompt of messages. `template` is Jinja's, as transformers has it; None: the plain one.
 
-    `tokens` are the names of special tokens that templates use, such as bos_token. A turn of the model's ends
-    at one of the tokens `ends`, or at one of the texts `stops`.
+    `tokens` are the texts of special tokens, by the names that templates have for them, such as bos_token. A
+    turn of the model's ends at one of the tokens `ends`, or at one of the texts `stops`.
     """
 
     def __init__(

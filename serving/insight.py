@@ -1,4 +1,4 @@
-"""How the model decides about a text: the routes that compute with it.
+"""The routes that compute with the model, to show how it decides about a text.
 
     POST /inside/places  /inside/attention  /inside/lens  /inside/loss
 

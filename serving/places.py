@@ -1,4 +1,4 @@
-"""What could have stood at each place of a text: the likeliest tokens, before and after the settings.
+"""Compute what could have stood at each place of a text: the likeliest tokens, before and after the settings.
 
     for start, first, last in windows(len(tokens), prompt, block_size):
         places(model, tokens[start:last], tokens[start + 1 : last + 1], settings, vocab_size)
@@ -26,7 +26,7 @@ AT_ONCE = 32  # places whose logits are held together
 
 
 class Settings(NamedTuple):
-    """How tokens are drawn: see `generation.sampling.sample`, whose defaults these are."""
+    """The settings by which tokens are drawn: see `generation.sampling.sample`, whose defaults these are."""
 
     temperature: float = 1.0
     top_k: int | None = None

@@ -1,4 +1,4 @@
-"""What a client asks for: a request's JSON fields, checked and in the engine's terms.
+"""Read what a client asks for: a request's JSON fields, checked and in the engine's terms.
 
 `/v1/completions` and `/v1/chat/completions` take most fields alike. One that is wrong raises ApiError, which
 names it.

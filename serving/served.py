@@ -1,4 +1,4 @@
-"""What is served: the model, its tokenizer, how to chat with it, the engine's thread, and the limits."""
+"""All that the routes share: model, tokenizer and chat template, the engine's thread, and the limits."""
 
 from dataclasses import dataclass, field
 
@@ -11,7 +11,7 @@ from serving.worker import Worker
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for."""
+    """The most that one request may ask for."""
 
     max_body: int  # bytes
     max_prompt: int  # tokens
