@@ -24,8 +24,9 @@ from config.options import Options, parse_options
 from evaluation.split import Evaluate, make_evaluate
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory
-from runs.load import save_merged, shape_of_weights
+from runs.load import shape_of_weights
 from runs.lock import locked
+from runs.merge import save_merged
 from runs.metrics import Metrics, check_wandb
 from runs.profile import Profile
 from runs.reference import find_reference

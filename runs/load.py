@@ -6,34 +6,22 @@
 A tokenizer is returned as its description, from which data.tokenizer.from_json makes one; None without one.
 """
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from config.command_line import UserError
-from config.files import write_whole
 from config.options import SHAPE, Options
 from data.tokenizer import Tokenizer, end_of_text, from_json
 from hub.weights import open_pretrained
 from model import GPT
-from parallel.hosts import on_process_0
 from runs.checkpoint import Checkpoints, arrays_by_name, tree_of_arrays
-from runs.lock import locked
 from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import fingerprint, merge, partition_trainable, without_adapters
-from training.state import (
-    TrainState,
-    create_state_around,
-    model_config,
-    shape_options,
-    state_shapes,
-)
+from training.state import model_config, shape_options, state_shapes
 
 
 def is_run(folder: str) -> bool:
@@ -170,37 +158,3 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))
     config = model_config(options, pretrained.config.vocab_size)
     return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
-
-
-def save_merged(out_dir: str, to: str) -> int:
-    """Save the latest checkpoint of the run in `out_dir`, its adapters merged, as an ordinary run in `to`.
-
-    Return its iteration. Raises UserError.
-    """
-    model, manifest, iteration = load_run_with_adapters(out_dir)
-    if not manifest.options.lora_rank:
-        raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
-    checkpoints = Checkpoints(to)
-    if checkpoints.latest() is not None:
-        raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
-    options = replace(manifest.options, out_dir=to, lora_rank=0)
-    state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
-    # All weights have new moments, whose count begins at 0; the learning rate's goes on with the run.
-    opt_state = optax.tree.set(state.opt_state, is_learning_rates, count=step)
-    state = TrainState(state.model, opt_state, step)
-    with locked(to):
-        write_options(options)
-        checkpoints.save(state, replace(manifest, options=options, base=None))
-        checkpoints.wait()
-    return iteration
-
-
-def is_learning_rates(path, _) -> bool:
-    """Tell whether a count in an optimizer's state is the one that the learning rate depends on."""
-    return path[-1].tuple_name == "ScaleByScheduleState"
-
-
-def write_options(options: Options) -> None:
-    """Write a run's options.json, by process 0."""
-    text = json.dumps(options.to_json(), indent=1) + "\n"
-    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)

@@ -1,5 +1,6 @@
 """Start a run: from its options, its data set and what lies in out_dir to the first step's state."""
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
+from config.files import write_whole
 from config.options import RESUMING, Options
 from data.loader import NANOGPT, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
@@ -17,7 +19,7 @@ from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import draw_sharding, sharding_table
 from runs.checkpoint import Checkpoints
-from runs.load import is_run, load_base, load_weights, write_options
+from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest
 from runs.memory import check_training
 from training.lora import fingerprint, partition_trainable, without_adapters
@@ -158,6 +160,12 @@ def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
     write_options(options)
     if options.overwrite:
         checkpoints.delete_all()
+
+
+def write_options(options: Options) -> None:
+    """Write a run's options.json, by process 0."""
+    text = json.dumps(options.to_json(), indent=1) + "\n"
+    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
 
 
 def parameter_count(run: Run) -> str:
