@@ -98,7 +98,7 @@ def measure(bench: "BenchOptions", options: Options) -> None:
         return
     step = JaxStep(config, options)
     step.run(1)
-    memory = peak_memory(step.train_step)  # before anything else takes any
+    memory = describe_memory(step.train_step)  # before anything else takes any
     with ExitStack() as stack:
         variants = [step]
         if bench.loop:
@@ -224,7 +224,7 @@ def planned(compiled: jax.stages.Compiled) -> str:
     return f"{1e3 * cost.hidden_seconds:.2f} to {1e3 * cost.seconds:.2f} ms at best (docs/planning.md)"
 
 
-def peak_memory(compiled: jax.stages.Compiled) -> str:
+def describe_memory(compiled: jax.stages.Compiled) -> str:
     """Return what the device has held at most; on a CPU, which does not tell, what XLA plans for a step."""
     if stats := jax.devices()[0].memory_stats():
         return f"{stats['peak_bytes_in_use'] / 1e6:,.0f} MB (the device's count)"

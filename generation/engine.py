@@ -200,7 +200,7 @@ class Engine:
         sequences, pieces = [self._at(slot) for slot in slots], []
         first, tokens, following = np.zeros(len(slots), np.int32), *np.zeros((2, len(slots), T), np.int32)
         for row, sequence in enumerate(sequences):
-            # A last chunk may begin among the tokens that are read.
+            # The last chunk before block_size may begin among tokens that are in the cache already.
             first[row] = i = min(sequence.length, self.block_size - T)
             to_read = sequence.context[i : i + T + 1]
             tokens[row, : len(to_read) - 1], following[row, : len(to_read) - 1] = to_read[:-1], to_read[1:]

@@ -75,7 +75,7 @@ def describe(tensors: dict[str, np.ndarray], family: Family, options: Options, b
         "base_model_name_or_path": base,
         "r": r,
         "lora_alpha": alpha,
-        # PEFT counts an adapter alpha / r times; joined ones are to count as often as each alone.
+        # PEFT multiplies by alpha / r. Joined adapters, of higher rank, keep the factor of one alone.
         "rank_pattern": {module: rank for module, rank in ranks.items() if rank != r},
         "alpha_pattern": {module: alpha * rank / r for module, rank in ranks.items() if rank != r},
         "lora_dropout": 0.0,

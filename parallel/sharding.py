@@ -23,8 +23,8 @@ RULES = (
     # Rows of the vocabulary over both axes: with rows over one and D over the other, XLA recomputes.
     (r"wte|wve|lm_head", (("tensor", "fsdp"),)),  # (V, D), (V, K C)
     (r"wpe", (None, "fsdp")),  # (T, D)
-    # `stage` splits the layers. `tensor` splits what the first layers of each half put out, and what its last
-    # one takes in, so that the devices sum once for each half.
+    # `stage` splits the blocks. In attention and in the MLP, `tensor` splits the outputs of the first linear
+    # layers and the inputs of the last, so that the devices sum once for each of the two.
     (r"(c_q|c_k|c_v)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H, C), (L, D, K, C)
     (r"(c_q|c_k|c_v)\.bias", ("stage", "tensor")),  # (L, H, C), (L, K, C)
     (r"(head_gate|c_gate|c_fc)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H), (L, D, F)

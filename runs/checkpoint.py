@@ -67,7 +67,7 @@ class Checkpoints:
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
         self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        # It would ask JAX for signals, by iterations; runs/signals.py does, and counts its calls.
+        # Orbax would ask JAX for signals, counting iterations; runs/signals.py asks, and counts its calls.
         self.manager.reached_preemption = lambda step: False
 
     def check(self, state: TrainState) -> None:

@@ -96,7 +96,7 @@ class Continuation:
 
     def _send(self, end: int) -> Part:
         text, self.sent = self.text[self.sent : end], end
-        # One that begins at the end is the first part of a character, which may yet be cut away.
+        # A token that begins at the end is the first part of a character, which may yet be cut away.
         kept = (i for i, token in enumerate(self.tokens) if token.end > end or token.start == end)
         whole = len(self.tokens) if self.stopped else next(kept, len(self.tokens))
         tokens, self.tokens = self.tokens[:whole], self.tokens[whole:]

@@ -47,8 +47,8 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
             f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
             "leave it out, or use a data set of GPT-2 tokens"
         )
-    # XLA merges recomputed operations with the first ones unless a loop keeps them apart: its CPU compiler
-    # drops the barriers that do so elsewhere.
+    # On a CPU, a loop has to keep recomputed operations apart from the first ones, or XLA merges the two: its
+    # CPU compiler drops the barriers that keep them apart elsewhere.
     loop = on_cpu and options.remat != "none" and not 0 < options.unroll < options.n_layer
     try:
         config = GPTConfig(
