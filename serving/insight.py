@@ -216,6 +216,8 @@ async def loss_of(request: Request) -> Response:
     ids = read_text(fields, served, most_tokens(served))
     if len(ids) < 2:
         raise ApiError("the text has one token, and nothing before it: give two at least", "text")
+    if served.block_size < 2:
+        raise ApiError("a loss takes two tokens at once, and block_size of this model is 1", "text")
     chosen = fields.take("checkpoints", [served.version])
     if (
         not isinstance(chosen, list)

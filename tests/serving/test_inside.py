@@ -21,6 +21,7 @@ from serving.inside import INSIDE
 from serving.insight import WAITING, Desk
 from serving.places import windows
 from serving.run import KEPT, RECORDS, Run
+from serving.served import Served
 from tests.models import forward, nll
 from tests.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
 
@@ -315,6 +316,12 @@ BAD = [
 def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
     status, answer = ask(f"{server[0]}/inside/{route}", body)
     assert status == 400 and answer["error"]["param"] == param, answer
+
+
+def test_a_model_that_reads_one_token_at_a_time_has_no_loss(server, monkeypatch):
+    monkeypatch.setattr(Served, "block_size", 1)
+    status, answer = ask(f"{server[0]}/inside/loss", {"text": "the"})
+    assert status == 400 and answer["error"]["param"] == "text"
 
 
 @pytest.mark.parametrize(
