@@ -50,7 +50,7 @@ class Sweep:
     best: bool
 
     def last_job(self) -> list[Job]:
-        """Return a job as the one that trains the best run to its end; none, if there is nothing to do."""
+        """Return a job that costs what training the best run to its end does; none if it will not be."""
         return self.jobs[:1] if self.best and self.full > self.iters else []
 
 

@@ -69,9 +69,9 @@ def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
 def walk(
     model: GPT, tokens: Int[Array, "1 T"], look: Callable[[Block, Float[Array, "1 T D"], Context], PyTree]
 ) -> tuple[PyTree, Float[Array, "1 T D"]]:
-    """Apply the blocks one by one. Return what `look` sees of each, stacked, and the stream after the last.
+    """Apply the blocks one by one. Return what `look` finds at each, stacked, and the stream after the last.
 
-    It sees a block, and the residual stream before it.
+    It is called with a block, the residual stream before it, and the context.
     """
     context = model.context(tokens)
 

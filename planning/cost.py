@@ -32,7 +32,7 @@ ROOT = f"{Path(__file__).resolve().parents[1]}/"
 
 CLASSES = ("matrix products", "attention", "loss", "norms and elementwise", "optimizer", "copies")
 
-# Lines in these say how a thing is computed; their callers say which.
+# Lines in these say how something is computed; the lines that call them say what.
 GENERAL = ("layers/products.py", "layers/tensor_parallel.py")
 GENERAL_FUNCTIONS = ("Linear.__call__", "compile_step")
 
