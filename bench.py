@@ -60,17 +60,9 @@ def main(argv: list[str]) -> None:
     bench, argv = split_options(argv, BenchOptions)
     check_rival(bench)
     options = parse_options(argv)
-    if bench.vs and (
-        options.document_mask
-        or options.window
-        or options.cautious_weight_decay
-        or options.optimizer != "adamw"
-    ):
-        raise UserError(
-            "--vs=torch: PyTorch's step here has AdamW alone, and no document_mask, window or "
-            "cautious_weight_decay; leave those out"
-        )
-    if bench.vs:  # else JAX takes three quarters of a GPU's memory at once
+    if bench.vs:
+        check_twin(options)
+        # Else JAX takes three quarters of a GPU's memory at once.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
     with jax.set_mesh(make_mesh(options.mesh)):
@@ -137,6 +129,21 @@ def check_rival(bench: BenchOptions) -> None:
         raise UserError(f"--vs is {bench.vs!r}, expected torch, as in --vs=torch")
     if bench.vs and importlib.util.find_spec("torch") is None:
         raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
+
+
+# Options that PyTorch's step here does not have.
+JAX_ALONE = (
+    *("optimizer", "cautious_weight_decay", "document_mask", "window"),
+    *("rope_scaling", "norm_eps", "lora_rank"),
+)
+
+
+def check_twin(options: Options) -> None:
+    """Raise UserError for options with which PyTorch's step would be another one than ours."""
+    given = {name: getattr(options, name) for name in JAX_ALONE}
+    lacks = [f"{name}={value}" for name, value in given.items() if value != getattr(Options, name)]
+    if lacks:
+        raise UserError(f"--vs=torch: PyTorch's step here does not have {', '.join(lacks)}: leave that out")
 
 
 def tokens_per_step(options: Options) -> int:
