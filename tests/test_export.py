@@ -117,6 +117,11 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
             LLAMA | dict(residual_scalars=True, logit_softcap=9.0),
             ["for LlamaForCausalLM: residual_scalars=True, not False, logit_softcap=9.0, not 0.0;"],
         ),
+        (LLAMA | dict(value_embeddings=True), ["for LlamaForCausalLM: value_embeddings=True, not False;"]),
+        (
+            dict(mlp="relu2", attention_gate=True),
+            ["for GPT2LMHeadModel: attention_gate=True, not False;", "mlp=relu2, not swiglu"],
+        ),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says):
@@ -288,6 +293,17 @@ def test_a_run_without_adapters_is_one_line(tmp_path):
     text = refused(run, tmp_path / "adapter", "--format=peft")
     assert text == f"out_dir={run}: the run has no adapters: leave out --format=peft"
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):
+    """Its multipliers have a place in whole weights, and none in adapters beside those of another model."""
+    config = model_config(replace(TINY, **LLAMA, mup_base_width=8), 65)
+    model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+    manifest = Manifest(TINY, 65, None, None, base={"init_from": "base"})
+    monkeypatch.setattr(export, "load_run_with_adapters", lambda *_, **__: (model, manifest, 0))
+    text = refused("run", tmp_path / "adapter", "--format=peft")
+    assert text.startswith("out_dir=run: a model in muP (mup_base_width) is written as a whole")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_another_format_is_one_line(tmp_path):
