@@ -201,8 +201,10 @@ def test_a_new_model_knows_nothing(variant, V, D, B):
     assert loss == pytest.approx(math.log(V), rel=0.02)
 
 
-@pytest.mark.parametrize("variant", [LLAMA, dict(mlp="gelu", bias=True)])
-def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant):
+@pytest.mark.parametrize(
+    "variant, wider", [(LLAMA, 1), (dict(mlp="gelu", bias=True), 1), (LLAMA | dict(mup_base_width=16), 4)]
+)
+def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant, wider):
     config = GPTConfig(block_size=64, vocab_size=256, n_layer=4, n_head=4, n_embd=64, **variant)
     for name, leaf in named_arrays(GPT(config, key=jax.random.key(0))).items():
         if name.endswith(".bias"):
@@ -211,12 +213,23 @@ def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant):
             assert (leaf == 1).all(), name
         else:
             std = 0.02 / math.sqrt(2 * 4) if "c_proj" in name else 0.02
+            std /= math.sqrt(wider) if "blocks" in name else 1  # muP's hidden matrices
             # Five standard errors of a mean and of a standard deviation.
             assert abs(leaf.mean()) < 5 * std / math.sqrt(leaf.size), name
             assert leaf.std() == pytest.approx(std, rel=5 / math.sqrt(2 * leaf.size)), name
             if "blocks" in name:
                 correlation = np.corrcoef(leaf.reshape(4, -1)) - np.eye(4)
                 assert abs(correlation).max() < 5 / math.sqrt(leaf[0].size), name
+
+
+def test_gates_and_weights_of_the_stream_start_as_if_they_were_not_there():
+    without, with_them = (
+        GPT(replace(TINY, **options), key=jax.random.key(0))
+        for options in ({}, dict(attention_gate=True, residual_scalars=True))
+    )
+    assert len(jax.tree.leaves(with_them)) == len(jax.tree.leaves(without)) + 2
+    tokens = random_tokens(TINY)
+    assert distance(forward(with_them, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
 
 
 def test_the_key_decides_the_weights():
