@@ -27,7 +27,13 @@ def in_chunks(model, tokens, ends):
 
 
 @pytest.mark.parametrize(
-    "shape", [dict(position="learned"), dict(position="rope", qk_norm=True, window=4), NEW_SHAPE]
+    "shape",
+    [
+        dict(position="learned"),
+        dict(position="rope", qk_norm=True, window=4),
+        NEW_SHAPE | dict(mup_base_width=8),
+        NEW_SHAPE | dict(position="learned", norm="layernorm", bias=True),
+    ],
 )
 def test_the_cache_gives_what_the_whole_sequence_gives(shape):
     model = large(replace(TINY, n_kv_head=2, **shape))
