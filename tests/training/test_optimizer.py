@@ -17,6 +17,7 @@ from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
 from parallel.sharding import leaf_name
 from tests.helpers import named_arrays, random_batch
+from training.lora import add_adapters, partition_trainable
 from training.optimizer import learning_rate, make_optimizer
 from training.state import create_state, model_config
 from training.step import compile_step
@@ -141,6 +142,25 @@ def test_weights_of_mixtures_and_in_mup_hidden_matrices_have_learning_rates_of_t
     assert factors.keys() < one.keys()
     for name, update in one.items():
         np.testing.assert_allclose(other[name], factors.get(name, 1) * update, rtol=2**-20, err_msg=name)
+        assert np.abs(update).max() > 1e-3, name
+
+
+@pytest.mark.parametrize("optimizer", MUON_SLOW)
+def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_given_one(optimizer):
+    """A reads as many inputs as the model is wide; what B reads is of the adapter's rank at every width."""
+    options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0, lora_rank=2)
+    adapters, _ = partition_trainable(add_adapters(everything(), options, jax.random.key(0)))
+    gradients = random_like(adapters, 1)
+
+    def step(**changes):
+        optimizer = make_optimizer(replace(options, **changes))
+        return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(adapters), adapters)[0])
+
+    one, other = step(), step(mup_base_width=EVERYTHING.n_embd // 4)
+    assert len(one) == 2 * len(MATRICES)
+    for name, update in one.items():
+        factor = 1 / 4 if name.endswith("lora_a") else 1
+        np.testing.assert_allclose(other[name], factor * update, rtol=2**-20, err_msg=name)
         assert np.abs(update).max() > 1e-3, name
 
 
