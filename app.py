@@ -9,6 +9,7 @@
     train (without a name), sample, evaluate, bench, profile, export, serve     train.py, sample.py and so on
     prepare openwebtext --limit=N                                   a data set, on CPUs
     sweep config/x.py --sweep=learning_rate:3e-4,1e-3               many runs, and which is best
+    experiment ladder --seeds=5                                     the runs that an experiment lacks
     list, watch --run-name=x, fetch --run-name=x                    runs in the Volume, without a machine
 
 Words that are not options of the launcher (python app.py --help) go to the command's script. A run on Modal
@@ -70,6 +71,8 @@ def start(name: str, argv: list[str], at_modal: bool) -> None:
         start_looking(name, argv, at_modal)
     elif name == "sweep":
         start_sweep(argv)
+    elif name == "experiment":
+        start_experiment(argv)
     else:
         launch(name, argv)
 
@@ -223,6 +226,35 @@ def train_here(job: Job) -> int:
     return status
 
 
+def start_experiment(argv: list[str]) -> None:
+    """Train the runs that an experiment lacks, here or at Modal some at a time, and write table and plot."""
+    from cloud.experiment import job_of_task, load_program, take_results  # here, because it imports JAX
+    from experiments.runner import run
+
+    ours, words = separate_options(argv)
+    options = COMMANDS["experiment"].options(given(ours, LaunchOptions))
+    name, words = (words or [""])[0], words[1:]
+    program, at_modal = load_program(name), options.run_on_remote or options.dry_run
+    if at_modal and "--time" in words:
+        raise UserError("--time compares steps on one quiet machine: leave out --run-on-remote")
+
+    def train(due, _, ended) -> int:
+        """Train at Modal the runs that have no result there. Return how many have none afterwards."""
+        left = due if options.dry_run else take_results(InVolume(), due, ended)
+        jobs = [job_of_task(task, options) for task in left]
+        if not jobs or not announce(jobs, options, preparing := data_options(jobs[0], options)):
+            return 0
+        try:
+            rent(name, jobs, options, preparing, several=True)
+        finally:  # when this is stopped, some have ended
+            left = take_results(InVolume(), left, ended)
+        if left:
+            print(f"without a result: {'; '.join(map(str, left))}; the same command tries these again")
+        return len(left)
+
+    leave(run(program.EXPERIMENTS, program.__doc__, words, train=train if at_modal else None))
+
+
 def start_looking(name: str, argv: list[str], at_modal: bool) -> None:
     """List runs, watch one, or bring one home. Raises UserError."""
     ours, theirs = separate_options(argv)
@@ -271,6 +303,7 @@ def words_to(name: str) -> Callable[..., None]:
 
 if modal is not None:
     train, sample, prepare, sweep = map(entrypoint, ("train", "sample", "prepare", "sweep"))
+    experiment = entrypoint("experiment")
     evaluate, bench, profile, export = map(entrypoint, ("evaluate", "bench", "profile", "export"))
     serve, watch, list, fetch = map(entrypoint, ("serve", "watch", "list", "fetch"))
     # `modal run app.py` takes, of several entrypoints, the one that is a name of the module.

@@ -43,6 +43,7 @@ COMMANDS = {
     "train": Command("train.py"),
     "sample": Command("sample.py", defaults=SHORT),
     "prepare": Command("prepare.py", (), defaults=CPUS),
+    "experiment": Command("experiments/rented.py", defaults={"gpu": "L4", "timeout_hours": 1.0}),
     "evaluate": Command(
         "evaluate.py",
         ("--out_dir={run}", "--json={run}/evaluate.json"),
@@ -91,7 +92,7 @@ class Job:
     def reads_data(self) -> bool:
         """Whether its data are prepared first, where they are missing. A run that is there has its own."""
         needed = self.dataset is not None or not self.of_a_run
-        return self.command in ("train", "profile", "evaluate") and needed
+        return self.command in ("train", "experiment", "profile", "evaluate") and needed
 
     @property
     def results(self) -> tuple[str, ...]:

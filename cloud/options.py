@@ -28,8 +28,9 @@ class LaunchOptions:
 
     program: ClassVar[str] = "app.py"
     purpose: ClassVar[str] = (
-        "Run a command on Modal, or here: train (without a name), sample, prepare, sweep, evaluate, bench, "
-        "profile, export, serve, list, watch or fetch. Other options go to the command's script."
+        "Run a command on Modal, or here: train (without a name), sample, prepare, sweep, experiment, "
+        "evaluate, bench, profile, export, serve, list, watch or fetch. Other options go to the command's "
+        "script."
     )
 
     run_on_remote: bool = False  # run on Modal; without it, on this machine
@@ -42,7 +43,7 @@ class LaunchOptions:
     secret: Name = ""  # Modal secrets, with commas: one with WANDB_API_KEY, one with HF_TOKEN
     detach: bool = False  # the run goes on when this command is stopped; as modal run --detach
     nodes: Count = 1  # machines that train together, each with all its GPUs: --gpu=H100:8
-    parallel: Count = 4  # runs of a sweep at a time, at most
+    parallel: Count = 4  # runs of a sweep or an experiment at a time, at most
     dry_run: bool = False  # print what would be sent and rented, and at what cost, and end
 
     @property

@@ -26,7 +26,10 @@ except ImportError:
     click: Any = None
 
 # Only these files are sent: no data, no checkpoints, no .env. Requirements are installed in the image.
-FILES = ("train.py", "sample.py", "evaluate.py", "bench.py", "export.py", "serve.py", "model.py")
+FILES = (
+    *("train.py", "sample.py", "evaluate.py", "bench.py", "export.py", "serve.py", "model.py"),
+    *(f"experiments/{name}.py" for name in ("__init__", "rented", "runner", "record", "report")),
+)
 FOLDERS = (
     *("config", "layers", "data", "training", "runs", "parallel", "generation", "evaluation", "hub", "cloud"),
     *("benchmarks", "planning", "serving", "inside"),

@@ -126,7 +126,7 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
         ]
         for cpu in sorted({run["cpu"] for run in runs}):
             seeds = sorted({run["seed"] for run in runs if run["cpu"] == cpu})
-            lines.append(f"CPU of seed {', '.join(map(str, seeds))}: {cpu}.")
+            lines.append(f"Seed {', '.join(map(str, seeds))} on {cpu}.")
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
     timed = {record.sets[label]["timed"] for label, options in sets if record.ms(label, options) is not None}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]

@@ -8,6 +8,7 @@
     python -m experiments.precision --only=float32  only the option sets whose name has this in it
     python -m experiments.precision --time          time each set's step, by turns: on a quiet machine
     python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
+    modal run app.py::experiment --run-on-remote true precision     on rented machines: docs/cloud.md
 
 A run is an ordinary one of train.py, in a folder of its own below `out-experiments/<experiment>/`. One that
 was killed goes on from its last checkpoint. Its result is kept in `experiments/results/<experiment>.json`,
@@ -51,6 +52,7 @@ POINTS = 50  # of the training loss that a result keeps
 class Task:
     """A run that is to be trained."""
 
+    experiment: str
     label: str
     options: dict  # that differ from train.py's defaults, without the seed
     seed: int
@@ -73,8 +75,21 @@ def main(experiments: list[Experiment], about: str | None) -> None:
     command(lambda argv: run(experiments, about, argv))
 
 
-def run(experiments: list[Experiment], about: str | None, argv: list[str], results: Path = RESULTS) -> int:
-    """Do what the command line asks for. Return 1 if a run failed, or else 0. Raises UserError."""
+# Trains runs, some at once, and gives each result to a function; returns how many runs failed.
+Train = Callable[[list[Task], int, Callable[[Task, dict], None]], int]
+
+
+def run(
+    experiments: list[Experiment],
+    about: str | None,
+    argv: list[str],
+    results: Path = RESULTS,
+    train: Train | None = None,
+) -> int:
+    """Do what the command line asks for. Return 1 if a run failed, or else 0. Raises UserError.
+
+    Runs train on this machine, or where `train` trains them.
+    """
     asked = parse(argv, about)
     if asked.equal_time:
         experiments = [at_equal_time(experiment, asked.only, results) for experiment in experiments]
@@ -82,24 +97,23 @@ def run(experiments: list[Experiment], about: str | None, argv: list[str], resul
     if not chosen:
         names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
-    failed = 0
+    due = []
     for experiment in chosen:
-        path = results / f"{experiment.name}.json"
-        record = read_record(path)
-        due = tasks(experiment, record, Path(asked.out), asked.seeds, asked.only)
+        record = read_record(results / f"{experiment.name}.json")
+        due += (missing := tasks(experiment, record, Path(asked.out), asked.seeds, asked.only))
         if asked.list:
-            print_list(experiment, record, due)
-            continue
-        try:
-            if asked.time:
-                from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
-
-                write_record(path, time_steps(experiment, record, labels(experiment, asked.only)))
-            elif not asked.draw:
-                prepare_data(due)
-                failed += train_all(due, asked.jobs, partial(keep, path))
-        finally:  # whatever stopped it, the table has what is done
-            write_report(experiment, read_record(path), results)
+            print_list(experiment, record, missing)
+    if asked.list:
+        return 0
+    failed = 0
+    try:
+        if asked.time:
+            time_all(chosen, asked.only, results)
+        elif not asked.draw:
+            failed = (train or train_all)(due, asked.jobs, partial(keep, results))
+    finally:  # whatever stopped it, the tables have what is done
+        for experiment in chosen:
+            write_report(experiment, read_record(results / f"{experiment.name}.json"), results)
     return 1 if failed else 0
 
 
@@ -144,7 +158,7 @@ def tasks(
                 slug = re.sub("[^A-Za-z0-9.]+", "-", label).strip("-")
                 mark = zlib.crc32(repr(options).encode())  # other options never resume the same folder
                 folder = out / experiment.name / f"{slug}.{mark:08x}.seed-{seed}"
-                found.append(Task(label, options, seed, folder))
+                found.append(Task(experiment.name, label, options, seed, folder))
     return found
 
 
@@ -181,6 +195,15 @@ def at_equal_time(experiment: Experiment, only: str | None, results: Path) -> Ex
     return replace(renamed, question=f"{experiment.question} In equal time.", sets=sets)
 
 
+def time_all(experiments: list[Experiment], only: str | None, results: Path) -> None:
+    """Time a step of each option set that is asked for, and keep it with the results."""
+    from experiments.timing import time_steps  # here, because nothing else needs JAX's backend
+
+    for experiment in experiments:
+        path = results / f"{experiment.name}.json"
+        write_record(path, time_steps(experiment, read_record(path), labels(experiment, only)))
+
+
 # Training
 
 
@@ -195,6 +218,7 @@ def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -
 
     When this is stopped, by Ctrl-C or SIGTERM, the runs save checkpoints and end as well.
     """
+    prepare_data(due)
     waiting, running, failed = deque(due), {}, []
     with sigterm_interrupts():
         try:
@@ -305,8 +329,9 @@ def thinned(steps: list[dict]) -> list[list[float]]:
     return [[group[-1]["iter"], round(sum(s["loss"] for s in group) / len(group), 4)] for group in groups]
 
 
-def keep(path: Path, task: Task, result: dict) -> None:
-    """Put a result into the record at `path`, which another process may have written to meanwhile."""
+def keep(results: Path, task: Task, result: dict) -> None:
+    """Put a result into its experiment's record, which another process may have written to meanwhile."""
+    path = results / f"{task.experiment}.json"
     write_record(path, read_record(path).with_run(task.label, task.options, result))
     ending = f"diverged at {result['diverged']}" if result["val"] is None else f"val loss {result['val']:.4f}"
     print(f"{task}: {ending}", flush=True)

@@ -24,7 +24,6 @@ ALLOWED = {
     "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
     "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "serving": {"config", "data", "generation", "inside", "model", "runs"},
-    "cloud": {"config", "data", "model", "runs"},
     "experiments": {
         "benchmarks",
         "config",
@@ -35,6 +34,7 @@ ALLOWED = {
         "runs",
         "training",
     },
+    "cloud": {"config", "data", "experiments", "model", "runs"},
 }
 # The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)

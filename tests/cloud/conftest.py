@@ -21,7 +21,8 @@ def project(tmp_path_factory):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.bin", "__pycache__"))
         elif (ROOT / name).exists():
-            shutil.copy(ROOT / name, folder)
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
     for name in INTRUDERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("secret")

@@ -10,6 +10,7 @@ from runs.load import load_run
 from tests.helpers import newest_checkpoint
 
 SENT = {"train.py", "sample.py", "evaluate.py", "bench.py", "export.py", "serve.py", "model.py"}
+SENT |= {f"experiments/{name}.py" for name in ("__init__", "rented", "runner", "record", "report")}
 FOLDERS = {
     "benchmarks",
     "cloud",
