@@ -24,7 +24,7 @@ def load_program(name: str) -> ModuleType:
     program = import_from_experiments(name) if name in modules else None
     if not hasattr(program, "EXPERIMENTS"):
         programs = [each for each in modules if hasattr(import_from_experiments(each), "EXPERIMENTS")]
-        raise UserError(f"experiment {name}: first comes the name of a program: {', '.join(programs)}")
+        raise UserError(f"experiment {name}: expected the name of a program first: {', '.join(programs)}")
     return program
 
 

@@ -97,9 +97,9 @@ def run(
     if not chosen:
         names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
-    due = []
+    due, before = [], {}
     for experiment in chosen:
-        record = read_record(results / f"{experiment.name}.json")
+        record = before[experiment.name] = read_record(results / f"{experiment.name}.json")
         due += (missing := tasks(experiment, record, Path(asked.out), asked.seeds, asked.only))
         if asked.list:
             print_list(experiment, record, missing)
@@ -113,7 +113,9 @@ def run(
             failed = (train or train_all)(due, asked.jobs, partial(keep, results))
     finally:  # whatever stopped it, the tables have what is done
         for experiment in chosen:
-            write_report(experiment, read_record(results / f"{experiment.name}.json"), results)
+            record = read_record(results / f"{experiment.name}.json")
+            if train is None or record != before[experiment.name]:  # a launch may only tell its cost
+                write_report(experiment, record, results)
     return 1 if failed else 0
 
 

@@ -3,6 +3,7 @@
 import config.interrupt  # noqa: F401  now: imported within a test, it would have Ctrl-C end them all
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.cloud.launches import LONG, errors, files_to_send, namespaces
 from tests.helpers import (
     DEADLINE,
     ROOT,
+    contents,
     newest_checkpoint,
     refusal,
     saved_iterations,
@@ -266,7 +268,7 @@ def test_data_are_tokenized_on_all_the_cores_that_are_rented():
     assert app.job_of("prepare", ["tinystories", "--num_proc=3"], options).words == ["--num_proc=3"]
 
 
-@pytest.mark.parametrize("name", sorted(COMMANDS))
+@pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"experiment"}))
 def test_every_command_says_its_price_first(name, capsys):
     words = {"prepare": ["openwebtext"], "train": ["config/quickstart.py"]}.get(name, ["--run-name=x"])
     app.launch(name, ["--dry-run", *words])
@@ -276,6 +278,32 @@ def test_every_command_says_its_price_first(name, capsys):
     assert any(line.startswith("machines") and ("A10" in line) is needs_gpu for line in rest)
     (line,) = [line for line in rest if line.startswith("command")]
     assert (f"{name}.py" in line) is (name != "profile") and ("/vol/runs/" in line) is (name != "prepare")
+
+
+def test_an_experiment_says_the_price_of_what_it_lacks_and_writes_nothing(capsys):
+    results = ROOT / "experiments" / "results"
+    before = contents(results)
+    app.start_by_name(["experiment", "precision", "--seeds=99", "--only=bfloat16", "--dry-run"])
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert first.startswith("costs at most $") and contents(results) == before
+    jobs = [line for line in rest if line.startswith("command   experiments/rented.py ")]
+    seeds = [int(re.search(r" --seed=(\d+) ", line)[1]) for line in jobs]
+    assert seeds == list(range(100 - len(seeds), 100)) and len(seeds) > 80
+    assert all("--device=cuda" in line and "/vol/runs/precision.bfloat16." in line for line in jobs)
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        ([], "experiment : expected the name of a program first: batch_size, "),
+        (["laddr"], "experiment laddr: expected the name of a program first: batch_size, best, "),
+        (["runner"], "experiment runner: expected the name of a program first: "),
+        (["best", "--time", "--dry-run"], "--time compares steps on one quiet machine"),
+        (["best", "--sed=3", "--dry-run"], "--sed=3"),
+    ],
+)
+def test_a_mistake_about_an_experiment_is_one_line(words, says):
+    assert says in refusal(app.start_by_name, ["experiment", *words])
 
 
 def test_a_server_at_modal_cannot_follow_a_run():

@@ -20,6 +20,7 @@ LEFT_OUT = {
     "docs.*": "they draw and check the pages",
     "data.*.prepare": "commands, each in the folder of its data set",
     "parallel.pipeline.__main__": "a command",
+    "experiments.rented": "a command, which app.py starts on a rented machine",
     "config.interrupt": "commands import it for what it does, and call nothing",
     "parallel.watch": "a part of parallel.hosts, which alone calls it",
 }

@@ -16,7 +16,8 @@ from runs.speed import flops_per_token
 from tests.helpers import ROOT
 from training.state import model_config
 
-PARTS = ("__init__", "runner", "record", "report", "timing", "miniature", "coordinate_check", "reference")
+PARTS = ("__init__", "rented", "runner", "record", "report", "timing")
+PARTS += ("miniature", "coordinate_check", "reference")
 PROGRAMS = sorted({path.stem for path in (ROOT / "experiments").glob("*.py")} - set(PARTS))
 
 
