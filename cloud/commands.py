@@ -43,7 +43,9 @@ COMMANDS = {
     "train": Command("train.py"),
     "sample": Command("sample.py", defaults=SHORT),
     "prepare": Command("prepare.py", (), defaults=CPUS),
-    "experiment": Command("experiments/rented.py", defaults={"gpu": "L4", "timeout_hours": 1.0}),
+    "experiment": Command(
+        "experiments/rented.py", defaults={"gpu": "L4", "timeout_hours": 0.25, "retries": 1}
+    ),
     "evaluate": Command(
         "evaluate.py",
         ("--out_dir={run}", "--json={run}/evaluate.json"),
