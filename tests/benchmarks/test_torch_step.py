@@ -22,6 +22,8 @@ SHAPES = {
         position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
     ),
     "all that is new": MODERN | dict(n_kv_head=2, mup_base_width=8),
+    "all that is new, beside GPT-2's": MODERN
+    | dict(position="learned", norm="layernorm", bias=True, qk_norm=True),
 }
 
 

@@ -51,7 +51,9 @@ VARIANTS = {
     "bf16": replace(GPT2, dtype="bfloat16"),
     "remat, unrolled": replace(GPT2, remat="block", unroll=3),
     "lora": replace(LLAMA, lora_rank=2),
-    "modern, dropout": replace(GPT2, **MODERN | dict(bias=False), n_layer=4, dropout=0.2),
+    "modern, muP, dropout": replace(
+        GPT2, **MODERN | dict(bias=False), mup_base_width=4, n_layer=4, dropout=0.2
+    ),
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
@@ -75,8 +77,8 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
     pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
     pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
-    ("modern, dropout", "stage:2,fsdp:2,tensor:2", {}),
-    pytest.param("modern, dropout", "stage:4", dict(pipeline_branches="where"), marks=pytest.mark.slow),
+    ("modern, muP, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    pytest.param("modern, muP, dropout", "stage:4", dict(pipeline_branches="where"), marks=pytest.mark.slow),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
