@@ -374,10 +374,11 @@ def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["muon", "normuon"])
 @pytest.mark.parametrize("mesh", ["data:2,fsdp:2,tensor:2", "stage:2,fsdp:2,tensor:2"])
-def test_muons_step_on_a_mesh_is_that_on_one_device(mesh):
-    """Matrices are split along all axes, those that Newton-Schulz sums over as well."""
-    options = replace(TINY, optimizer="muon")
+def test_muons_step_on_a_mesh_is_that_on_one_device(mesh, optimizer):
+    """Matrices are split along all axes, those that Newton-Schulz and NorMuon's rows sum over as well."""
+    options = replace(TINY, optimizer=optimizer)
     (before, one), (_, eight) = (first_step(mesh, options) for mesh in ("data:1", mesh))
     momentum_on_one, momentum_on_eight = named_arrays(one.opt_state), named_arrays(eight.opt_state)
     before, on_one, on_eight = named_arrays(before.model), named_arrays(one.model), named_arrays(eight.model)
