@@ -2,7 +2,7 @@
 
 In the standard parametrisation the best rate falls as the model grows wider; in µP (arXiv:2203.03466) it
 should stay where it is, so that it can be found on a narrow model. Two layers, four heads, `rope`, 300 steps;
-with AdamW, and at the narrower widths with Muon.
+with AdamW and with Muon.
 """
 
 from functools import partial
@@ -18,7 +18,6 @@ RATES = {
     "adamw": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3),
     "muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3),
 }
-MUON_WIDTHS = WIDTHS[:3]  # its products at the widest take longer than all else
 
 
 def label(kind: str, width: int, rate: float) -> str:
@@ -42,12 +41,12 @@ def options(optimizer: str, kind: str, width: int, rate: float) -> dict:
     }
 
 
-def experiment(optimizer: str, widths: tuple[int, ...]) -> Experiment:
+def experiment(optimizer: str) -> Experiment:
     rates = RATES[optimizer]
     lines = {
         f"{kind}, width {width}": [label(kind, width, rate) for rate in rates]
         for kind in KINDS
-        for width in widths
+        for width in WIDTHS
     }
     return Experiment(
         name="learning_rate" if optimizer == "adamw" else f"learning_rate_{optimizer}",
@@ -55,7 +54,7 @@ def experiment(optimizer: str, widths: tuple[int, ...]) -> Experiment:
         question=f"Where is the best learning rate of {optimizer} at each width, without and with µP?",
         sets={
             label(kind, width, rate): options(optimizer, kind, width, rate)
-            for width in widths
+            for width in WIDTHS
             for kind in KINDS
             for rate in rates
             if (kind, width) != ("µP", BASE)
@@ -65,7 +64,7 @@ def experiment(optimizer: str, widths: tuple[int, ...]) -> Experiment:
     )
 
 
-EXPERIMENTS = [experiment("adamw", WIDTHS), experiment("muon", MUON_WIDTHS)]
+EXPERIMENTS = [experiment("adamw"), experiment("muon")]
 
 if __name__ == "__main__":
     main(EXPERIMENTS, __doc__)
