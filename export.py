@@ -69,7 +69,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: leave out --format=peft")
     if model.config.wider != 1:
         raise UserError(
-            f"out_dir={options.out_dir}: a model in muP (mup_base_width) is written as a whole, its "
+            f"out_dir={options.out_dir}: a model in µP (mup_base_width) is written as a whole, its "
             "multipliers in its weights: leave out --format=peft"
         )
     base = manifest.base["init_from"]

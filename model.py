@@ -68,7 +68,7 @@ class GPTConfig:
     value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in (layers/mix)
     residual_scalars: bool = False  # a block weighs the residual stream, and adds some of the first embedding
     attention_gate: bool = False  # a head's output is scaled by a gate, from the block's input
-    mup_base_width: int = 0  # n_embd of the model whose learning rates are tuned, see `wider`; 0: no muP
+    mup_base_width: int = 0  # n_embd of the model whose learning rates are tuned, see `wider`; 0: no µP
     logit_softcap: float = 0.0  # bounds the logits, as in Gemma 2 (arXiv:2408.00118); 0: no bound
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
@@ -97,7 +97,7 @@ class GPTConfig:
 
     @property
     def wider(self) -> float:
-        """How many times as wide as its base the model is, for muP (layers/mup.py); 1 without muP."""
+        """How many times as wide as its base the model is, for µP (layers/mup.py); 1 without µP."""
         return width_ratio(self.n_embd, self.mup_base_width)
 
     @property
@@ -113,7 +113,7 @@ class Norm(eqx.Module):
     bias: Float[Array, " D"] | None
     center: bool = eqx.field(static=True)
     eps: float = eqx.field(static=True)
-    divisor: float = eqx.field(static=True)  # the result is divided by this, for muP
+    divisor: float = eqx.field(static=True)  # the result is divided by this, for µP
     dtype: str = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, size: int, divisor: float = 1.0):

@@ -306,7 +306,7 @@ def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
         return None if value is None else conform(value, get_args(kind)[0])
     elif kind is int and finite and value == int(value):
         if abs(value) >= below:
-            raise ValueError("a smaller integer")
+            raise ValueError(f"an integer of a size below {below}")
         return int(value)
     elif kind is float and finite:
         return float(value)

@@ -85,7 +85,7 @@ class Options:
     value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in
     residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
-    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for muP (layers/mup.py); 0: off
+    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP (layers/mup.py); 0: off
     logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are

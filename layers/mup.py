@@ -1,4 +1,4 @@
-"""muP, the maximal update parametrisation (arXiv:2203.03466, table 8): rates tuned at one width suit all.
+"""µP, the maximal update parametrisation (arXiv:2203.03466, table 8): rates tuned at one width suit all.
 
 Of a model n times as wide as its base, with as many heads and layers:
 
@@ -12,7 +12,7 @@ Of a model n times as wide as its base, with as many heads and layers:
     learning rate of all else                     the same
 
 As in EleutherAI's nanoGPT-mup, but for the scores, which at the base are the usual ones: with the base's
-width, a model in muP is an ordinary one. Weight decay is multiplied by a matrix's own rate.
+width, a model in µP is an ordinary one. Weight decay is multiplied by a matrix's own rate.
 """
 
 

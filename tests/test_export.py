@@ -43,7 +43,7 @@ SHAPES = {
     "llama": LLAMA | dict(tie_embeddings=False),
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
-    "llama, muP": LLAMA | dict(mup_base_width=8),
+    "llama, µP": LLAMA | dict(mup_base_width=8),
     "mistral": LLAMA | dict(window=5),
 }
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
@@ -302,7 +302,7 @@ def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):
     manifest = Manifest(TINY, 65, None, None, base={"init_from": "base"})
     monkeypatch.setattr(export, "load_run_with_adapters", lambda *_, **__: (model, manifest, 0))
     text = refused("run", tmp_path / "adapter", "--format=peft")
-    assert text.startswith("out_dir=run: a model in muP (mup_base_width) is written as a whole")
+    assert text.startswith("out_dir=run: a model in µP (mup_base_width) is written as a whole")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -213,7 +213,7 @@ def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant, wider):
             assert (leaf == 1).all(), name
         else:
             std = 0.02 / math.sqrt(2 * 4) if "c_proj" in name else 0.02
-            std /= math.sqrt(wider) if "blocks" in name else 1  # muP's hidden matrices
+            std /= math.sqrt(wider) if "blocks" in name else 1  # µP's hidden matrices
             # Five standard errors of a mean and of a standard deviation.
             assert abs(leaf.mean()) < 5 * std / math.sqrt(leaf.size), name
             assert leaf.std() == pytest.approx(std, rel=5 / math.sqrt(2 * leaf.size)), name

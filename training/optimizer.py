@@ -69,7 +69,7 @@ def weight_decay(options: Options) -> optax.GradientTransformation:
 def own_rates(options: Options) -> optax.GradientTransformation:
     """Scale the updates of those parameters that have a learning rate of their own.
 
-    In muP (layers/mup.py), a matrix in the blocks of a model n times as wide as its base has an n-th of the
+    In µP (layers/mup.py), a matrix in the blocks of a model n times as wide as its base has an n-th of the
     rate. The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), which
     is constant where both sides grow, and `like_adam` lets it grow by sqrt(n). An adapter's B, whose inputs
     are as many at each width, has the rate that is given.

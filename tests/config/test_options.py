@@ -627,6 +627,7 @@ def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
 
 
 def test_integers_are_those_that_devices_count_in_and_seeds_may_be_larger():
-    assert "expected a smaller integer" in refusal(parse_options, [f"--warmup_iters={2**31}"])
+    for name, end in (("warmup_iters", 2**31), ("seed", 2**32)):
+        assert f"expected an integer of a size below {end}" in refusal(parse_options, [f"--{name}={end}"])
     assert parse_options([f"--warmup_iters={2**31 - 1}"]).warmup_iters == 2**31 - 1
     assert parse_options([f"--seed={2**32 - 1}"]).seed == 2**32 - 1

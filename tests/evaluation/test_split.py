@@ -14,7 +14,7 @@ from training.state import create_state, model_config
 SHAPE = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, dtype="float32")
 
 
-@pytest.mark.parametrize("new", [NEW_SHAPE, dict(mup_base_width=8)], ids=["all that is new", "muP"])
+@pytest.mark.parametrize("new", [NEW_SHAPE, dict(mup_base_width=8)], ids=["all that is new", "µP"])
 def test_the_loss_of_a_row_is_that_of_the_models_logits(new):
     options = Options(**SHAPE, **new)
     model = moved(create_state(model_config(options, vocab_size=33), options).model, 0.2)

@@ -1,4 +1,4 @@
-"""muP: at the base's width an ordinary model, and beyond it one whose activations do not grow with width."""
+"""µP: at the base's width an ordinary model, and beyond it one whose activations do not grow with width."""
 
 from dataclasses import replace
 

@@ -44,7 +44,7 @@ VARIANTS = {
     "gpt2, dropout": replace(GPT2, dropout=0.2),
     "llama": LLAMA,
     "swiglu, tied, one microbatch": replace(SMALL, gradient_accumulation_steps=1, qk_norm=True),
-    "modern, muP, dropout": replace(SMALL, **MODERN, mup_base_width=16, dropout=0.2),
+    "modern, µP, dropout": replace(SMALL, **MODERN, mup_base_width=16, dropout=0.2),
 }
 PAIRS = [  # every strategy, and every variant on two meshes
     pytest.param("gpt2", "data:8", marks=pytest.mark.slow),
@@ -55,7 +55,7 @@ PAIRS = [  # every strategy, and every variant on two meshes
     pytest.param("gpt2", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
     pytest.param("gpt2, dropout", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
-    ("modern, muP, dropout", "data:2,fsdp:2,tensor:2"),
+    ("modern, µP, dropout", "data:2,fsdp:2,tensor:2"),
 ]
 
 
@@ -82,7 +82,7 @@ def no_room(monkeypatch):
 
 
 def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_device(no_room):
-    test_loss_and_gradients_are_those_of_one_device("modern, muP, dropout", "data:2,fsdp:2,tensor:2")
+    test_loss_and_gradients_are_those_of_one_device("modern, µP, dropout", "data:2,fsdp:2,tensor:2")
 
 
 @pytest.mark.slow

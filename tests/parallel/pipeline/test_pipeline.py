@@ -51,7 +51,7 @@ VARIANTS = {
     "bf16": replace(GPT2, dtype="bfloat16"),
     "remat, unrolled": replace(GPT2, remat="block", unroll=3),
     "lora": replace(LLAMA, lora_rank=2),
-    "modern, muP, dropout": replace(
+    "modern, µP, dropout": replace(
         GPT2, **MODERN | dict(bias=False), mup_base_width=4, n_layer=4, dropout=0.2
     ),
 }
@@ -77,8 +77,8 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
     pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
     pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
-    ("modern, muP, dropout", "stage:2,fsdp:2,tensor:2", {}),
-    pytest.param("modern, muP, dropout", "stage:4", dict(pipeline_branches="where"), marks=pytest.mark.slow),
+    ("modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    pytest.param("modern, µP, dropout", "stage:4", dict(pipeline_branches="where"), marks=pytest.mark.slow),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
