@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import signal
 from dataclasses import replace
 
@@ -28,7 +29,6 @@ from tests.helpers import (
     newest_checkpoint,
     records,
     refusal,
-    saved_iterations,
     start_python,
     wait_until,
 )
@@ -102,7 +102,8 @@ def test_two_sets_by_two_seeds_are_trained_once(experiment, tmp_path, capfd):
 
 
 @pytest.mark.slow
-def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
+def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path, number):
     long = SIZE | {"dataset": str(tiny_data), "max_iters": 1500, "lr_decay_iters": 1500, "eval_interval": 100}
     (tmp_path / "small.py").write_text(
         "import sys\n"
@@ -118,9 +119,11 @@ def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path):
     wait_until(lambda: bool(list(tmp_path.glob("out/small/*"))), process)
     (folder,) = tmp_path.glob("out/small/*")
     wait_until(lambda: newest_checkpoint(folder) > 0, process)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
+    if number == signal.SIGKILL:  # nothing is asked to stop, as when a machine loses power
+        os.kill(json.loads((folder / "lock").read_text())["process"], signal.SIGKILL)
     process.communicate()
-    stopped_at = saved_iterations(folder)[-1]  # the run was asked to stop as well, and saved
+    stopped_at = newest_checkpoint(folder)  # of SIGTERM: the run was asked to stop as well, and saved
     assert 0 < stopped_at < 1500 and not (tmp_path / "small.json").exists()
     assert start_python(tmp_path / "small.py").wait() == 0
     assert f"resuming at iter {stopped_at}" in (folder / "train.log").read_text()
