@@ -22,6 +22,7 @@ WIDTHS = {
     3e12: (32, 48, 64, 96, 128),
     1e13: (48, 64, 96, 128, 192),
     3e13: (64, 96, 128, 192, 256),
+    1e14: (96, 128, 192, 256, 384),
 }
 LAYERS, HEADS, ROWS, LENGTH, SYMBOLS = 4, 2, 16, 64, 96
 # The exponent, its 10th and its 90th percentile: arXiv:2203.15556, table 2, approach 2.

@@ -34,7 +34,7 @@ def draw(axes) -> None:
         valleys.plot(best[budget], np.polyval(parabola, np.log(best[budget])), "*", ms=9, color=ORANGE)
     valleys.plot([], [], "*", ms=9, color=ORANGE, label="minimum")
     valleys.set(xscale="log", xlabel="parameters", ylabel="val loss (nats)")
-    valleys.set_xticks([2e4, 1e5, 5e5], ["20k", "100k", "500k"])
+    valleys.set_xticks([2e4, 1e5, 5e5, 2.5e6], ["20k", "100k", "500k", "2.5M"])
     valleys.set_title("five sizes at each budget")
     valleys.legend(fontsize="small", loc="upper right")
 
@@ -47,7 +47,7 @@ def draw(axes) -> None:
     growth.plot(budgets, sizes, "*", ms=9, color=ORANGE)
     growth.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best number of parameters")
     growth.set_xticks(budgets, [flops(budget).removesuffix(" FLOPs") for budget in budgets])
-    growth.set_yticks([5e4, 1e5, 2e5, 4e5, 8e5], ["50k", "100k", "200k", "400k", "800k"])
+    growth.set_yticks([5e4, 1e5, 2e5, 4e5, 8e5, 1.6e6], ["50k", "100k", "200k", "400k", "800k", "1.6M"])
     growth.set_title("the best size by budget")
     growth.legend(fontsize="small")
     for one in axes:
