@@ -17,13 +17,11 @@ from experiments.runner import RESULTS
 
 def losses(experiment: Experiment, record: Record, labels: dict[float, str]) -> dict[float, list[float]]:
     """Return the final losses by rate, of the rates that were tried with two seeds or more."""
-    found = {}
-    for rate, name in labels.items():
-        if name in experiment.sets:
-            seeds = list(record.summary(name, experiment.options(name)).losses.values())
-            if len(seeds) > 1:
-                found[rate] = seeds
-    return found
+    found = {
+        rate: list(record.summary(name, experiment.options(name)).losses.values())
+        for rate, name in labels.items()
+    }
+    return {rate: seeds for rate, seeds in found.items() if len(seeds) > 1}
 
 
 def draw_line(axes, found: dict[float, list[float]], label: str, color, star) -> None:
