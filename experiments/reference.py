@@ -8,7 +8,7 @@ that multiplies bfloat16.
 import json
 from pathlib import Path
 
-from config.command_line import UserError, command, given
+from config.command_line import command, given
 from config.files import read_json, write_whole
 from config.options import Options
 from data.loader import dataset_dir
@@ -45,14 +45,22 @@ def main(argv: list[str]) -> int:
 
 
 def write_reference(experiment: Experiment, label: str, record: Record, folder: Path) -> None:
-    """Write the reference of a config, of the runs of one option set. What is published there stays."""
+    """Write the reference of a config, of the runs of one option set. What is published there stays.
+
+    A reference stays as a whole where the data here are not those that its runs have read.
+    """
     runs = record.runs(label, experiment.options(label))
     options = mattering(given([str(ROOT / experiment.config)], Options))
+    path = folder / f"{Path(experiment.config).stem}.json"
+    known = read_json(path) if path.exists() else {}
     described = dataset_dir(options.get("dataset", Options.dataset)) / "meta.json"
     if not described.exists():
-        raise UserError(f"{described}: not there, so the runs' data are not known: train {experiment.config}")
+        print(f"{path} stays: its data are not here ({described})")
+        return
     meta = read_json(described)
-    path = folder / f"{Path(experiment.config).stem}.json"
+    if "data" in known and known["data"]["sha256"] != meta["sha256"]:
+        print(f"{path} stays: its runs read {known['data']['source']}, and here is {meta['source']}")
+        return
     values = {
         "config": experiment.config,
         "options": options,
@@ -62,7 +70,7 @@ def write_reference(experiment: Experiment, label: str, record: Record, folder: 
         "made": f"python -m experiments.{experiment.program}; {runs[-1]['versions']}; {runs[-1]['cpu']}; "
         f"{runs[-1]['date']}",
     }
-    if path.exists() and (published := read_json(path).get("published")):
+    if published := known.get("published"):
         values["published"] = published
     lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
     write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", "make room there")

@@ -124,6 +124,21 @@ def test_a_reference_is_made_of_a_record(tiny_data, tmp_path):
     assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
 
 
+def test_a_reference_stays_where_the_data_are_others(tiny_data, tmp_path, capsys):
+    config, kept = tmp_path / "tiny.py", tmp_path / "tiny.json"
+    kept.write_text('{"data": {"sha256": "of another text", "source": "Python 3.99"}}')
+    before = kept.read_bytes()
+    for dataset, told in (
+        (tiny_data, "its runs read Python 3.99, and here is a test"),
+        ("nowhere", "not here"),
+    ):
+        config.write_text(f"dataset = {str(dataset)!r}\n")
+        experiment = replace(reference.QUICKSTART, config=str(config))
+        record = recorded(experiment, {"as it is": [(2.0, [[6, 2.0, 2.0]]), (2.1, [[6, 2.0, 2.1]])]})
+        reference.write_reference(experiment, "as it is", record, tmp_path)
+        assert kept.read_bytes() == before and told in capsys.readouterr().out
+
+
 def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():
     narrow, wide = min(coordinate_check.WIDTHS), max(coordinate_check.WIDTHS)
     runs = [
