@@ -236,7 +236,7 @@ def start_experiment(argv: list[str]) -> None:
     name, words = (words or [""])[0], words[1:]
     program, at_modal = load_program(name), options.run_on_remote or options.dry_run
     if at_modal and "--time" in words:
-        raise UserError("--time compares steps on one quiet machine: leave out --run-on-remote")
+        raise UserError("--time compares steps on this machine: leave out --run-on-remote and --dry-run")
 
     def train(due, _, ended) -> int:
         """Train at Modal the runs that have no result there. Return how many have none afterwards."""

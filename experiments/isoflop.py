@@ -93,8 +93,15 @@ def minima(losses: dict[float, list[list[float]]]) -> dict[float, float]:
 
 
 def redrawn(losses: dict[float, list[list[float]]], rng: np.random.Generator) -> dict[float, list]:
-    """Return as many losses of each size, drawn from them with replacement."""
-    return {budget: [rng.choice(x, len(x)) for x in found] for budget, found in losses.items()}
+    """Return as many losses of each size, drawn from them with replacement.
+
+    Of n values such draws vary by (n - 1) / n of what new seeds would: they are spread to make up for it.
+    """
+
+    def draw(x: list[float]) -> np.ndarray:
+        return np.mean(x) + (rng.choice(x, len(x)) - np.mean(x)) * np.sqrt(len(x) / (len(x) - 1))
+
+    return {budget: [draw(x) for x in found] for budget, found in losses.items()}
 
 
 def lowest(log_size: np.ndarray, loss: list) -> float:

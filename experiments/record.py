@@ -17,6 +17,7 @@ from typing import Any
 from config.command_line import UserError, given
 from config.files import read_json, write_whole
 from config.options import Options
+from data.loader import dataset_dir
 from runs.hardware import describe_cpu
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -131,6 +132,28 @@ def write_record(path: Path, record: Record) -> None:
         runs = ",\n".join(f"   {json.dumps(run, separators=(',', ':'))}" for run in entry["runs"])
         lines.append(f'  {json.dumps(label)}: {{{head}, "runs": [\n{runs}\n  ]}}')
     write_whole(path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n", "make room there")
+
+
+def data_mark(dataset: str) -> str | None:
+    """Return the first digits of the checksum of a data set's training tokens; None where it has none."""
+    try:
+        return read_json(dataset_dir(dataset) / "meta.json")["sha256"]["train"][:12]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def check_data(path: Path, dataset: str, mark: str | None) -> None:
+    """Raise UserError if runs of the record at `path` have read other data of that name."""
+    for entry in read_record(path).sets.values():
+        if entry["options"].get("dataset", Options.dataset) != dataset:
+            continue
+        for run in entry["runs"]:
+            if mark and run.get("data", mark) != mark:
+                python = run["versions"].split(",")[0]
+                raise UserError(
+                    f"{path}: its runs have read another {dataset} ({run['data']}..., not {mark}..., "
+                    f"prepared with {python}): prepare that one, or move the file away to begin anew"
+                )
 
 
 def machine() -> dict[str, str]:

@@ -13,7 +13,7 @@ from config.files import read_json, write_whole
 from config.options import Options
 from data.loader import dataset_dir
 from experiments import best, precision
-from experiments.record import ROOT, Experiment, Record, read_record
+from experiments.record import ROOT, Experiment, Record, data_mark, read_record
 from experiments.report import draw_curves, seed_interval
 from experiments.runner import RESULTS, parse, run
 from runs.reference import FOLDER, mattering
@@ -45,22 +45,19 @@ def main(argv: list[str]) -> int:
 
 
 def write_reference(experiment: Experiment, label: str, record: Record, folder: Path) -> None:
-    """Write the reference of a config, of the runs of one option set. What is published there stays.
+    """Write the reference of a config, of the runs of one option set, if their data are here.
 
-    A reference stays as a whole where the data here are not those that its runs have read.
+    What is published there stays.
     """
     runs = record.runs(label, experiment.options(label))
     options = mattering(given([str(ROOT / experiment.config)], Options))
     path = folder / f"{Path(experiment.config).stem}.json"
     known = read_json(path) if path.exists() else {}
-    described = dataset_dir(options.get("dataset", Options.dataset)) / "meta.json"
-    if not described.exists():
-        print(f"{path} stays: its data are not here ({described})")
+    dataset = options.get("dataset", Options.dataset)
+    if {run["data"] for run in runs} != {data_mark(dataset)}:
+        print(f"{path} stays: the {dataset} that its runs have read is not here")
         return
-    meta = read_json(described)
-    if "data" in known and known["data"]["sha256"] != meta["sha256"]:
-        print(f"{path} stays: its runs read {known['data']['source']}, and here is {meta['source']}")
-        return
+    meta = read_json(dataset_dir(dataset) / "meta.json")
     values = {
         "config": experiment.config,
         "options": options,

@@ -20,7 +20,7 @@ import jax
 from config.command_line import command, given
 from config.files import write_whole
 from config.options import Options
-from experiments.runner import Task, train_all
+from experiments.runner import Task, prepare_data, train_all
 from runs.hardware import describe_cpu
 
 
@@ -34,7 +34,9 @@ def main(argv: list[str]) -> int:
         machine = describe_cpu() if device.platform == "cpu" else device.device_kind
         write_whole(folder / "result.json", json.dumps(result | {"cpu": machine}))
 
-    return 1 if train_all([Task("", folder.name, values, seed, folder)], 1, leave) else 0
+    due = [Task("", folder.name, values, seed, folder)]
+    prepare_data(due)
+    return 1 if train_all(due, 1, leave) else 0
 
 
 if __name__ == "__main__":

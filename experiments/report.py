@@ -49,6 +49,8 @@ def markdown(experiment: Experiment, record: Record, drawn: bool) -> str:
         options = experiment.options(label)
         ms = record.ms(label, options)
         against = "" if summary is base else describe_difference(difference(summary, base))
+        if against and (pairs := len(summary.losses.keys() & base.losses.keys())) < len(summary.losses):
+            against += f" ({pairs} pairs)"
         base = summary if experiment.upward else base
         timed = "" if ms is None else f"{ms:.1f}"
         seeds = f"{len(summary.losses) + summary.diverged}"
@@ -124,12 +126,24 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
             f"Made by `python -m experiments.{experiment.program}`: {len(runs)} runs of "
             f"`{experiment.config}`, {hours:.1f} hours by the clock ({' to '.join(dates)}).",
         ]
-        for cpu in sorted({run["cpu"] for run in runs}):
-            seeds = sorted({run["seed"] for run in runs if run["cpu"] == cpu})
-            lines.append(f"Seed {', '.join(map(str, seeds))} on {cpu}.")
+        lines += [
+            f"On {cpu}: {seeds_on(cpu, experiment, record)}." for cpu in sorted({x["cpu"] for x in runs})
+        ]
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
     timed = {record.sets[label]["timed"] for label, options in sets if record.ms(label, options) is not None}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]
+
+
+def seeds_on(cpu: str, experiment: Experiment, record: Record) -> str:
+    """Return which seeds a machine trained, of which option sets if not the same of all."""
+    sets: dict[str, list[str]] = {}
+    for label in experiment.sets:
+        runs = record.runs(label, experiment.options(label))
+        if seeds := ", ".join(str(run["seed"]) for run in runs if run["cpu"] == cpu):
+            sets.setdefault(seeds, []).append(label)
+    if [len(found) for found in sets.values()] == [len(experiment.sets)]:
+        return f"seed {next(iter(sets))}"
+    return "; ".join(f"seed {seeds} of {', '.join(found)}" for seeds, found in sets.items())
 
 
 # The plots

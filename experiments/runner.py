@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 import zlib
+from argparse import ArgumentTypeError
 from collections import deque
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -39,7 +40,17 @@ from config.command_line import ScriptParser, UserError, command
 from config.files import first_line
 from config.options import Options
 from data.loader import prepare_if_missing
-from experiments.record import KEEPING, ROOT, Experiment, Record, machine, read_record, write_record
+from experiments.record import (
+    KEEPING,
+    ROOT,
+    Experiment,
+    Record,
+    check_data,
+    data_mark,
+    machine,
+    read_record,
+    write_record,
+)
 from experiments.report import write_report
 from runs.metrics import parse_record, read_lines
 
@@ -62,6 +73,10 @@ class Task:
         """Return the command line of the run."""
         values = self.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
         return [f"--{name}={value}" for name, value in values.items()]
+
+    @property
+    def dataset(self) -> str:
+        return self.options.get("dataset", Options.dataset)
 
     def ends_at(self) -> int:
         return self.options.get("max_iters", Options.max_iters)
@@ -95,14 +110,14 @@ def run(
         experiments = [at_equal_time(experiment, asked.only, results) for experiment in experiments]
     chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
     if not chosen:
-        names = "; ".join(f"{x.name}: {', '.join(x.sets)}" for x in experiments)
+        names = "; ".join(f"{x.name}: {label}" for x in experiments for label in x.sets)
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
     due, before = [], {}
     for experiment in chosen:
         record = before[experiment.name] = read_record(results / f"{experiment.name}.json")
         due += (missing := tasks(experiment, record, Path(asked.out), asked.seeds, asked.only))
         if asked.list:
-            print_list(experiment, record, missing)
+            print_list(experiment, record, missing, asked.only)
     if asked.list:
         return 0
     failed = 0
@@ -110,6 +125,9 @@ def run(
         if asked.time:
             time_all(chosen, asked.only, results)
         elif not asked.draw:
+            if train is None:
+                prepare_data(due)
+                check_all_data(due, results)
             failed = (train or train_all)(due, asked.jobs, partial(keep, results))
     finally:  # whatever stopped it, the tables have what is done
         for experiment in chosen:
@@ -134,10 +152,10 @@ def parse(argv: list[str], about: str | None):
 
 
 def count(text: str) -> int:
-    """Return an option's number, 1 or more. Raises ValueError, for argparse."""
-    if (number := int(text)) < 1:
-        raise ValueError
-    return number
+    """Return an option's number. Raises ArgumentTypeError unless it is 1 or more."""
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"expected an integer, 1 or more, not {text}")
+    return int(text)
 
 
 # The list of tasks
@@ -164,10 +182,10 @@ def tasks(
     return found
 
 
-def print_list(experiment: Experiment, record: Record, due: list[Task]) -> None:
-    """Print how many runs each option set has, and which are missing."""
+def print_list(experiment: Experiment, record: Record, due: list[Task], only: str | None) -> None:
+    """Print how many runs each option set has that is asked for, and which are missing."""
     print(f"{experiment.name}: {experiment.question}")
-    for label in experiment.sets:
+    for label in labels(experiment, only):
         missing = [str(task.seed) for task in due if task.label == label]
         done = len(record.runs(label, experiment.options(label)))
         print(f"  {label:36} {done} done" + (f", missing: seed {', '.join(missing)}" if missing else ""))
@@ -185,7 +203,7 @@ def at_equal_time(experiment: Experiment, only: str | None, results: Path) -> Ex
     untimed = [label for label in experiment.sets if record.ms(label, experiment.options(label)) is None]
     if untimed:
         raise UserError(
-            f"--equal_time: {experiment.name}: no step time of {', '.join(untimed)}: run it with --time first"
+            f"--equal_time: {experiment.name}: no step time of {'; '.join(untimed)}: run it with --time first"
         )
     times = {label: record.ms(label, experiment.options(label)) for label in experiment.sets}
     first = next(iter(times.values()))
@@ -211,8 +229,14 @@ def time_all(experiments: list[Experiment], only: str | None, results: Path) -> 
 
 def prepare_data(due: list[Task]) -> None:
     """Prepare the data sets that runs need, once, before several want to. Raises UserError."""
-    for dataset in sorted({task.options.get("dataset", Options.dataset) for task in due}):
+    for dataset in sorted({task.dataset for task in due}):
         prepare_if_missing(dataset)
+
+
+def check_all_data(due: list[Task], results: Path) -> None:
+    """Raise UserError if the data here are not those that the experiments' runs have read before."""
+    for experiment, dataset in sorted({(task.experiment, task.dataset) for task in due}):
+        check_data(results / f"{experiment}.json", dataset, data_mark(dataset))
 
 
 def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
@@ -220,7 +244,6 @@ def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -
 
     When this is stopped, by Ctrl-C or SIGTERM, the runs save checkpoints and end as well.
     """
-    prepare_data(due)
     waiting, running, failed = deque(due), {}, []
     with sigterm_interrupts():
         try:
@@ -320,6 +343,7 @@ def result_of(task: Task, status: int) -> dict | None:
         "seconds": round(seconds, 1),
         "evaluations": evaluations,
         "losses": thinned(steps),
+        "data": data_mark(task.dataset),
         **machine(),
     }
 
@@ -334,6 +358,7 @@ def thinned(steps: list[dict]) -> list[list[float]]:
 def keep(results: Path, task: Task, result: dict) -> None:
     """Put a result into its experiment's record, which another process may have written to meanwhile."""
     path = results / f"{task.experiment}.json"
+    check_data(path, task.dataset, result.get("data"))  # those of a rented machine are seen only now
     write_record(path, read_record(path).with_run(task.label, task.options, result))
     ending = f"diverged at {result['diverged']}" if result["val"] is None else f"val loss {result['val']:.4f}"
     print(f"{task}: {ending}", flush=True)

@@ -13,7 +13,15 @@ from scipy import stats
 from benchmarks import variants
 from config.command_line import UserError
 from experiments import runner
-from experiments.record import Experiment, Record, Summary, machine, read_record, write_record
+from experiments.record import (
+    Experiment,
+    Record,
+    Summary,
+    data_mark,
+    machine,
+    read_record,
+    write_record,
+)
 from experiments.report import (
     band,
     describe,
@@ -24,6 +32,7 @@ from experiments.report import (
     markdown,
     seed_interval,
 )
+from experiments.runner import Task
 from tests.helpers import (
     ROOT,
     newest_checkpoint,
@@ -74,6 +83,23 @@ def test_data_that_cannot_be_had_stop_all_runs_at_once(experiment, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_that_read_other_data_are_not_mixed(experiment, tmp_path):
+    """A text of the same name, as the source of Python's library is with another Python."""
+    record = recorded(experiment, {"rate 0.01": [2.0]})
+    record.sets["rate 0.01"]["runs"][0]["data"] = "0123456789ab"
+    write_record(tmp_path / "small.json", record)
+    before = (tmp_path / "small.json").read_bytes()
+    (dataset,) = {options["dataset"] for options in experiment.sets.values()}
+    told = f"small.json: its runs have read another {dataset} \\(0123456789ab..., not [0-9a-f]{{12}}..., "
+    for argv in ([], ["--only=rate 0.001"]):
+        with pytest.raises(UserError, match=told):
+            runner.run([experiment], None, [f"--out={tmp_path / 'out'}", *argv], tmp_path)
+    rented = Task("small", "rate 0.01", experiment.options("rate 0.01"), 2, tmp_path / "out")
+    with pytest.raises(UserError, match=told):  # the result of a machine that has prepared its own data
+        runner.keep(tmp_path, rented, made_up(2, 2.0) | {"data": "ba9876543210"})
+    assert not (tmp_path / "out").exists() and (tmp_path / "small.json").read_bytes() == before
+
+
 @pytest.mark.slow
 def test_two_sets_by_two_seeds_are_trained_once(experiment, tmp_path, capfd):
     argv = [f"--out={tmp_path / 'out'}", "--jobs=2"]
@@ -92,6 +118,7 @@ def test_two_sets_by_two_seeds_are_trained_once(experiment, tmp_path, capfd):
                 and evaluated[-1]["iter"] == 6
             )
             assert [iteration for iteration, _, _ in run["evaluations"]] == [0, 3, 6]
+            assert run["data"] == data_mark(experiment.sets[label]["dataset"]) and len(run["data"]) == 12
             assert not (folder / "checkpoints").exists()
     assert len({run["val"] for entry in found.values() for run in entry["runs"]}) == 4
     before = (tmp_path / "small.json").read_bytes(), (tmp_path / "small.svg").read_bytes()
@@ -181,11 +208,14 @@ def test_a_run_that_diverged_is_a_result(experiment, tmp_path, status, line):
 @pytest.mark.parametrize(
     "argv, told",
     [
-        (["--seeds=0"], "--seeds"),
-        (["--only=rate7"], "--only=rate7: no option set has this in its name: small: rate 0.01, rate 0.001"),
+        (["--seeds=0"], "--seeds: expected an integer, 1 or more, not 0"),
+        (
+            ["--only=rate7"],
+            "--only=rate7: no option set has this in its name: small: rate 0.01; small: rate 0.001",
+        ),
         (
             ["--equal_time"],
-            "--equal_time: small: no step time of rate 0.01, rate 0.001: run it with --time first",
+            "--equal_time: small: no step time of rate 0.01; rate 0.001: run it with --time first",
         ),
         (["--sed=1"], "--sed"),
     ],
