@@ -77,7 +77,7 @@ class Options:
     rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
     norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu: GPT-2's; all have as many parameters
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu: GPT-2's; about as many parameters in each
     bias: bool = False  # biases in the linear layers and layernorms
     qk_norm: bool = False  # normalise queries and keys
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
@@ -91,7 +91,7 @@ class Options:
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
-    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: every linear layer
+    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: every one but the gate
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the weights that they add to
     lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer

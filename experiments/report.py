@@ -143,7 +143,7 @@ def seeds_on(cpu: str, experiment: Experiment, record: Record) -> str:
             sets.setdefault(seeds, []).append(label)
     if [len(found) for found in sets.values()] == [len(experiment.sets)]:
         return f"seed {next(iter(sets))}"
-    return "; ".join(f"seed {seeds} of {', '.join(found)}" for seeds, found in sets.items())
+    return "; ".join(f"seed {seeds} of `{'`, `'.join(found)}`" for seeds, found in sets.items())
 
 
 # The plots

@@ -10,7 +10,7 @@ import numpy as np
 
 from config.command_line import UserError
 from docs.figures import ORANGE, save
-from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label
+from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label, rates
 from experiments.record import Experiment, Record, read_record
 from experiments.runner import RESULTS
 
@@ -36,11 +36,13 @@ def draw_line(axes, found: dict[float, list[float]], label: str, color, star) ->
 
 def draw(axes) -> None:
     shades = dict(zip(WIDTHS, matplotlib.colormaps["Blues"](np.linspace(0.4, 1, len(WIDTHS))), strict=True))
-    for row, experiment, (optimizer, rates) in zip(axes, EXPERIMENTS, RATES.items(), strict=True):
+    for row, experiment, (optimizer, all_rates) in zip(axes, EXPERIMENTS, RATES.items(), strict=True):
         record = read_record(RESULTS / f"{experiment.name}.json")
         for one, kind in zip(row, KINDS, strict=True):
             for width in WIDTHS:
-                found = losses(experiment, record, {rate: label(kind, width, rate) for rate in rates})
+                found = losses(
+                    experiment, record, {rate: label(kind, width, rate) for rate in rates(optimizer, width)}
+                )
                 if found:
                     draw_line(one, found, str(width), shades[width], ORANGE)
             if not one.lines:
@@ -48,7 +50,7 @@ def draw(axes) -> None:
                     f"{experiment.name}: no results: python -m experiments.learning_rate makes them"
                 )
             one.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
-            one.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False, fontsize=8)
+            one.set_xticks(all_rates, [f"{rate:g}" for rate in all_rates], minor=False, fontsize=8)
             one.minorticks_off()
             one.set_title(f"{optimizer}, {kind}")
             one.legend(title="width", fontsize="small")
