@@ -298,7 +298,7 @@ def test_an_experiment_says_the_price_of_what_it_lacks_and_writes_nothing(capsys
         ([], "experiment : expected the name of a program first: batch_size, "),
         (["laddr"], "experiment laddr: expected the name of a program first: batch_size, best, "),
         (["runner"], "experiment runner: expected the name of a program first: "),
-        (["best", "--time", "--dry-run"], "--time compares steps on one quiet machine"),
+        (["best", "--time", "--dry-run"], "--time compares steps on this machine"),
         (["best", "--sed=3", "--dry-run"], "--sed=3"),
     ],
 )
