@@ -191,8 +191,10 @@ def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str,
     for name, theirs in shape.items():
         ours = values.get(name, theirs)
         if ours != theirs and not (name == "block_size" and ours < theirs):
-            remedy = "leave it out, or give fewer" if name == "block_size" else "leave it out"
-            raise UserError(f"{name}={ours}, but {init_from} has {name}={theirs}: {remedy}")
+            fewer = ", or give fewer" if name == "block_size" else ""
+            raise UserError(
+                f"{name}={ours}, but {init_from} has {name}={theirs}: leave it out, in a config too{fewer}"
+            )
     return replace(Options(), **shape)
 
 

@@ -145,8 +145,10 @@ def state_from_weights(run: Run) -> tuple[TrainState, Manifest]:
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
         manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
-    elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
-        print(f"note: dataset={options.dataset} is not of {options.init_from}'s own tokens", file=sys.stderr)
+    elif (theirs := open_pretrained(options.init_from).tokenizer()) != manifest.tokenizer:
+        differs = f"dataset={options.dataset} is not of {options.init_from}'s own tokens"
+        unknown = f"{options.init_from} does not say which tokens it has learned"
+        print(f"note: {differs if theirs else unknown}", file=sys.stderr)
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
