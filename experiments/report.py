@@ -135,15 +135,19 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
 
 
 def seeds_on(cpu: str, experiment: Experiment, record: Record) -> str:
-    """Return which seeds a machine trained, of which option sets if not the same of all."""
+    """Return which seeds a machine trained, and of which option sets."""
     sets: dict[str, list[str]] = {}
     for label in experiment.sets:
         runs = record.runs(label, experiment.options(label))
         if seeds := ", ".join(str(run["seed"]) for run in runs if run["cpu"] == cpu):
             sets.setdefault(seeds, []).append(label)
-    if [len(found) for found in sets.values()] == [len(experiment.sets)]:
-        return f"seed {next(iter(sets))}"
-    return "; ".join(f"seed {seeds} of `{'`, `'.join(found)}`" for seeds, found in sets.items())
+    named = []
+    for seeds, found in sets.items():
+        others = [label for label in experiment.sets if label not in found]
+        but = f" but `{'`, `'.join(others)}`" if others else ""
+        of = f"all{but}" if len(others) < len(found) else f"`{'`, `'.join(found)}`"
+        named.append(f"seed {seeds} of {of}")
+    return "; ".join(named)
 
 
 # The plots

@@ -332,6 +332,16 @@ def test_a_table_says_what_was_found_and_what_is_missing(experiment):
     assert "Complete: 2 seeds of each." in markdown(experiment, record, drawn=True)
 
 
+def test_a_table_says_which_machine_trained_which_seeds_and_how_many_pairs_there_are(experiment):
+    record = recorded(experiment, {"rate 0.01": [2.0, 2.2], "rate 0.001": [2.5, 2.6, 2.7]})
+    for number, run in enumerate(run for entry in record.sets.values() for run in entry["runs"]):
+        run["cpu"] = "the first" if number < 3 else "the second"
+    text = markdown(experiment, record, drawn=False)
+    assert "On the first: seed 1, 2 of `rate 0.01`; seed 1 of `rate 0.001`." in text
+    assert "On the second: seed 2, 3 of `rate 0.001`." in text
+    assert "| rate 0.001 | 2.6000 ± 0.1000 | +0.4500 ± 0.6353 (2 pairs) | 3 |" in text
+
+
 def test_steps_of_a_ladder_are_compared_with_the_one_below(experiment):
     record = recorded(experiment, {"rate 0.01": [2.0, 2.2], "rate 0.001": [1.5, 1.7]})
     sets = experiment.sets | {"more": experiment.sets["rate 0.001"] | {"beta2": 0.9}}
