@@ -59,7 +59,7 @@ def options(budget: float, width: int) -> dict:
         "warmup_iters": count // 20,
         "max_iters": count,
         "lr_decay_iters": count,
-        "eval_interval": count,
+        "eval_interval": -(-count // 4),  # each saves, so that a run that is killed goes on from there
         "eval_iters": 100,
     }
 
