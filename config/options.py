@@ -91,7 +91,7 @@ class Options:
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
-    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: every one but the gate
+    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the weights that they add to
     lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer

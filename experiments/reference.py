@@ -54,7 +54,8 @@ def write_reference(experiment: Experiment, label: str, record: Record, folder: 
     path = folder / f"{Path(experiment.config).stem}.json"
     known = read_json(path) if path.exists() else {}
     dataset = options.get("dataset", Options.dataset)
-    if {run["data"] for run in runs} != {data_mark(dataset)}:
+    mark = data_mark(dataset)
+    if mark is None or {run.get("data") for run in runs} != {mark}:
         print(f"{path} stays: the {dataset} that its runs have read is not here")
         return
     meta = read_json(dataset_dir(dataset) / "meta.json")
