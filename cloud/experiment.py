@@ -20,16 +20,12 @@ from experiments.runner import Task
 
 def load_program(name: str) -> ModuleType:
     """Return a program of experiments/. Raises UserError for a name that is none."""
-    modules = [path.stem for path in sorted((ROOT / "experiments").glob("*.py"))]
-    program = import_from_experiments(name) if name in modules else None
-    if not hasattr(program, "EXPERIMENTS"):
-        programs = [each for each in modules if hasattr(import_from_experiments(each), "EXPERIMENTS")]
+    names = sorted(path.stem for path in (ROOT / "experiments").glob("*.py"))
+    modules = {each: importlib.import_module(f"experiments.{each}") for each in names}
+    programs = {each: module for each, module in modules.items() if hasattr(module, "EXPERIMENTS")}
+    if name not in programs:
         raise UserError(f"experiment {name}: expected the name of a program first: {', '.join(programs)}")
-    return program
-
-
-def import_from_experiments(name: str) -> ModuleType:
-    return importlib.import_module(f"experiments.{name}")
+    return programs[name]
 
 
 def job_of_task(task: Task, options: LaunchOptions) -> Job:

@@ -123,7 +123,7 @@ def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
 @pytest.mark.slow
 @containers
 def test_an_experiment_at_modal(at_modal, project, tmp_path):
-    """What failed is tried again, and what has a result, here or in the Volume, is not."""
+    """A run that failed is trained again; a run that has a result, here or in the Volume, is not."""
     size = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 4, "batch_size": 2, "warmup_iters": 1}
     size |= {"max_iters": 6, "lr_decay_iters": 6, "eval_interval": 3, "eval_iters": 1, "dtype": "float32"}
     program = project / "experiments" / "at_modal.py"
