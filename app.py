@@ -240,6 +240,8 @@ def start_experiment(argv: list[str]) -> None:
 
     def train(due, _, ended) -> int:
         """Train at Modal the runs that have no result there. Return how many have none afterwards."""
+        if not due:
+            print("all runs that are asked for have results here")
         left = due if options.dry_run else take_results(InVolume(), due, ended)
         jobs = [job_of_task(task, options) for task in left]
         if not jobs or not announce(jobs, options, preparing := data_options(jobs[0], options)):

@@ -292,6 +292,11 @@ def test_an_experiment_says_the_price_of_what_it_lacks_and_writes_nothing(capsys
     assert all("--device=cuda" in line and "/vol/runs/precision.bfloat16." in line for line in jobs)
 
 
+def test_an_experiment_that_lacks_nothing_says_so(capsys):
+    app.start_by_name(["experiment", "precision", "--seeds=2", "--dry-run"])
+    assert capsys.readouterr().out == "all runs that are asked for have results here\n"
+
+
 @pytest.mark.parametrize(
     "words, says",
     [
