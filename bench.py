@@ -42,7 +42,7 @@ from config.command_line import UserError, command, split_options
 from config.options import Options, parse_options
 from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
 from data.tokenizer import end_of_text
-from model import GPT, GPTConfig
+from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
 from planning.cost import estimate
@@ -133,7 +133,7 @@ def check_rival(bench: BenchOptions) -> None:
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
-    *("optimizer", "cautious_weight_decay", "document_mask", "window"),
+    *("optimizer", "attention_gate", "mup_base_width", "document_mask", "window"),
     *("rope_scaling", "norm_eps", "lora_rank"),
 )
 
@@ -155,7 +155,7 @@ def tokens_per_step(options: Options) -> int:
 
 def describe(config: GPTConfig, options: Options) -> str:
     device = jax.devices()[0]
-    model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
     parameters = sum(x.size for x in jax.tree.leaves(model))
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     return (

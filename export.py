@@ -67,7 +67,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
     model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
     if manifest.base is None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: leave out --format=peft")
-    if model.config.wider != 1:
+    if getattr(model.config, "mup_base_width", 0):
         raise UserError(
             f"out_dir={options.out_dir}: a model in µP (mup_base_width) is written as a whole, its "
             "multipliers in its weights: leave out --format=peft"

@@ -35,7 +35,6 @@ from config.command_line import UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import Options, parse_options
 from data.loader import Meta, load_or_assume_meta
-from model import GPT
 from planning import report
 from planning.decoding import decoding_table, plan_decoding
 from planning.fit import Planned, largest, plan, remedies
@@ -121,7 +120,7 @@ def show_largest(planned: Planned, target: Target, meta: Meta) -> None:
 
 
 def count_parameters(planned: Planned) -> int:
-    model = jax.eval_shape(lambda: GPT(planned.config, key=jax.random.key(0)))
+    model = jax.eval_shape(lambda: planned.config.build(jax.random.key(0)))
     return sum(x.size for x in jax.tree.leaves(model))
 
 

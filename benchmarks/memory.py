@@ -10,12 +10,10 @@ import math
 from dataclasses import replace
 from unittest import mock
 
-import jax
-
 from config.options import Options
-from layers.device import device
+from layers.compute import device
 from model import GPTConfig
-from training import loss, step
+from training import step
 from training.state import model_config, state_shapes
 
 PARTS = 4  # microbatches that one is cut into, where a variant does that
@@ -40,7 +38,7 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
     """List the variants: name, options changed, and chunks of the loss (None: as training has them)."""
     dots, block = dict(remat="dots"), dict(remat="block")
     rows: list[tuple[str, dict, int | None]] = [("as given", {}, None)]
-    if device().platform == "cpu" and not 0 < config.unroll < config.n_layer:
+    if device().platform == "cpu" and not 0 < config.compute.unroll < config.n_layer:
         rows.append(("layers in a loop, as remat has them on a CPU", dict(unroll=1), None))
     rows += [("remat=dots", dots, None), ("remat=block", block, None)]
     rows += [("loss in one chunk", {}, 1), (f"loss in {CHUNKS} chunks", {}, CHUNKS)]
@@ -57,10 +55,9 @@ def variants(config: GPTConfig, options: Options) -> list[tuple[str, dict, int |
 def planned(config: GPTConfig, options: Options, n_chunks: int | None):
     """Return XLA's memory analysis of the step with these options."""
     config = model_config(options, config.vocab_size, config.eot)
+    if n_chunks is not None:  # not an option of training, which would gain nothing by other values
+        logits = options.batch_size * options.block_size * config.vocab_size
+        config = replace(config, compute=replace(config.compute, max_logits=-(-logits // n_chunks)))
     shapes = state_shapes(config, options)
-    logits = options.batch_size * options.block_size * config.vocab_size
-    # Not options of training, which would gain nothing by other values.
-    n = loss.max_logits() if n_chunks is None else -(-logits // n_chunks)
-    with mock.patch.object(loss, "max_logits", lambda: n), mock.patch.object(step, "CPU_TOKENS", math.inf):
-        jax.clear_caches()  # or the step as it was traced for another value would be planned again
+    with mock.patch.object(step, "CPU_TOKENS", math.inf):
         return step.compile_step(shapes, options).memory_analysis()

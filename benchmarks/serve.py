@@ -60,7 +60,7 @@ def report_engine(model: GPT) -> None:
         }
     times = in_turns({name: way for name, (_, way) in ways.items()})
     title = f"{NEW} tokens after {PROMPT}, greedy"
-    print(f"\n{model.config.dtype}, transformers in float32")
+    print(f"\n{model.config.compute.dtype}, transformers in float32")
     print(f"{title:30}{'tokens/s':>12}{'of one':>9}{'tokens/CPU s':>15}{'of one':>9}")
     rates = {name: n * NEW / np.median(times[name], axis=0) for name, (n, _) in ways.items()}
     first = next(iter(rates.values()))

@@ -26,13 +26,10 @@ from model import GPTConfig
 class GPT(nn.Module):
     """`model.GPT`, with PyTorch's (out, in) layout of linear weights and one module per block."""
 
-    def __init__(self, config: GPTConfig, z_loss: float = 0.0):
+    def __init__(self, config: GPTConfig):
         super().__init__()
-        self.cap, self.z_loss, self.wider = config.logit_softcap, z_loss, config.wider
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
-        values = config.kv_heads * config.head_size
-        self.wve = nn.Embedding(config.vocab_size, values) if config.value_embeddings else None
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = Norm(config, config.n_embd)
@@ -41,23 +38,18 @@ class GPT(nn.Module):
             self.lm_head.weight = self.wte.weight
         for name, p in self.named_parameters():
             if p.dim() >= 2:
-                std = config.residual_std if name.endswith("c_proj.weight") else 0.02
-                nn.init.normal_(p, std=std / math.sqrt(config.wider) if name.startswith("blocks") else std)
+                nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross entropy, and z_loss; tokens and targets are (B, T)."""
+        """Return the mean cross entropy; tokens and targets are (B, T)."""
         x = self.wte(tokens)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
-        x = first = self.drop(x)
-        values = None if self.wve is None else self.wve(tokens)
+        x = self.drop(x)
         for block in self.blocks:
-            x = block(x, first, values)
-        logits = self.lm_head(self.ln_f(x) / self.wider)
-        if self.cap:
-            logits = self.cap * torch.tanh(logits / self.cap)
-        loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
-        return loss + self.z_loss * logits.logsumexp(-1).square().mean() if self.z_loss else loss
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
 class Block(nn.Module):
@@ -67,12 +59,9 @@ class Block(nn.Module):
         self.attn = CausalSelfAttention(config)
         self.ln_2 = Norm(config, config.n_embd)
         self.mlp = MLP(config)
-        self.stream_mix = nn.Parameter(torch.tensor([1.0, 0.0])) if config.residual_scalars else None
 
-    def forward(self, x: Tensor, first: Tensor, values: Tensor | None) -> Tensor:
-        if self.stream_mix is not None:
-            x = self.stream_mix[0] * x + self.stream_mix[1] * first
-        x = x + self.attn(self.ln_1(x), values)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
         return x + self.mlp(self.ln_2(x))
 
 
@@ -88,8 +77,6 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(D, D, bias=config.bias)
         self.q_norm = Norm(config, C) if config.qk_norm else nn.Identity()
         self.k_norm = Norm(config, C) if config.qk_norm else nn.Identity()
-        self.head_gate = nn.Linear(D, config.n_head, bias=config.bias) if config.attention_gate else None
-        self.value_mix = nn.Parameter(torch.tensor([0.5, 0.5])) if config.value_embeddings else None
         self.drop = nn.Dropout(config.dropout)
         if config.position == "rope":
             frequencies = config.rope_theta ** (-torch.arange(0, C, 2) / C)
@@ -97,24 +84,19 @@ class CausalSelfAttention(nn.Module):
             self.register_buffer("cos", angles.cos(), persistent=False)
             self.register_buffer("sin", angles.sin(), persistent=False)
 
-    def forward(self, x: Tensor, values: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         B, T, D = x.shape
         H, K, C = self.config.n_head, self.config.kv_heads, self.config.head_size
         q, k, v = self.c_attn(x).split((D, K * C, K * C), dim=2)
         q = self.q_norm(q.view(B, T, H, C).transpose(1, 2))  # (B, H, T, C)
         k = self.k_norm(k.view(B, T, K, C).transpose(1, 2))
-        if self.value_mix is not None and values is not None:
-            v = self.value_mix[0] * v + self.value_mix[1] * values
         v = v.view(B, T, K, C).transpose(1, 2)
         if self.config.position == "rope":
             q, k = self.rotate(q), self.rotate(k)
         if K < H:
             k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
         dropout = self.config.dropout if self.training else 0.0
-        scale = 1 / math.sqrt(C * self.config.wider)
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
-        if self.head_gate is not None:
-            y = y * 2 * torch.sigmoid(self.head_gate(x)).transpose(1, 2)[..., None]
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
         return self.drop(self.c_proj(y.transpose(1, 2).reshape(B, T, D)))
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -160,19 +142,12 @@ class TorchStep:
 
     def __init__(self, config: GPTConfig, options: Options, dtype="float32", compiled=False, device="cpu"):
         self.options, self.device = options, device
-        self.model = GPT(config, options.z_loss).to(device)
-        parameters = dict(self.model.named_parameters())
-        scalars = [p for name, p in parameters.items() if name.endswith("_mix")]
-        vectors = [p for name, p in parameters.items() if p.dim() < 2 and not name.endswith("_mix")]
-        matrices = [p for name, p in parameters.items() if p.dim() >= 2 and name.startswith("blocks")]
-        tables = [p for name, p in parameters.items() if p.dim() >= 2 and not name.startswith("blocks")]
-        hidden = {"weight_decay": options.weight_decay, "lr": options.learning_rate / config.wider}
+        self.model = GPT(config).to(device)
+        parameters = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(
             [
-                {"params": matrices, **hidden},
-                {"params": tables, "weight_decay": options.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-                {"params": scalars, "weight_decay": 0.0, "lr": options.scalar_learning_rate},
+                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
+                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
             ],
             lr=options.learning_rate,
             betas=(options.beta1, options.beta2),

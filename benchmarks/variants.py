@@ -32,7 +32,7 @@ class JaxStep:
 
     def __init__(self, config: GPTConfig, options: Options):
         self.config, self.options = config, options
-        self.name, self.dtype = f"JAX {config.dtype}", config.dtype
+        self.name, self.dtype = f"JAX {config.compute.dtype}", config.compute.dtype
         self.state = create_state(config, options)
         start = time.perf_counter()
         self.train_step = compile_step(self.state, options)

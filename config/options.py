@@ -82,11 +82,8 @@ class Options:
     qk_norm: bool = False  # normalise queries and keys
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
-    value_embeddings: bool = False  # tokens have values of their own, which every layer mixes in
-    residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
-    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP (layers/mup.py); 0: off
-    logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
+    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP (variants.py); 0: off
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
@@ -95,16 +92,13 @@ class Options:
     lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the weights that they add to
     lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
-    optimizer: Literal["adamw", "muon", "normuon", "lion"] = "adamw"  # lion: try a fifth of the rate
+    optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
-    scalar_learning_rate: Positive = 1e-2  # that of the weights of residual_scalars and value_embeddings
     max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only
-    cautious_weight_decay: bool = False  # decay a weight only where the update makes it smaller too
     beta1: Fraction = 0.9  # decay rate of the gradient's running mean
-    beta2: Fraction = 0.95  # decay rate of its square's running mean; lion: of the running mean itself
+    beta2: Fraction = 0.95  # decay rate of its square's running mean
     grad_clip: NonNegative = 1.0  # largest gradient norm; 0: no clipping
-    z_loss: NonNegative = 0.0  # weight in the loss of log(sum of exp(logits))^2; PaLM: 1e-4
     # learning rate schedule
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"  # after warmup; wsd: decays in the last fifth
     decay_lr: bool = True  # follow the schedule; False: learning_rate throughout, without warmup
@@ -143,11 +137,13 @@ class Options:
         return cls(**{name: check_value(name, value, f"{origin}: ", cls) for name, value in values.items()})
 
 
+VARIANTS = ("attention_gate", "mup_base_width")  # options of the ideas in variants.py
+
 # These options decide which arrays a model has and what they mean, so a resumed run has to keep them.
 SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
-    *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap", "mup_base_width"),
+    *VARIANTS,
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

@@ -19,8 +19,8 @@ from model import GPT
 from parallel.batches import assemble, example_batch, rows_here
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import shard_batch
-from training.loss import loss_of_rows
-from training.step import mean_loss, mean_nll
+from training.chunked_loss import chunked_cross_entropy, nats_of_rows
+from training.step import mean_loss
 
 Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
 Evaluate = Callable[[GPT, Callable[[], int]], dict[str, float] | None]
@@ -61,7 +61,7 @@ def make_evaluate(options: Options, model: GPT) -> Evaluate:
 def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
     """Compile the mean loss without dropout, as a function `loss(model, x, y)` with x, y (B, T)."""
     pipeline = make_pipeline(options)
-    loss = partial(pipeline.mean_loss, mean_nll) if pipeline else mean_loss
+    loss = partial(pipeline.mean_loss, chunked_cross_entropy) if pipeline else mean_loss
     batch = example_batch(options.batch_size, options.block_size)
     return eqx.filter_jit(loss).lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
 
@@ -76,7 +76,7 @@ def score(
     """
     (B, T), V = shape, model.config.vocab_size
     batch = example_batch(B, T)
-    compiled = nats_of_rows.lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
+    compiled = score_rows.lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
     here, nats, running = rows_here(B), [], None
     quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
     start = time.perf_counter()
@@ -94,12 +94,11 @@ def score(
 
 
 @eqx.filter_jit
-def nats_of_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
+def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
     """Return -log p of each row's targets together, each predicted from all the tokens before it in the row.
 
     The result is replicated, so that every process has all of it.
     """
     x, y = shard_batch(x), shard_batch(y)
-    config = model.config
-    nats = loss_of_rows(model.features(x), model.head, y, config.dtype, config.logit_softcap)
+    nats = nats_of_rows(model.features(x), model.head, y, model.config.compute)
     return eqx.filter_shard(nats, PartitionSpec())

@@ -10,10 +10,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from layers.mask import causal_mask
-from layers.mix import mix
-from layers.products import result_dtype
-from model import GPT, Block, GPTConfig, attention
+from layers.attention import attention_weights, causal_mask, rotation, weighted_values
+from layers.compute import here
+from model import GPT, Block, GPTConfig
 
 
 class Cache(NamedTuple):
@@ -30,7 +29,7 @@ class Cache(NamedTuple):
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
         """Make room for B = batch_size sequences, which have no tokens yet."""
         shape = (batch_size, config.kv_heads, config.block_size, config.head_size)
-        dtype = result_dtype(config.dtype)
+        dtype = config.compute.result
         keys, values = ([jnp.zeros(shape, dtype) for _ in range(config.n_layer)] for _ in range(2))
         return cls(keys, values)
 
@@ -40,10 +39,10 @@ def shard_cache(cache: Cache) -> Cache:
 
     Every function that makes a cache returns it through this, so that the next takes it as it is.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
+    place = here()
+    if not place.on_mesh:
         return cache
-    heads = "tensor" if cache.keys[0].shape[1] % mesh.shape["tensor"] == 0 else None
+    heads = "tensor" if cache.keys[0].shape[1] % place.sizes["tensor"] == 0 else None
     return jax.tree.map(lambda x: lax.with_sharding_constraint(x, P(None, heads)), cache)
 
 
@@ -63,19 +62,23 @@ def forward_with_cache(
     one document, whatever `eot` is.
     """
     config = model.config
-    within = replace(config, dtype=result_dtype(config.dtype))  # attention reads the cache as it is
+    compute = replace(config.compute, dtype=config.compute.result)  # attention reads the cache as it is
     positions = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
     mask = causal_mask(positions, cache.keys[0].shape[2], config.window)
-    context = model.context(tokens, positions)
-    x = model.embed(tokens, context)
+    rotate = rotation(config, positions)
     keys, values = [], []
-    for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
-        x = mix(x, context.first, block.stream_mix)
-        q, k, v, opening = block.attn.heads(block.ln_1(x), context)
-        keys.append(write(old_keys, k, length))
-        values.append(write(old_values, v, length))
-        x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, within), opening)
-        x = x + block.mlp(block.ln_2(x))
+
+    def attend(q, k, v, key=None):
+        """Add a layer's keys and values to the cache, and read it. The layers call this in their order."""
+        layer = len(keys)
+        keys.append(write(cache.keys[layer], rotate(k.swapaxes(1, 2)), length))
+        values.append(write(cache.values[layer], v.swapaxes(1, 2), length))
+        weights = attention_weights(rotate(q.swapaxes(1, 2)), keys[layer], mask, compute.dtype)
+        return weighted_values(weights, values[layer], compute).swapaxes(1, 2)
+
+    x = model.embed(tokens, positions)
+    for block in blocks:
+        x = block(x, attend)
     return model.ln_f(x), Cache(keys, values)
 
 

@@ -16,7 +16,8 @@ from jaxtyping import Array, Float, Int
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import sample
-from model import GPT, Block, Linear
+from layers.products import Linear
+from model import GPT, Block
 
 # Tokens per call of the compiled loop, at most. With nanoGPT's CPU Shakespeare model (4 layers, 4 heads,
 # D 128, T 64, V 65) on 2 CPU cores, one sample: 0.33 ms per token one by one, 0.15 in chunks of 8, 0.11
@@ -96,11 +97,13 @@ def start(model: GPT, slots: int, vocab_size: int) -> tuple[Decoder, Cache]:
 def cast_products(model: GPT) -> GPT:
     """Return the model with the weights of its products in their dtype. It computes the same, to the bit."""
 
+    dtype = model.config.compute.dtype
+
     def cast(x):
-        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(x.dtype)) if isinstance(x, Linear) else x
+        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if isinstance(x, Linear) else x
 
     blocks = jax.tree.map(cast, model.blocks, is_leaf=lambda x: isinstance(x, Linear))
-    head = model.head.astype(model.config.dtype)  # tied embeddings, too: tokens are looked up in float32
+    head = model.head.astype(dtype)  # tied embeddings, too: tokens are looked up in float32
     return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
 

@@ -6,7 +6,6 @@ MistralForCausalLM. Weights are float32, and the same model writes the same byte
 """
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from safetensors.numpy import save_file
 
 from data.tokenizer import end_of_text, from_json
 from hub.family import Family, entries, to_theirs
-from model import GPT, GPTConfig
+from model import GPT
 from parallel.sharding import leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from: OpenAI's own two files, which transformers reads as they are.
@@ -75,10 +74,14 @@ def with_biases(model: GPT, family: Family) -> GPT:
 
 def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     """Return all tensors of a model, float32, by their names in its family."""
+    if getattr(model.config, "mup_base_width", 0):
+        from variants import without_multipliers  # here, because a plain model needs no variants
+
+        model = without_multipliers(model)
     layout, parts = entries(family, model.config), {}
     for path, array in jax.tree.leaves_with_path(model):
         name = leaf_name(path)
-        entry, array = layout[name], np.asarray(array) / multiplier(name, model.config)
+        entry, array = layout[name], np.asarray(array)
         for i in range(entry.layers or 1):
             part = to_theirs(array[i] if entry.layers else array, entry.tensor)
             parts.setdefault(entry.name(i), {})[entry.tensor.part] = part
@@ -87,13 +90,6 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         name: np.ascontiguousarray(np.concatenate([of[i] for i in sorted(of)], axis=-1))
         for name, of in parts.items()
     }
-
-
-def multiplier(name: str, config: GPTConfig) -> float:
-    """Return what an array is to be divided by, for a model without µP to compute what one in µP does."""
-    if ".c_q." in name:
-        return math.sqrt(config.wider)
-    return config.wider if name.startswith("ln_f.") else 1.0
 
 
 def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> None:

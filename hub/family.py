@@ -33,10 +33,6 @@ class Tensor(NamedTuple):
     parts: int = 1
 
 
-# No family here has these: a model of any is without them.
-PLAIN = {"value_embeddings": False, "residual_scalars": False, "attention_gate": False, "logit_softcap": 0.0}
-
-
 @dataclass(frozen=True)
 class Family:
     """A family of models: its `config.json` and its tensors, next to ours."""
@@ -54,11 +50,8 @@ class Family:
     def obstacles(self, config: GPTConfig) -> list[str]:
         """List the options that keep a model from being of this family, each with what it should be."""
         ours = vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
-        return [
-            f"{name}={ours[name]}, not {value}"
-            for name, value in (self.needs(config) | PLAIN).items()
-            if ours[name] != value
-        ]
+        needs = self.needs(config) | ({"attention_gate": False} if "attention_gate" in ours else {})
+        return [f"{name}={ours[name]}, not {value}" for name, value in needs.items() if ours[name] != value]
 
 
 class Entry(NamedTuple):

@@ -9,7 +9,6 @@ the model's own, applied one at a time as a pipeline does it, so that one can lo
 between.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import equinox as eqx
@@ -17,13 +16,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
-from layers.context import Context
-from layers.mask import causal_mask
-from layers.mix import mix
+from layers.attention import causal_attention
 from model import GPT, Block
-from model import attention as attend
 
 
 class Lens(NamedTuple):
@@ -66,48 +62,29 @@ def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
     return jnp.asarray(row)
 
 
-def walk(
-    model: GPT, tokens: Int[Array, "1 T"], look: Callable[[Block, Float[Array, "1 T D"], Context], PyTree]
-) -> tuple[PyTree, Float[Array, "1 T D"]]:
-    """Apply the blocks one by one. Return what `look` finds at each, stacked, and the stream after the last.
-
-    It is called with a block, the residual stream before it, and the context.
-    """
-    context = model.context(tokens)
-
-    def layer(x, block):
-        seen = look(block, x, context)
-        return model.apply_blocks(jax.tree.map(lambda weight: weight[None], block), x, context), seen
-
-    x, seen = lax.scan(layer, model.embed(tokens, context), model.blocks)
-    return seen, x
-
-
 @eqx.filter_jit
 def _attention(model: GPT, tokens: Int[Array, "1 T"]) -> Float[Array, "L H T T"]:
-    def look(block: Block, x, context: Context):
-        config, T = block.attn.config, tokens.shape[1]
-        q, k, *_ = block.attn.heads(block.ln_1(mix(x, context.first, block.stream_mix)), context)
-        mask = causal_mask(jnp.arange(T)[None], T, config.window, context.documents)
-        # With the columns of the identity as values, C at a time, what a head reads is its weights.
-        C = config.head_size
-        n = -(-T // C)
-        columns = jnp.eye(T, n * C).reshape(T, n, C).swapaxes(0, 1)  # (n, T, C)
-        values = jnp.broadcast_to(columns[:, None, None], (n, 1, config.kv_heads, T, C))
-        read = jax.vmap(lambda v: attend(q, k, v, mask, config))(values)  # (n, 1, H, T, C)
-        return jnp.moveaxis(read[:, 0], 0, 2).reshape(config.n_head, T, n * C)[:, :, :T]
+    config, T = model.config, tokens.shape[1]
 
-    return walk(model, tokens, look)[0]
+    def layer(x, block: Block):
+        seen = []
+        _, attend = causal_attention(config, tokens, watch=seen.append)
+        return block(x, attend), seen[0].reshape(config.n_head, T, T)
+
+    positions, _ = causal_attention(config, tokens)
+    return lax.scan(layer, model.embed(tokens, positions), model.blocks)[1]
 
 
 @eqx.filter_jit
 def _lens(model: GPT, tokens: Int[Array, "1 T"], k: int) -> tuple[Array, ...]:
-    def look(block: Block, x, context: Context):
-        stream = mix(x, context.first, block.stream_mix)
-        read = block.attn(block.ln_1(stream), context)
-        return x, size(read), size(block.mlp(block.ln_2(stream + read)))
+    positions, attend = causal_attention(model.config, tokens)
 
-    (before, attn_norms, mlp_norms), last = walk(model, tokens, look)
+    def layer(x, block: Block):
+        read = block.attn(block.ln_1(x), attend)
+        added = block.mlp(block.ln_2(x + read))
+        return x + read + added, (x, size(read), size(added))
+
+    last, (before, attn_norms, mlp_norms) = lax.scan(layer, model.embed(tokens, positions), model.blocks)
     streams = jnp.concatenate([before, last[None]])[:, 0]  # (L + 1, T, D)
 
     def predict(x):

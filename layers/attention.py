@@ -1,133 +1,131 @@
-"""Attention in one kernel, which never holds the T x T weights: cuDNN's on NVIDIA GPUs, splash on TPUs.
+"""Attention: `causal_attention` makes the `attend(q, k, v, key)` that a model's layers call.
 
-    fused_attention(q, k, v, documents, "splash", window=None, dtype="bfloat16")
-
-computes what `attention` in model.py computes with einsum. Both kernels are JAX's own:
-`jax.nn.dot_product_attention` calls cuDNN, and splash attention is written in Pallas. To XLA a kernel is one
-operation, which it could not split over devices; so each device computes the rows and heads that it has.
+Behind this one door are the rotation of queries and keys (arXiv:2104.09864), the mask, dropout of the
+weights, and the kernel. generation/cache.py makes another, which reads the key/value cache.
 """
 
 import math
-import re
-from functools import partial
+from collections.abc import Callable
 
 import jax
-from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
 
-from layers.device import device
-from layers.residual import row_axes
+from layers.compute import Compute
+from layers.dropout import dropout
+from layers.kernels import fits, fused_attention
+from layers.products import product
 
-# The fastest that JAX has, by what JAX calls the device; the first pattern that fits counts. None of it was
-# measured by this project.
-FASTEST = {
-    # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
-    r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
-    # Its speed, divided by FlashAttention-2's, in training shapes: Hopper 1.7 to 2.3, A100 0.82, A10G 0.93,
-    # L40S 1.00, RTX PRO 6000 0.88 (huggingface/transformers#48163). Others found about 1 on capability 8.0,
-    # and more on 8.6 and 8.9 (pytorch/pytorch#192799). A step on a B200 is 1.12 times as fast with cuDNN
-    # (pytorch/torchtitan#1196). Where it is slower than FlashAttention-2 it is taken all the same: JAX has
-    # only einsum besides, and attention in separate operations has a third of FlashAttention-2's speed or
-    # less (arXiv:2307.08691, section 4.1).
-    r"NVIDIA": "cudnn",
-    # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
-    r"TPU": "splash",
-}
-RUNS_ON = {"cudnn": "an NVIDIA GPU, Ampere or later,", "splash": "a TPU"}
-# The number of tokens has to be a multiple of this: for cuDNN's gradient with documents, and splash's blocks.
-TOKENS = {"cudnn": 2, "splash": 128}
+# attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C)
+Attend = Callable[..., Float[Array, "B T H C"]]
+Positions = Int[Array | np.ndarray, "_ T"]  # one row may serve all
 
 
-def fastest_attention() -> str:
-    """Return the implementation that is the fastest on the device, if shapes and dtype allow it."""
-    kind = device().device_kind
-    return next((name for pattern, name in FASTEST.items() if re.search(pattern, kind)), "einsum")
+def causal_attention(
+    config, tokens: Int[Array, "B T"], watch: Callable | None = None
+) -> tuple[Positions, Attend]:
+    """Return the tokens' positions in their documents, and the `attend` of entire rows.
 
-
-def missing(kernel: str, T: int, head_size: int, dtype: str) -> str | None:
-    """Say what `kernel` needs and has not got for T tokens on the device; None if it can be used."""
-    if kernel == "einsum":
-        return None
-    if fastest_attention() != kernel or kernel == "cudnn" and dtype != "bfloat16":
-        return RUNS_ON[kernel] + (" and dtype=bfloat16" if kernel == "cudnn" else "")
-    if kernel == "cudnn" and (head_size % 8 or head_size > 128):
-        return f"a head size (n_embd / n_head) of at most 128 that is a multiple of 8, and it is {head_size}"
-    if T % TOKENS[kernel]:
-        return f"a block_size that is a multiple of {TOKENS[kernel]}, and it is {T}"
-    return None
-
-
-def fits(kernel: str, T: int) -> bool:
-    """Return whether there is a kernel, and it takes T tokens."""
-    return kernel in TOKENS and T % TOKENS[kernel] == 0
-
-
-def fused_attention(
-    q: Float[Array, "B H T C"],
-    k: Float[Array, "B K T C"],
-    v: Float[Array, "B K T C"],
-    documents: Int[Array, "B T"] | None,
-    kernel: str,
-    window: int | None,
-    dtype: str,
-) -> Float[Array, "B H T C"]:
-    """Compute softmax(q k^T / sqrt(C)) v, where queries read what `causal_mask` lets them (layers/mask.py).
-
-    On a mesh, `data` and `fsdp` split the rows, and `tensor` the heads.
+    A token reads its document up to itself, or the last `window` tokens of that. An `eot` begins a document.
+    `watch` is called with attention's weights, (B, K, H / K, T, T).
     """
-    window = window if window and window < q.shape[2] else None
-    attend = partial(cudnn_attention if kernel == "cudnn" else splash_attention, window=window)
-    operands = (*(x.astype(dtype) for x in (q, k, v)), documents)
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return attend(*operands)
-    rows, heads = P(row_axes()), P(row_axes(), "tensor")
-    return jax.shard_map(
-        attend,
-        in_specs=(heads, heads, heads, rows),
-        out_specs=heads,
-        axis_names=set(mesh.axis_names) - set(mesh.manual_axes),  # those are split already
-        check_vma=False,
-    )(*operands)
+    T, compute = tokens.shape[1], config.compute
+    positions, documents = np.arange(T, dtype=np.int32)[None], None  # constants of the program
+    if config.eot is not None:
+        documents = lax.cummax(
+            jnp.where(tokens == config.eot, positions, 0), axis=1
+        )  # where each begins, (B, T)
+        positions = positions - documents
+    rotate = rotation(config, positions)
+
+    def attend(q, k, v, key=None):
+        q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
+        plain = watch is None and (key is None or config.dropout == 0)
+        if plain and compute.attention != "einsum" and fits(compute.attention, T):
+            y = fused_attention(q, k, v, documents, compute.attention, config.window, compute.dtype)
+        else:
+            mask = causal_mask(jnp.arange(T)[None], T, config.window, documents)
+            weights = attention_weights(q, k, mask, compute.dtype)
+            if watch is not None:
+                watch(weights)
+            y = weighted_values(dropout(weights, config.dropout, key), v, compute)
+        return y.swapaxes(1, 2)
+
+    return positions, attend
 
 
-def cudnn_attention(q, k, v, documents, window):
-    """Do as `fused_attention` on one device, with cuDNN. Off a GPU JAX computes the same, for tests."""
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))  # (B, T, H, C), as it asks
-    # cuDNN takes a mask as numbers to add to the scores, as large as the scores of one head: (B, 1, T, T).
-    mask = None if documents is None else documents[:, None, :, None] == documents[:, None, None, :]
-    y = jax.nn.dot_product_attention(
-        *(q, k, v),
-        mask=mask,
-        is_causal=True,
-        local_window_size=None if window is None else (window - 1, 0),  # keys before and after the query's
-        implementation="cudnn" if device().platform == "gpu" else "xla",
-    )
-    return y.swapaxes(1, 2)
+def attention_weights(
+    q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], mask: Bool[Array, "_ T S"], dtype: str
+) -> Float[Array, "B K G T S"]:
+    """Compute softmax(q k^T / sqrt(C)), float32, over the keys that the mask allows.
+
+    G = H / K query heads share a key/value head (arXiv:2305.13245).
+    """
+    (B, H, T, C), K = q.shape, k.shape[1]
+    q = q.reshape(B, K, H // K, T, C)
+    scores = product("bkgtc,bksc->bkgts", q, k, dtype) / math.sqrt(C)
+    return jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))
 
 
-def splash_attention(q, k, v, documents, window):
-    """Do as `fused_attention` on one device, with splash. Off a TPU JAX interprets the kernel, for tests."""
-    # Here, because it takes 0.2 s, and only TPUs need it.
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+def weighted_values(
+    weights: Float[Array, "B K G T S"], v: Float[Array, "B K S C"], compute: Compute
+) -> Float[Array, "B H T C"]:
+    """Compute the mean of the values by these weights, for each head."""
+    y = product("bkgts,bksc->bkgtc", weights, v, compute.dtype, compute.result)
+    B, K, G, T, C = y.shape
+    return y.reshape(B, K * G, T, C)
 
-    H, T, C = q.shape[1:]
-    mask = masks.CausalMask((T, T)) if window is None else masks.LocalMask((T, T), (window - 1, 0), 0)
-    block = next(size for size in (512, 256, 128) if T % size == 0)  # MaxText's 512 where it can be
-    kernel = splash.make_splash_mha(
-        masks.MultiHeadMask([mask] * H),
-        block_sizes=splash.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
-        head_shards=1,
-        q_seq_shards=1,
-        interpret=device().platform != "tpu",
-    )
-    segments = None if documents is None else splash.SegmentIds(documents, documents)
-    return jax.vmap(kernel)(q / math.sqrt(C), k, v, segments)
+
+def causal_mask(
+    positions: Int[Array, "_ T"],
+    S: int,
+    window: int | None = None,
+    documents: Int[Array, "B T"] | None = None,
+) -> Bool[Array, "_ T S"]:
+    """Return which of the S keys, from position 0 on, each query reads: those up to its own position.
+
+    With a window, it reads the last `window` of them (arXiv:2310.06825). `documents` says where each query's
+    document begins.
+    """
+    positions, keys = positions[:, :, None], jnp.arange(S)
+    mask = keys <= positions
+    if window is not None:
+        mask &= keys > positions - window
+    if documents is not None:
+        mask &= keys >= documents[:, :, None]
+    return mask
+
+
+def rotation(
+    config, positions: Positions
+) -> Callable[[Float[Array, "B heads T C"]], Float[Array, "B heads T C"]]:
+    """Return the function that rotates queries and keys by angles that grow with position, if rope is on.
+
+    The layout is Llama's: component i of a head turns together with component i + C/2, in float32.
+    """
+    if config.position != "rope":
+        return lambda x: x
+    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
+    angles = positions.astype(np.float32)[:, None, :, None] * inv_freq  # (_, 1, T, C / 2)
+    # NumPy's table is a constant of the program. XLA would compute any other again for each row and head.
+    xp = np if isinstance(angles, np.ndarray) else jnp
+    cos, sin = xp.cos(angles), xp.sin(angles)
+
+    def rotate(x):
+        a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+    return rotate
+
+
+# `scaling` other than 1 is Llama 3's way to longer contexts (arXiv:2407.21783; transformers' rope_type
+# "llama3"). Pairs that turn less than once in the 8192 tokens of the original training turn `scaling` times
+# slower; pairs that turn more than four times there stay; between, it goes from one to the other.
+def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[np.ndarray, " half"]:
+    """Return the radians per position by which each of the C/2 pairs turns: 1, and ever less."""
+    inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
+    turns = inv_freq * 8192 / (2 * math.pi)
+    stays = np.clip((turns - 1) / (4 - 1), 0, 1)
+    return (inv_freq * (stays + (1 - stays) / scaling)).astype(np.float32)

@@ -1,65 +1,119 @@
-"""Matrix products: operands in a chosen dtype, sums in float32, and a gradient that is fast on CPUs."""
+"""Linear layers, matrix products and look-ups, with gradients that are fast.
+
+They compute what `@`, `einsum` and indexing do: with operands in a chosen dtype, and sums in float32. What is
+done for speed concerns gradients, and the communication where a mesh splits the operands:
+
+- A product's gradients are such products too. JAX's own contract axes in orders that XLA's library for CPUs
+  does not take, and in float32 where the result is float32 (docs/benchmarks.md).
+- B and T stay two axes: as one, that library would not take the weight gradient in bfloat16. The output axes
+  become one: a TPU keeps arrays in tiles, which heads of 64 fill by half.
+- Layers that read the same x sum its gradient over the mesh axis `tensor` once. Left alone, XLA sums it for
+  each layer: three times as much communication for queries, keys and values.
+- Where `fsdp` splits a table, XLA gathers it after `look_up` has rounded it.
+"""
 
 import re
 from functools import partial
+from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from layers.device import device
+from layers.compute import Compute, here
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
-def contract(subscripts: str, a: Array, b: Array, dtype: str, out=None) -> Array:
-    """Compute `einsum` of two arrays with operands in `dtype`, summed in float32; the result is in `out`.
-
-    Without `out` the result is in `result_dtype(dtype)`. Each index occurs at least twice in a, b and the
-    result, so that none is summed over one operand alone.
-
-    The gradients are such products too, in the dtypes of a and b. JAX's own are slow on CPUs: they multiply
-    in float32 where the result is float32, and contract axes in orders that XLA's CPU library does not take,
-    so that XLA makes transposed copies first. A step of the CPU Shakespeare run took 81 ms with JAX's in the
-    linear layers and 47 with these; later 22 with JAX's in attention and 19 with these (docs/benchmarks.md).
-    """
-    out = out or result_dtype(dtype)
-    return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=out)
+def product(subscripts: str, a: Array, b: Array, dtype: str, result: str = "float32") -> Array:
+    """Compute `einsum` of two arrays. Each index occurs in at least two of a, b and the result."""
+    return jnp.einsum(subscripts, a.astype(dtype), b.astype(dtype), preferred_element_type=result)
 
 
-def _contract_forward(subscripts, a, b, dtype, out):
-    return contract(subscripts, a, b, dtype, out), (a, b)
+def _product_forward(subscripts, a, b, dtype, result):
+    return product(subscripts, a, b, dtype, result), (a, b)
 
 
-def _contract_backward(subscripts, dtype, out, saved, dy):
+def _product_backward(subscripts, dtype, result, saved, dy):
     a, b = saved
     in_a, in_b, in_y = re.split(",|->", subscripts)
-    da = contract(f"{in_y},{in_b}->{in_a}", dy, b, dtype, out=a.dtype)
-    db = contract(f"{in_a},{in_y}->{in_b}", a, dy, dtype, out=b.dtype)
+    da = product(f"{in_y},{in_b}->{in_a}", dy, b, dtype, a.dtype)
+    db = product(f"{in_a},{in_y}->{in_b}", a, dy, dtype, b.dtype)
     return da, db
 
 
-contract.defvjp(_contract_forward, _contract_backward)
+product.defvjp(_product_forward, _product_backward)
 
 
-def result_dtype(dtype: str) -> str:
-    """Return the dtype of what a product of operands in `dtype` gives: on a CPU float32, else `dtype`."""
-    # CPUs sum bfloat16 products in float32 anyway; rounding the result would cost them extra time.
-    return "float32" if device().platform == "cpu" else dtype
+class Linear(eqx.Module):
+    """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
+
+    weight: Float[Array, "i *o"]
+    bias: Float[Array, "*o"] | None
+    compute: Compute = eqx.field(static=True)
+    matrix: ClassVar[bool] = True  # to Muon and LoRA
+
+    def __init__(self, config, fan_in: int, *fan_out: int, std: float = 0.02, key: PRNGKeyArray):
+        self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
+        self.bias = jnp.zeros(fan_out) if config.bias else None
+        self.compute = config.compute
+
+    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
+        y = linear(x, self.weight, self.compute)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+    def scale_inputs(self, g: Float[Array, " i"]) -> "Linear":
+        """Return the layer that reads x * g where this one reads x."""
+        weight = jnp.expand_dims(g, range(1, self.weight.ndim)) * self.weight
+        return eqx.tree_at(lambda layer: layer.weight, self, weight)
+
+    def tensor_specs(self) -> "Linear":
+        """Return how the mesh axis `tensor` splits each array: along the first output axis."""
+        specs = [P(None, "tensor")] if self.bias is None else [P(None, "tensor"), P("tensor")]
+        return jax.tree.unflatten(jax.tree.structure(self), specs)
 
 
-def matmul(x: Float[Array, "B T i"], w: Float[Array, "i *o"], dtype: str) -> Float[Array, "B T *o"]:
-    """Compute x @ w as `contract` does. The output may have several axes, such as heads and head size.
-
-    B and T stay two axes: as one, XLA's CPU library would not take the weight gradient in bfloat16.
-    """
-    y = contract("btd,df->btf", x, flat(w), dtype)
-    return y.reshape(*x.shape[:2], *w.shape[1:])
+def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) -> Float[Array, "B T *o"]:
+    """Compute x @ w. The output may have several axes, such as heads and head size."""
+    y = product("btd,df->btf", x, w.reshape(len(w), -1), compute.dtype, compute.result)
+    return checkpoint_name(y.reshape(*x.shape[:2], *w.shape[1:]), "linear")  # for remat: see layers/stack.py
 
 
-def flat(w: Float[Array, "i *o"]) -> Float[Array, "i f"]:
-    """Return w with its output axes as one.
+def each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Array, "B T *o"]]:
+    """Return `layer(x)` for each of the layers; where `tensor` splits them, x's gradient is summed once."""
+    n = here().sizes["tensor"]
+    if n == 1 or any(layer.weight.shape[1] % n for layer in layers):
+        return [layer(x) for layer in layers]
+    return jax.shard_map(
+        lambda layers, x: [layer(x) for layer in layers],
+        in_specs=([layer.tensor_specs() for layer in layers], P()),
+        out_specs=P(None, None, "tensor"),
+        axis_names={"tensor"},
+        check_vma=False,
+    )(layers, x)
 
-    A TPU keeps arrays in tiles, which heads of 64 fill by half. Flat weights are smaller where `fsdp` gathers
-    them: for GPT-2 on eight v5e, 1.10 GB are sent in a step instead of 1.17 (docs/benchmarks.md).
-    """
-    return w.reshape(len(w), -1)
+
+@partial(jax.custom_vjp, nondiff_argnums=(2,))
+def look_up(table: Float[Array, "V D"], tokens: Int[Array, "B T"], dtype: str) -> Float[Array, "B T D"]:
+    """Return the tokens' rows of the table, rounded to `dtype`, in float32."""
+    return table.astype(dtype)[tokens].astype(jnp.float32)
+
+
+def _look_up_forward(table, tokens, dtype):
+    return look_up(table, tokens, dtype), (table, tokens)
+
+
+def _look_up_backward(dtype, saved, dy):
+    table, tokens = saved
+    gradient = jnp.zeros_like(table).at[tokens].add(dy.astype(table.dtype))
+    sizes = here().sizes
+    if sizes["fsdp"] * sizes["tensor"] > 1:
+        # Without the barrier, XLA gathers a tied head's gradient, which is split, to add this one in place.
+        gradient = lax.optimization_barrier(gradient)
+    return gradient, None
+
+
+look_up.defvjp(_look_up_forward, _look_up_backward)

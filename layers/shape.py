@@ -8,9 +8,6 @@ def check_shape(config) -> None:
     for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
-    for name in ("logit_softcap", "mup_base_width"):
-        if not (value := getattr(config, name)) >= 0:
-            raise ValueError(f"{name}={value} must be 0, for none, or above")
     if config.eot is not None and not 0 <= config.eot < config.vocab_size:
         raise ValueError(f"eot={config.eot} must be a token of the vocabulary, below {config.vocab_size}")
     if not 0 <= config.dropout < 1:
@@ -21,9 +18,3 @@ def check_shape(config) -> None:
         raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
     if config.position == "rope" and config.head_size % 2:
         raise ValueError(f"rope needs an even head size: n_embd / n_head is {config.head_size}")
-
-
-def check_length(T: int, config) -> None:
-    """Raise ValueError for more tokens than a model has learned positions for."""
-    if config.position == "learned" and T > config.block_size:
-        raise ValueError(f"{T} tokens are more than block_size={config.block_size} positions")

@@ -5,7 +5,7 @@ shardings of a compiled function's arguments and results, splits its arrays acco
 communication. To change the strategy, change the table or the mesh. An optimizer's moments end with their
 parameter's name, so the table holds for them too.
 
-Inside the model only the residual stream has its sharding written down (layers/residual.py).
+Inside the model only the residual stream has a sharding constraint (layers/stack.py).
 """
 
 import math
@@ -14,14 +14,16 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
+
+from layers.compute import here
 
 # The first pattern that matches the end of a name counts. Axes that a rule does not mention are not split.
 RULES = (
     # Rows of the vocabulary over both axes: with rows over one and D over the other, XLA recomputes.
-    (r"wte|wve|lm_head", (("tensor", "fsdp"),)),  # (V, D), (V, K C)
+    (r"wte|lm_head", (("tensor", "fsdp"),)),  # (V, D)
     (r"wpe", (None, "fsdp")),  # (T, D)
     # `stage` splits the blocks. In attention and in the MLP, `tensor` splits the outputs of the first linear
     # layers and the inputs of the last, so that the devices sum once for each of the two.
@@ -36,7 +38,7 @@ RULES = (
         ("stage", None, "tensor"),
     ),  # (L, r, H, C), (L, r, K, C), (L, r, F)
     (r"c_proj\.lora_a", ("stage", "tensor")),  # (L, H C, r), (L, F, r)
-    # A norm's weight is split like the input axis of the layers that it moves into (layers/fold.py).
+    # A norm's weight is split like the input axis of the layers that it moves into (`fold_norms`).
     (r"ln_[12]\.weight", ("stage", "fsdp")),  # (L, D)
     (r"blocks\..*", ("stage",)),  # (L, D), (L, C): what is left of the norms
     (r".*", ()),  # what is left is small, and every device has it
@@ -48,40 +50,56 @@ def leaf_name(path: tuple[Any, ...]) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 
-def spec_of(name: str, shape: tuple[int, ...], mesh: Mesh | AbstractMesh) -> P:
-    """Return the PartitionSpec of the array of that name. An axis that does not divide evenly is left whole.
+def is_matrix(path, x) -> bool:
+    """Tell a matrix from a vector. Arrays of blocks have a layer axis; a bias may have two more, (H, C)."""
+    return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2
+
+
+def spec_of(name: str, shape: tuple[int, ...]) -> P:
+    """Return the PartitionSpec of the array of that name. An axis that does not divide evenly is not split.
 
     Within `jax.shard_map` the shape is a device's own, and the mesh axes that it has split already are not
     split again.
     """
     axes = next(axes for pattern, axes in RULES if re.search(rf"(^|\.)({pattern})$", name))
     axes += (None,) * (len(shape) - len(axes))
-    return P(*(axes_that_split(axis, size, mesh) for axis, size in zip(axes, shape, strict=True)))
+    return P(*(axes_that_split(axis, size) for axis, size in zip(axes, shape, strict=True)))
 
 
-def axes_that_split(rule: str | tuple[str, ...] | None, size: int, mesh: Mesh | AbstractMesh):
+def axes_that_split(rule: str | tuple[str, ...] | None, size: int) -> tuple[str, ...] | None:
     """Return the mesh axes of a rule that split an array's axis of this size."""
-    split_already = mesh.abstract_mesh.manual_axes  # by `jax.shard_map`
+    place = here()
     names = rule if isinstance(rule, tuple) else (rule,) if rule else ()
-    left = tuple(name for name in names if name not in split_already)
-    parts = math.prod(mesh.shape[name] for name in left)
+    left = tuple(name for name in names if name not in place.manual)
+    parts = math.prod(place.sizes[name] for name in left)
     return left if parts > 1 and size % parts == 0 else None
 
 
-def specs_of(tree, mesh: Mesh | AbstractMesh):
+def specs_of(tree):
     """Apply `spec_of` to every array of a tree."""
-    return jax.tree_util.tree_map_with_path(lambda path, x: spec_of(leaf_name(path), x.shape, mesh), tree)
+    return jax.tree_util.tree_map_with_path(lambda path, x: spec_of(leaf_name(path), x.shape), tree)
 
 
 def shard(tree):
     """Lay out the arrays of a tree by the table, inside a compiled function. Without a mesh, do nothing."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return tree if mesh.empty else eqx.filter_shard(tree, specs_of(tree, mesh))
+    return eqx.filter_shard(tree, specs_of(tree)) if here().on_mesh else tree
+
+
+def layout(tree):
+    """Return what `eqx.filter_shard` lays a tree out by: the table's specs, or without a mesh one device."""
+    return specs_of(tree) if here().on_mesh else SingleDeviceSharding(jax.devices()[0])
+
+
+def batch_layout(ndim: int) -> P | SingleDeviceSharding:
+    """Return the same for a batch (..., B, T), whose rows are split over data and fsdp."""
+    if not here().on_mesh:
+        return SingleDeviceSharding(jax.devices()[0])
+    return P(*[None] * (ndim - 2), ("data", "fsdp"), None)
 
 
 def shard_batch(batch: Int[Array, "... B T"]) -> Int[Array, "... B T"]:
     """Split a batch's rows over data and fsdp, inside a compiled function. Without a mesh, do nothing."""
-    if jax.sharding.get_abstract_mesh().empty:
+    if not here().on_mesh:
         return batch
     return eqx.filter_shard(batch, P(*[None] * (batch.ndim - 2), ("data", "fsdp"), None))
 
@@ -97,7 +115,7 @@ def with_shardings(shapes):
     return jax.tree.map(
         lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
         shapes,
-        specs_of(shapes, mesh),
+        specs_of(shapes),
     )
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from config.options import Options
 from data.loader import Meta
 from generation.decode import CHUNK, Rows, decode, start
-from model import GPT, GPTConfig
+from model import GPTConfig
 from parallel.mesh import AXES, mesh_of
 from planning.cost import MEMORY, Cost, Row, estimate
 from planning.devices import GIB
@@ -47,7 +47,7 @@ def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecodi
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
 
         def begin():
-            model = GPT(config, key=jax.random.key(0))
+            model = config.build(jax.random.key(0))
             return start(model, options.batch_size, config.vocab_size)
 
         decoder, cache = (shaped(x) for x in jax.eval_shape(begin))
@@ -69,7 +69,7 @@ def decoding_table(planned: PlannedDecoding, target: Target) -> str:
     verdict = "it fits" if planned.needed <= device.usable else "it does not fit"
     lines = [
         f"A plan for sampling on one {device.name} ({device.kind}). Nothing was run or measured.\n",
-        f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.dtype}",
+        f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.compute.dtype}",
         f"{f'cache of {B} x {T:,} tokens':40}{B * T * cache / GIB:10.3f} GiB",
         f"{'memory of the compiled program':40}{planned.needed / GIB:10.3f} GiB "
         f"of {device.usable / GIB:.2f}: {verdict}",
@@ -97,13 +97,13 @@ def weight_bytes(config: GPTConfig) -> int:
 
     A token reads one row of the embeddings, which is not counted, unless they are the head too.
     """
-    model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
+    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
     read = sum(x.size for x in jax.tree.leaves(model))
     read -= sum(table.size for table in (model.wpe, model.wve) if table is not None)
     read -= 0 if model.lm_head is None else model.wte.size
-    return jnp.dtype(config.dtype).itemsize * read
+    return jnp.dtype(config.compute.dtype).itemsize * read
 
 
 def cache_bytes(config: GPTConfig) -> int:
     """Return the bytes of the keys and values of one token."""
-    return 2 * config.n_layer * config.kv_heads * config.head_size * jnp.dtype(config.dtype).itemsize
+    return 2 * config.n_layer * config.kv_heads * config.head_size * jnp.dtype(config.compute.dtype).itemsize

@@ -89,8 +89,8 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
             needed = needed_bytes(str(error))
             if needed is None:
                 raise UserError(
-                    f"--on={target.text}: XLA cannot compile this step, with attention={config.attention}, "
-                    f"mesh={options.mesh}: {str(error)[:500]}"
+                    f"--on={target.text}: XLA cannot compile this step, with "
+                    f"attention={config.compute.attention}, mesh={options.mesh}: {str(error)[:500]}"
                 ) from error
             memory = Memory(*state_bytes(shapes), peak=needed, available=target.device.usable)
             return Planned(options, config, sizes, memory, time.perf_counter() - start, None, None)

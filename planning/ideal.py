@@ -24,7 +24,7 @@ def least_sent(
     """Return the bytes for each of the axes `fsdp` and `data` that splits something."""
     data, fsdp = mesh_shape["data"], mesh_shape["fsdp"]
     weights = parameters / mesh_shape["stage"] / mesh_shape["tensor"]  # that a device computes with
-    gathered = 2 * microbatches * jnp.dtype(config.dtype).itemsize
+    gathered = 2 * microbatches * jnp.dtype(config.compute.dtype).itemsize
     sent = {
         "fsdp": (fsdp - 1) / fsdp * weights * (gathered + GRADIENT),
         "data": 2 * (data - 1) / data * weights / fsdp * GRADIENT,

@@ -23,13 +23,14 @@ GPU_SHARE = 0.75
 def describe(planned: Planned, target: Target, parameters: int) -> str:
     options, config, device = planned.options, planned.config, target.device
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
+    compute = config.compute
     return (
         f"A plan for {target.count} x {device.name} ({device.kind}): what XLA's compiler makes of the step.\n"
         "Nothing was run, and nothing below was measured.\n\n"
         f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
         f"{A} x {B} x {T} = {A * B * T:,} "
-        f"tokens per step\nmesh={options.mesh}, attention={config.attention}, remat={config.remat}, "
-        f"dtype={config.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
+        f"tokens per step\nmesh={options.mesh}, attention={compute.attention}, remat={compute.remat}, "
+        f"dtype={compute.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
     )
 
 
@@ -106,7 +107,7 @@ def run_figures(planned: Planned, target: Target, parameters: int) -> dict[str, 
         "tokens": float(tokens * options.max_iters),
         "tokens_per_parameter": tokens * options.max_iters / parameters,
     }
-    if planned.config.dtype == "bfloat16" and not options.lora_rank:
+    if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:
         figures["mfu"] = flops / cost.hidden_seconds / target.count / target.device.peak
     return figures
 
@@ -161,8 +162,8 @@ def as_json(planned: Planned, target: Target, parameters: int) -> dict[str, Any]
         "devices": target.count,
         "mesh": planned.mesh_shape,
         "options": planned.options.to_json(),
-        "attention": planned.config.attention,
-        "dtype": planned.config.dtype,
+        "attention": planned.config.compute.attention,
+        "dtype": planned.config.compute.dtype,
         "parameters": parameters,
         "jax": jax.__version__,
         "compile_seconds": planned.seconds,

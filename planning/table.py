@@ -99,7 +99,8 @@ def describe(planned: Planned, target: Target) -> str:
     flops = flops_per_token(planned.config, options.block_size) * tokens
     mfu = flops / seconds / target.count / target.device.peak
     dollars = 1e9 / (tokens / seconds) / 3600 * target.count * target.device.price
-    setting = f"{options.batch_size // target.count} rows, remat={options.remat}, {planned.config.attention}"
+    attention = planned.config.compute.attention
+    setting = f"{options.batch_size // target.count} rows, remat={options.remat}, {attention}"
     return (
         f"{setting} | {planned.memory.peak / GIB:.1f} | {1e3 * seconds:.1f} | {tokens / seconds:,.0f} | "
         f"{mfu:.0%} | {short(dollars)} |"

@@ -16,7 +16,7 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from layers.device import cpu_flags, cpu_info
+from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 

@@ -46,7 +46,7 @@ def check_sampling(config: GPTConfig, num_samples: int, max_new_tokens: int) -> 
 def check_cache(config: GPTConfig, rows: int, option: str) -> None:
     """Raise UserError, which names the option, for rows of the key/value cache that cannot fit."""
     per_token = 2 * config.n_layer * config.kv_heads * config.head_size  # keys and values
-    per_number = 2 if config.dtype == "bfloat16" else 4
+    per_number = 2 if config.compute.dtype == "bfloat16" else 4
     needed = rows * config.block_size * per_token * per_number
     check(f"the key/value cache of {option}", needed, device_bytes())
 

@@ -44,7 +44,7 @@ class Speed:
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
         self.devices = devices
-        known = config.dtype == "bfloat16"  # the peaks are bfloat16's
+        known = config.compute.dtype == "bfloat16"  # the peaks are bfloat16's
         self.peak = peak_flops(jax.devices()[0].device_kind) if known else None
         self.flops = {}  # per token
         if self.peak:
@@ -111,7 +111,6 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
     N = min(config.window or T, T)
     D, F, kv_width = config.n_embd, config.hidden, config.kv_heads * config.head_size
     attention = 2 * D * D + 2 * D * kv_width
-    attention += D * config.n_head if config.attention_gate else 0
     mlp = (3 if config.mlp == "swiglu" else 2) * D * F
     matrices = config.n_layer * (attention + mlp) + config.vocab_size * D
     return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * D
@@ -124,7 +123,7 @@ def counted_flops(config: GPTConfig, options: Options) -> float | None:
     its own. So it counts one sequence, on a CPU, with the layers unrolled and the logits in one piece, and
     nothing is compiled. None where JAX has no CPU beside its accelerator.
     """
-    config = replace(config, unroll=0, attention="einsum")
+    config = replace(config, compute=replace(config.compute, unroll=0, attention="einsum"))
 
     def loss(weights, frozen, x, y):
         logits = eqx.combine(weights, frozen)(x)

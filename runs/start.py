@@ -172,7 +172,7 @@ def write_options(options: Options) -> None:
 
 def parameter_count(run: Run) -> str:
     """Say how many parameters the model has and trains, on which device, and with products in which dtype."""
-    model, dtype = run.shapes.model, run.config.dtype
+    model, dtype = run.shapes.model, run.config.compute.dtype
     everything, trainable = (
         sum(x.size for x in jax.tree.leaves(tree)) for tree in (model, partition_trainable(model)[0])
     )

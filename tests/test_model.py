@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-
 from layers.context import context_at
+
 from model import GPT, MLP, CausalSelfAttention, GPTConfig, Norm, attention
 from tests.helpers import FLOAT32_ROUNDING, assert_close, assert_same_bits, distance, named_arrays, run_python
 from tests.models import TINY, forward, large, nll, random_tokens, train

@@ -19,14 +19,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PRNGKeyArray, UInt
 
 from config.command_line import UserError
 from config.options import Options
-from layers.products import matmul
-from model import GPT, Linear
-from parallel.sharding import leaf_name
-from training.optimizer import is_matrix
+from layers.products import Linear, linear
+from model import GPT
+from parallel.sharding import is_matrix, leaf_name
 
 KNUTH = np.uint32(2654435761)  # of his multiplicative hash, which spreads consecutive integers over 32 bits
 
@@ -38,18 +38,25 @@ class LoRALinear(Linear):
     lora_b: Float[Array, "r *o"]
     scale: float = eqx.field(static=True)  # alpha / r
 
-    def __init__(self, linear: Linear, options: Options, key: PRNGKeyArray):
+    def __init__(self, layer: Linear, options: Options, key: PRNGKeyArray):
         """Make all L layers at once. A is drawn as in the paper's code and in PEFT: var(x A) = var(x) / 3."""
-        self.weight, self.bias, self.dtype = linear.weight, linear.bias, linear.dtype
-        (L, fan_in, *fan_out), r = linear.weight.shape, options.lora_rank
+        self.weight, self.bias, self.compute = layer.weight, layer.bias, layer.compute
+        (L, fan_in, *fan_out), r = layer.weight.shape, options.lora_rank
         limit = 1 / math.sqrt(fan_in)
         self.lora_a = jax.random.uniform(key, (L, fan_in, r), minval=-limit, maxval=limit)
         self.lora_b = jnp.zeros((L, r, *fan_out))
         self.scale = options.lora_alpha / r
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
-        within = self.scale * matmul(x, self.lora_a, self.dtype)  # (B, T, r)
-        return super().__call__(x) + matmul(within, self.lora_b, self.dtype)
+        within = self.scale * linear(x, self.lora_a, self.compute)  # (B, T, r)
+        return super().__call__(x) + linear(within, self.lora_b, self.compute)
+
+    def scale_inputs(self, g: Float[Array, " i"]) -> "LoRALinear":
+        return eqx.tree_at(lambda layer: layer.lora_a, super().scale_inputs(g), g[:, None] * self.lora_a)
+
+    def tensor_specs(self) -> "LoRALinear":
+        below = [P(None, "tensor")] if self.bias is None else [P(None, "tensor"), P("tensor")]
+        return jax.tree.unflatten(jax.tree.structure(self), [*below, P(), P(None, "tensor")])
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
@@ -67,7 +74,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
         if is_linear(layer)
     }
     keys = dict(zip(layers, jax.random.split(key, len(layers)), strict=True))
-    chosen = chosen_layers(options.lora_targets, list(layers))
+    chosen = chosen_layers(options.lora_targets, layers)
     for name in chosen:
         _, fan_in, *fan_out = layers[name].weight.shape
         if options.lora_rank > min(fan_in, math.prod(fan_out)):
@@ -83,23 +90,23 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
     return jax.tree_util.tree_map_with_path(adapt, model, is_leaf=is_linear)
 
 
-def chosen_layers(text: str, names: list[str]) -> list[str]:
+def chosen_layers(text: str, layers: dict[str, Linear]) -> list[str]:
     """Return the layers that `lora_targets=<text>` means: "all", or those whose names end with one given.
 
     So c_proj, mlp.c_proj and blocks.mlp.c_proj all mean the MLP's last layer. Raises UserError.
     """
     if text == "all":
-        return [name for name in names if not name.endswith("head_gate")]  # whose rank is that of few heads
+        return [name for name, layer in layers.items() if layer.matrix]
     chosen = set()
     for given in text.split(","):
-        found = {name for name in names if f".{name}".endswith(f".{given.strip()}")}
+        found = {name for name in layers if f".{name}".endswith(f".{given.strip()}")}
         if not found:
             raise UserError(
                 f"lora_targets={text}: no layer is called {given.strip()!r}; give some of "
-                f"{', '.join(name.removeprefix('blocks.') for name in names)}, or their last parts"
+                f"{', '.join(name.removeprefix('blocks.') for name in layers)}, or their last parts"
             )
         chosen |= found
-    return [name for name in names if name in chosen]
+    return [name for name in layers if name in chosen]
 
 
 def is_linear(x) -> bool:
@@ -111,8 +118,13 @@ def partition_trainable(model: GPT) -> tuple[GPT, GPT]:
 
     Both have the model's structure, with None for what the other has; `eqx.combine` joins them again.
     """
+    return eqx.partition(model, trainable(model))
+
+
+def trainable(model: GPT):
+    """Return a filter for `eqx.partition`: what a run trains of a model, which is all without adapters."""
     adapters = jax.tree_util.tree_map_with_path(lambda path, _: path[-1].name.startswith("lora_"), model)
-    return eqx.partition(model, adapters if any(jax.tree.leaves(adapters)) else True)
+    return adapters if any(jax.tree.leaves(adapters)) else True
 
 
 def without_adapters(model: GPT) -> GPT:
@@ -121,7 +133,7 @@ def without_adapters(model: GPT) -> GPT:
     def below(x):
         return (x.weight, x.bias) if is_linear(x) else x  # the leaves of a Linear, in order
 
-    ordinary = eqx.filter_eval_shape(GPT, model.config, key=jax.random.key(0))
+    ordinary = eqx.filter_eval_shape(model.config.build, jax.random.key(0))
     leaves = jax.tree.leaves(jax.tree.map(below, model, is_leaf=is_linear))
     return jax.tree.unflatten(jax.tree.structure(ordinary), leaves)
 

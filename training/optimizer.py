@@ -6,11 +6,8 @@ The optimizers differ in the direction that they make of a gradient g, and in no
     muon     for a matrix in the blocks, nearly the orthogonal matrix closest to  arXiv:2502.16982
              the running mean of g; for all else, adamw's
     normuon  muon's, with the weights of every output made about as large         arXiv:2510.05491
-    lion     sign of a running mean of g                                          arXiv:2302.06675
 
-Elements of adamw's and muon's directions are about as large, so that one learning rate and one weight decay
-serve both. All of lion's are 1 or -1: it wants a rate 3 to 10 times lower, and as many times the weight
-decay.
+Elements of all three directions are about as large, so that one learning rate and one weight decay serve all.
 """
 
 import math
@@ -19,79 +16,50 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
 
 from config.options import Options
-from layers.mup import width_ratio
+from layers.products import Linear
 from model import GPT
+from parallel.sharding import is_matrix
+from training.schedule import learning_rate
 
-# `wsd` decays over this part of the run: a linear decay over so many steps ends where a cosine does.
-DECAYING = 0.2  # arXiv:2405.18392
 
-
-def make_optimizer(options: Options) -> optax.GradientTransformation:
+def make_optimizer(options: Options, weights: GPT) -> optax.GradientTransformation:
     """Make an optimizer that clips the gradients' global norm to `grad_clip` (0: does not), then steps.
 
-    Gradients, updates and moments are trees like the model, in float32, and the names of moments end with
-    their parameter's. The state's structure depends on `optimizer` alone: a resumed run may change the rest.
+    `weights` are those that are trained, or their shapes. Gradients, updates and moments are trees like them,
+    in float32, and the names of moments end with their parameter's. The state's structure depends on
+    `optimizer` alone: a resumed run may change the rest.
     """
-    direction = {
-        "adamw": optax.scale_by_adam,
-        "muon": scale_by_muon,
-        "normuon": partial(scale_by_muon, even=True),
-        "lion": optax.scale_by_lion,
-    }
-    optimizer = optax.chain(
-        direction[options.optimizer](options.beta1, options.beta2),
-        weight_decay(options),
-        optax.scale_by_learning_rate(lambda step: learning_rate(options, jnp.asarray(step))),
+    if options.optimizer == "adamw":
+        direction = optax.scale_by_adam(options.beta1, options.beta2)
+    else:
+        direction = scale_by_muon(options, weights)
+    matrices = jax.tree_util.tree_map_with_path(is_matrix, weights)
+    steps = [
+        direction,
+        optax.add_decayed_weights(options.weight_decay, lambda _: matrices),
+        optax.scale_by_learning_rate(partial(learning_rate, options)),  # ty: ignore[invalid-argument-type]
         own_rates(options),
-    )
+    ]
     clip = optax.clip_by_global_norm(options.grad_clip) if options.grad_clip else optax.identity()
-    return optax.chain(clip, optimizer)
-
-
-def weight_decay(options: Options) -> optax.GradientTransformation:
-    """Add `weight_decay` times the matrices and embeddings to their directions.
-
-    With `cautious_weight_decay`, only those elements decay whose direction has their sign, or is 0, so that
-    the step brings them nearer to 0 as well (arXiv:2510.12402).
-    """
-
-    def cautious(direction, weight):
-        return direction + options.weight_decay * jnp.where(direction * weight >= 0, weight, 0)
-
-    if options.cautious_weight_decay:
-        return optax.masked(optax.stateless_with_tree_map(cautious), decayed)
-    return optax.add_decayed_weights(options.weight_decay, decayed)
+    return optax.chain(clip, optax.chain(*steps))
 
 
 def own_rates(options: Options) -> optax.GradientTransformation:
-    """Scale the updates of those parameters that have a learning rate of their own.
+    """Scale the updates of parameters that have learning rates of their own, as µP's matrices do."""
+    if not options.mup_base_width:
+        return optax.identity()
+    from variants import mup_rates  # here, because a plain run needs no variants
 
-    In µP (layers/mup.py), a matrix in the blocks of a model n times as wide as its base has an n-th of the
-    rate. The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), which
-    is constant where both sides grow, and `like_adam` lets it grow by sqrt(n). An adapter's B, whose inputs
-    are as many at each width, has the rate that is given.
-    """
-    n = width_ratio(options.n_embd, options.mup_base_width)
-
-    def scale(path, x):
-        if path[-1].name in ("stream_mix", "value_mix"):
-            return options.scalar_learning_rate / options.learning_rate * x
-        if n == 1 or path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
-            return x
-        both_sides_grow = path[-1].name == "weight" and takes_muon(path, x)
-        return x / (math.sqrt(n) if options.optimizer in ("muon", "normuon") and both_sides_grow else n)
-
-    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
+    return mup_rates(options)
 
 
-def scale_by_muon(beta1: float, beta2: float, even: bool = False) -> optax.GradientTransformation:
-    """Take Muon's direction, with Nesterov momentum `beta1`, for matrices in the blocks, Adam's for all else.
+def scale_by_muon(options: Options, weights: GPT) -> optax.GradientTransformation:
+    """Take Muon's or NorMuon's direction for matrices in the blocks, Adam's for all else.
 
-    With `even`, take NorMuon's. It is put together here because `optax.contrib.muon` gives all else another
-    Adam, Nesterov's, and decays either every parameter of it or none.
+    It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
+    either every parameter of it or none.
     """
     # A weight is (L, in, ..., out). Each layer's is a matrix of its own, and so is each head's.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
@@ -100,12 +68,17 @@ def scale_by_muon(beta1: float, beta2: float, even: bool = False) -> optax.Gradi
         """Scale an orthogonal matrix, of RMS 1 / sqrt(longer side), to Adam's RMS of mostly 0.2 to 0.4."""
         return 0.2 * math.sqrt(max(x.shape[1], x.shape[-1])) * x
 
-    muon = optax.contrib.scale_by_muon(
-        beta=beta1, weight_dimension_numbers=lambda matrices: jax.tree.map(lambda _: axes, matrices)
+    muon = optax.chain(
+        optax.contrib.scale_by_muon(
+            beta=options.beta1,  # of Nesterov momentum
+            weight_dimension_numbers=lambda matrices: jax.tree.map(lambda _: axes, matrices),
+        ),
+        even_outputs(options.beta2) if options.optimizer == "normuon" else optax.identity(),
+        optax.stateless_with_tree_map(like_adam),
     )
-    evened = even_outputs(beta2) if even else optax.identity()
-    scaled = optax.chain(muon, evened, optax.stateless_with_tree_map(like_adam))
-    return optax.partition({"muon": scaled, "adam": optax.scale_by_adam(beta1, beta2)}, muon_or_adam)
+    labels = muon_or_adam(weights)
+    adam = optax.scale_by_adam(options.beta1, options.beta2)
+    return optax.partition({"muon": muon, "adam": adam}, lambda _: labels)
 
 
 def even_outputs(beta2: float) -> optax.GradientTransformation:
@@ -134,45 +107,15 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
-    """Return the learning rate of a step: linear warmup to `learning_rate`, then what `schedule` says.
-
-        cosine     a half cosine down to min_lr at lr_decay_iters
-        wsd        "warmup, stable, decay" (arXiv:2404.06395): constant, then linearly down to min_lr over the
-                   last fifth of lr_decay_iters
-        constant   constant
-
-    nanoGPT's `decay_lr=False` is `learning_rate` from the first step on, without warmup, whatever `schedule`.
-    """
-    highest, warmup, end = options.learning_rate, options.warmup_iters, options.lr_decay_iters
-    if not options.decay_lr:
-        return jnp.asarray(highest, jnp.float32)
-    start = max(warmup, (1 - DECAYING) * end) if options.schedule == "wsd" else warmup
-    progress = jnp.clip((step - start) / max(end - start, 1), 0, 1)
-    left = {"cosine": 0.5 * (1 + jnp.cos(jnp.pi * progress)), "wsd": 1 - progress, "constant": 1.0}
-    scheduled = options.min_lr + left[options.schedule] * (highest - options.min_lr)
-    return jnp.where(step < warmup, highest * (step + 1) / (warmup + 1), scheduled).astype(jnp.float32)
-
-
-def decayed(model: GPT) -> GPT:
-    """Mark what weight decay is for: True for matrices and embeddings, False for biases and norms."""
-    return jax.tree_util.tree_map_with_path(is_matrix, model)
-
-
 def muon_or_adam(model: GPT) -> GPT:
-    """Label each parameter with the part of Muon that is for it: "muon" or "adam"."""
+    """Label the matrices in the blocks "muon", and all else "adam"."""
+
+    def is_no_matrix(x):
+        return isinstance(x, Linear) and not x.matrix
 
     def label(path, x):
-        return "muon" if takes_muon(path, x) else "adam"
+        if is_no_matrix(x):
+            return jax.tree.map(lambda _: "adam", x)
+        return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
 
-    return jax.tree_util.tree_map_with_path(label, model)
-
-
-def takes_muon(path, x) -> bool:
-    """Tell whether a parameter is a matrix in the blocks. A gate is not: it is a vector for each head."""
-    return path[0].name == "blocks" and is_matrix(path, x) and path[-2].name != "head_gate"
-
-
-def is_matrix(path, x) -> bool:
-    """Tell whether it is a matrix: blocks have a layer axis on top, and a bias may have two axes, (H, C)."""
-    return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2
+    return jax.tree_util.tree_map_with_path(label, model, is_leaf=is_no_matrix)

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from config.command_line import UserError
-from config.options import SHAPE, Options
-from layers.attention import fastest_attention, missing
-from layers.device import device, multiplies_bfloat16
+from config.options import SHAPE, VARIANTS, Options
+from layers.compute import Compute, device, max_logits, multiplies_bfloat16, result_dtype
+from layers.kernels import fastest_attention, missing
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -38,35 +38,47 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
 
     `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
     """
-    on_cpu = device().platform == "cpu"
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = "bfloat16" if multiplies_bfloat16() else "float32"
     if options.document_mask and eot is None:
         raise UserError(
             f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
             "leave it out, or use a data set of GPT-2 tokens"
         )
-    # On a CPU, a loop has to keep recomputed operations apart from the first ones, or XLA merges the two: its
-    # CPU compiler drops the barriers that keep them apart elsewhere.
-    loop = on_cpu and options.remat != "none" and not 0 < options.unroll < options.n_layer
+    shape = {name: getattr(options, name) for name in (*SHAPE, "dropout")}
+    config_class: type[GPTConfig] = GPTConfig
+    if any(shape[name] for name in VARIANTS):
+        from variants import VariantConfig as config_class  # here, because a plain run needs no variants
+    else:
+        shape = {name: value for name, value in shape.items() if name not in VARIANTS}
     try:
-        config = GPTConfig(
-            vocab_size=vocab_size,
-            eot=eot if options.document_mask else None,
-            dtype=dtype,
-            unroll=1 if loop else options.unroll,
-            **{name: getattr(options, name) for name in SHAPE + ("dropout", "remat")},
-        )
+        config = config_class(vocab_size=vocab_size, eot=eot if options.document_mask else None, **shape)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return replace(config, attention=choose_attention(options, config))
+    return replace(config, compute=choose_compute(options, config))
 
 
-def choose_attention(options: Options, config: GPTConfig) -> str:
+def choose_compute(options: Options, config: GPTConfig) -> Compute:
+    """Decide how to compute a model on the device. Raises UserError for a kernel that it does not have."""
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if multiplies_bfloat16() else "float32"
+    # On a CPU, a loop has to keep recomputed operations apart from the first ones, or XLA merges the two: its
+    # CPU compiler drops the barriers that keep them apart elsewhere.
+    unrolled = not 0 < options.unroll < options.n_layer
+    loop = device().platform == "cpu" and options.remat != "none" and unrolled
+    return Compute(
+        dtype=dtype,
+        result=result_dtype(dtype),
+        attention=choose_attention(options, config, dtype),
+        unroll=1 if loop else options.unroll,
+        remat=options.remat,
+        max_logits=max_logits(),
+    )
+
+
+def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
     """Return how to compute attention on the device. Raises UserError if what was asked for cannot be."""
     name = fastest_attention() if options.attention == "auto" else options.attention
-    lack = missing(name, config.block_size, config.head_size, config.dtype)
+    lack = missing(name, config.block_size, config.head_size, dtype)
     if options.attention == "auto":
         return "einsum" if lack else name
     if name != "einsum" and options.dropout:  # in training; evaluation has none
@@ -78,7 +90,7 @@ def choose_attention(options: Options, config: GPTConfig) -> str:
 
 def shape_options(config: GPTConfig) -> dict[str, Any]:
     """Return the options that describe a model's shape and vocabulary."""
-    return {name: getattr(config, name) for name in (*SHAPE, "vocab_size")}
+    return {name: getattr(config, name) for name in (*SHAPE, "vocab_size") if hasattr(config, name)}
 
 
 @eqx.filter_jit
@@ -87,7 +99,7 @@ def create_state(config: GPTConfig, options: Options) -> TrainState:
 
     It is made under jit, so that each device only ever holds its own part of it.
     """
-    return init_state(GPT(config, key=jax.random.fold_in(jax.random.key(options.seed), 0)), options)
+    return init_state(config.build(jax.random.fold_in(jax.random.key(options.seed), 0)), options)
 
 
 @eqx.filter_jit(donate="all")
@@ -100,7 +112,8 @@ def init_state(model: GPT, options: Options) -> TrainState:
     """Return the state before the first step, around a model, to be compiled."""
     if options.lora_rank:
         model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
-    opt_state = make_optimizer(options).init(partition_trainable(model)[0])  # ty: ignore[invalid-argument-type]
+    weights, _ = partition_trainable(model)
+    opt_state = make_optimizer(options, weights).init(weights)  # ty: ignore[invalid-argument-type]
     return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
 
 

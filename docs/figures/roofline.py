@@ -8,12 +8,13 @@ Both axes are counted: FLOPs and bytes by shapes, peaks from planning/devices.py
 from matplotlib.axes import Axes
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
+from layers.compute import Compute
 from model import GPTConfig
 from planning.decoding import cache_bytes, weight_bytes
 from planning.devices import DEVICES
 from runs.speed import flops_per_token
 
-GPT2 = GPTConfig(mlp="gelu", dtype="bfloat16")
+GPT2 = GPTConfig(mlp="gelu", compute=Compute("bfloat16", "bfloat16"))
 H100 = DEVICES["H100"]
 LEFT, RIGHT = 0.15, 3000  # FLOPs a byte
 

@@ -22,7 +22,7 @@ from matplotlib.axes import Axes
 
 import model
 from docs.figures import BLUE, GREEN, LIGHT, ORANGE, save
-from layers.products import flat, matmul
+from layers import products
 from planning.program import parse_program
 from training.step import mean_loss
 
@@ -36,23 +36,23 @@ KINDS = {
 }
 
 
-def plain(x, w, dtype):
+def plain(x, w, compute):
     """Compute x @ w, with the gradient that JAX makes of it."""
-    y = x.astype(dtype) @ flat(w).astype(dtype)
+    y = x.astype(compute.dtype) @ w.reshape(len(w), -1).astype(compute.dtype)
     return y.reshape(*x.shape[:2], *w.shape[1:])
 
 
 class Step:
-    """The loss, and with `gradients` these too, compiled with `product` in every linear layer.
+    """The loss, and with `gradients` these too, compiled with `linear` in every linear layer.
 
     A call takes no arguments, and waits for its end. `program` is what XLA made.
     """
 
-    def __init__(self, product: Callable, gradients: bool = True, rows: int = ROWS, **shape):
+    def __init__(self, linear: Callable, gradients: bool = True, rows: int = ROWS, **shape):
         gpt = model.GPT(replace(CONFIG, **shape), key=jax.random.key(0))
         x = jax.random.randint(jax.random.key(1), (rows, CONFIG.block_size), 0, CONFIG.vocab_size)
         function = eqx.filter_value_and_grad(mean_loss) if gradients else mean_loss
-        with patch.object(model, "matmul", product):
+        with patch.object(products, "linear", linear):
             step = jax.jit(lambda gpt, x, y: function(gpt, x, y)).lower(gpt, x, x)
         self.compiled, self.arguments = step.compile(), (gpt, x, x)
         self.program = parse_program(self.compiled.as_text() or "")
@@ -134,7 +134,7 @@ def length(spans: list[Span]) -> float:
 def draw(axes: list[Axes]) -> None:
     steps = {
         "x @ w, with the gradient that JAX makes": Step(plain),
-        "the same, with the gradient of layers/products.py": Step(matmul),
+        "the same, with the gradient of layers/products.py": Step(products.linear),
     }
     slow, fast = steps.values()
     print(f"the first takes {by_turns(slow, fast):.2f} times the second's time: median of {TURNS} turns")

@@ -9,8 +9,8 @@ loop over ticks within the compiled step. The second command prints it.
 
 In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on the results:
 residual streams go up to the next rank, their gradients down to the one before. A backward starts from the
-stage's input alone, and computes the stage again. The token embedding belongs to the first stage; what the
-blocks of others read of the tokens (`GPT.context`), they look up themselves. The loss belongs to the last
+stage's input alone, and computes the stage again. The token embedding belongs to the first stage; every stage
+reads the tokens for positions and documents. The loss belongs to the last
 stage, whose forward is a part of its backward. The weights outside the blocks are the same on every rank, and
 their gradients are summed over the ranks at the end. XLA looks after the mesh's other axes, as elsewhere.
 """
@@ -31,7 +31,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from config.command_line import UserError
 from config.options import Options
-from layers.residual import shard_residual
+from layers.attention import causal_attention
+from layers.compute import Compute, here
+from layers.dropout import split_key
+from layers.stack import apply_blocks, shard_residual
 from model import GPT, Block
 from parallel.pipeline.schedule import Row, Schedule
 from parallel.sharding import shard
@@ -47,17 +50,13 @@ def join_blocks(rest: GPT, blocks: Block) -> GPT:
     return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
 
 
-def with_whole_tables(model: GPT) -> GPT:
-    """Return the model with tables of tokens that each device has whole, to look tokens up.
+def with_gathered_table(model: GPT) -> GPT:
+    """Return the model with a token table that every device holds all of, to look tokens up.
 
     Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) stops in a failed check where it looks up tokens in a
     table that is split, if the tokens are more than a few.
     """
-    return eqx.tree_at(
-        lambda model: [table for table in (model.wte, model.wve) if table is not None],
-        model,
-        replace_fn=lambda table: eqx.filter_shard(table, P()),
-    )
+    return eqx.tree_at(lambda model: model.wte, model, replace_fn=lambda table: eqx.filter_shard(table, P()))
 
 
 def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callable:
@@ -70,7 +69,7 @@ def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callab
 
 def data_axis() -> tuple[str, ...]:
     """Return `data`, if it splits rows, for its devices to keep their gradients apart until the last tick."""
-    return ("data",) if jax.sharding.get_abstract_mesh().shape["data"] > 1 else ()
+    return ("data",) if here().sizes["data"] > 1 else ()
 
 
 def add_gradients(sums, loss, gradients: GPT, chunk: int | Int[Array, ""]):
@@ -89,7 +88,8 @@ def compute_both(predicate, yes: Callable, no: Callable):
     return jax.tree.map(partial(jnp.where, predicate), yes(), no())
 
 
-Loss = Callable[[GPT, Float[Array, "B T D"], Int[Array, "B T"]], Float[Array, ""]]
+# loss(features, head, targets, compute), as training/chunked_loss.py has it
+Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], Compute], Float[Array, ""]]
 
 
 @dataclass(frozen=True)
@@ -115,13 +115,13 @@ class Pipeline:
     ) -> tuple[Float[Array, ""], GPT]:
         """Return the mean loss of the M microbatches and its gradient, float32, as one device computes them.
 
-        `loss(model, features, y)` is the mean loss of one microbatch. `weights` is the trainable part of the
+        `loss` gives the mean loss of one microbatch. `weights` is the trainable part of the
         model, `frozen` the other. `keys`, one per microbatch, turn dropout on.
         """
         table, n_inputs, n_cotangents = self.schedule.table()
         rows = P(None, data_axis())
         on_rank = on_ranks(
-            partial(self._on_rank, mean_nll=loss, slots=(n_inputs + 1, n_cotangents + 1)),
+            partial(self._on_rank, loss=loss, slots=(n_inputs + 1, n_cotangents + 1)),
             in_specs=(P(None, "stage"), P(), P(None, "stage"), rows, rows, P()),
             out_specs=(P(), P(), P(None, "stage")),
             axes=("stage", *data_axis()),
@@ -144,15 +144,17 @@ class Pipeline:
 
         def on_rank(rank, rest, blocks, x, y):
             def stage(h, s):
-                model = join_blocks(rest, jax.tree.map(itemgetter(s // R), blocks))
-                h = choose(s % R == rank[0], lambda: model.apply_blocks(model.blocks, h, context), lambda: h)
+                mine = jax.tree.map(itemgetter(s // R), blocks)
+                h = choose(s % R == rank[0], lambda: apply_blocks(mine, h, attend, None, compute), lambda: h)
                 return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
 
-            whole = with_whole_tables(rest)
-            context = whole.context(x)
-            # The last rank's output arrives on rank 0.
-            h, _ = lax.scan(stage, whole.embed(x, context), jnp.arange(n))
-            mean = choose(rank[0] == 0, lambda: loss(rest, rest.ln_f(h), y), lambda: jnp.zeros(()))
+            positions, attend = causal_attention(rest.config, x)
+            compute = rest.config.compute
+            h = with_gathered_table(rest).embed(x, positions)
+            h, _ = lax.scan(stage, h, jnp.arange(n))  # the last rank's output arrives on rank 0
+            mean = choose(
+                rank[0] == 0, lambda: loss(rest.ln_f(h), rest.head, y, compute), lambda: jnp.zeros(())
+            )
             return lax.psum(mean, "stage")
 
         choose, (rest, blocks) = self._choose, split_blocks(model)
@@ -167,7 +169,7 @@ class Pipeline:
         """Reshape arrays (L, ...) to (chunks, L / chunks, ...), whose axis 1 is split over the ranks."""
         return jax.tree.map(lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]), blocks)
 
-    def _on_rank(self, table, rest, blocks, x, y, keys, *, mean_nll: Loss, slots: tuple[int, int]):
+    def _on_rank(self, table, rest, blocks, x, y, keys, *, loss: Loss, slots: tuple[int, int]):
         """Compute one rank's sums over microbatches of the loss and of the gradients.
 
         Arrays of its blocks are (chunks, layers of a stage, ...), and the table is (ticks, 1, fields).
@@ -184,11 +186,19 @@ class Pipeline:
         def stage(s, m, weights, h):
             """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
             model, key = eqx.combine(*weights), None if keys is None else keys[m]
-            first_layer = s * (model.config.n_layer // n)
-            context = with_whole_tables(model).context(x[m], key=key)
-            h = choose(s == 0, lambda: with_whole_tables(model).embed(x[m], context, key=key), lambda: h)
-            h = model.apply_blocks(model.blocks, h, context, first_layer=first_layer, key=key)
-            return h, choose(s == last, lambda: mean_nll(model, model.ln_f(h), y[m]), lambda: jnp.zeros(()))
+            compute = model.config.compute
+            positions, attend = causal_attention(model.config, x[m])
+            embed_key, layer_keys = split_key(key)
+            if layer_keys is not None:  # the stage's, of all those that one device draws
+                L = model.config.n_layer
+                layer_keys = lax.dynamic_slice_in_dim(jax.random.split(layer_keys, L), s * (L // n), L // n)
+            h = choose(
+                s == 0, lambda: with_gathered_table(model).embed(x[m], positions, embed_key), lambda: h
+            )
+            h = apply_blocks(model.blocks, h, attend, layer_keys, compute)
+            return h, choose(
+                s == last, lambda: loss(model.ln_f(h), model.head, y[m], compute), lambda: jnp.zeros(())
+            )
 
         def tick(carry, row):
             inputs, cotangents, sums = carry
@@ -201,10 +211,10 @@ class Pipeline:
             def backward():
                 s, m, h = now.backward, now.backward_microbatch, inputs[now.backward_slot]
                 weights, frozen = weights_of(s)
-                (_, loss), pull = jax.vjp(lambda *args: stage(s, m, (args[0], frozen), args[1]), weights, h)
+                (_, nats), pull = jax.vjp(lambda *args: stage(s, m, (args[0], frozen), args[1]), weights, h)
                 dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
                 dweights, dh = pull((dh, jnp.ones(())))
-                return add_gradients(sums, loss, shard(dweights), s // R), dh
+                return add_gradients(sums, nats, shard(dweights), s // R), dh
 
             h = choose(now.forward >= 0, forward, lambda: nothing)
             sums, dh = choose(now.backward >= 0, backward, lambda: (sums, nothing))
@@ -216,14 +226,13 @@ class Pipeline:
 
         buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
         zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
-        (*_, (loss, rest_gradients, block_gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
-        return lax.pmean((*lax.psum((loss, rest_gradients), "stage"), block_gradients), data_axis())
+        (*_, (total, rest_gradients, block_gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
+        return lax.pmean((*lax.psum((total, rest_gradients), "stage"), block_gradients), data_axis())
 
 
 def make_pipeline(options: Options) -> Pipeline | None:
     """Make the pipeline that the options describe; None where the mesh has one stage. Raises UserError."""
-    mesh = jax.sharding.get_abstract_mesh()
-    n_ranks = 1 if mesh.empty else mesh.shape["stage"]
+    n_ranks = here().sizes["stage"]
     if n_ranks == 1:
         return None
     stages = n_ranks * options.virtual_stages

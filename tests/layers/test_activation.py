@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-
 from layers.activation import gelu, relu2, swiglu
 
 PYTORCH = {

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layers.mask import causal_mask
 
 from layers.attention import fastest_attention, fits, fused_attention, missing
-from layers.mask import causal_mask
 from model import GPTConfig, attention
 from parallel.mesh import make_mesh
 from tests.helpers import CPU, FLOAT32_ROUNDING, H100, V5E, distance, on

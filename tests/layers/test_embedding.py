@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layers.embedding import look_up
 
 from layers import products
-from layers.embedding import look_up
 
 
 @pytest.mark.parametrize("results", ["float32", "bfloat16"])

@@ -6,10 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
-
-from config.options import Options
 from layers.context import context_at
 from layers.fold import fold_norms
+
+from config.options import Options
 from model import Block, GPTConfig
 from tests.helpers import FLOAT32_ROUNDING, assert_close
 from training.lora import LoRALinear

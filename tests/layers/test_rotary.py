@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from layers.rotary import inverse_frequencies, rotary_table, rotate
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from layers.rotary import inverse_frequencies, rotary_table, rotate
 from model import GPT, GPTConfig
 
 C, THETA = 16, 10000.0

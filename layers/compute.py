@@ -1,0 +1,107 @@
+"""How a model is computed, and where. `Compute` never changes what a model is.
+
+This file alone asks JAX which device and which mesh a program is compiled for. Neither needs to be in this
+machine: plan.py compiles for absent ones.
+"""
+
+import functools
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import jax
+from jax.sharding import AbstractDevice
+
+
+@dataclass(frozen=True)
+class Compute:
+    """What may differ for the same model on another machine. training/state.py decides it."""
+
+    dtype: str = "float32"  # of the operands of matrix products, or bfloat16
+    result: str = "float32"  # of their results: see `result_dtype`
+    attention: str = "einsum"  # or a kernel, cudnn or splash; with dropout, einsum is used
+    unroll: int = 0  # layers unrolled in the scan over layers; 0: all
+    remat: Literal["none", "block", "dots"] = "none"  # what the backward pass recomputes: see layers/stack.py
+    max_logits: int = 2**26  # on a device at once; the loss computes more in chunks
+
+
+class Here(NamedTuple):
+    """The mesh at this place of the program. Inside `jax.shard_map`, axes that it has split are manual."""
+
+    on_mesh: bool
+    sizes: dict[str, int]  # devices along each axis
+    manual: tuple[str, ...]
+    rows: tuple[str, ...]  # axes that split a batch's rows and are not manual
+
+
+def here() -> Here:
+    """Return the mesh at this place of the program; without a mesh every axis has one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return Here(False, dict.fromkeys(("stage", "data", "fsdp", "tensor"), 1), (), ())
+    rows = tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
+    return Here(True, dict(mesh.shape), tuple(mesh.manual_axes), rows)
+
+
+def device() -> jax.Device | AbstractDevice:
+    """Return a device of the mesh, or without a mesh JAX's first: either has `platform` and `device_kind`.
+
+    Inside a compiled function the mesh is abstract, and remembers no more of its devices than these two.
+    """
+    return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
+
+
+# GiB of memory of the devices that have more than LEAST, by what JAX calls them; the first pattern that fits
+# counts. From the same sources as planning/devices.py.
+MEMORY = {r"40GB": 40, r"[AH]100": 80, r"H200": 141, r"B200": 178, r"TPU v5p|TPU v5$": 95, r"TPU v[46]": 32}
+LEAST = 15
+
+
+def memory() -> int:
+    """Return about how many bytes of memory the device has; for a CPU or an unknown device 15 GiB."""
+    kind = device().device_kind
+    return 2**30 * next((size for pattern, size in MEMORY.items() if re.search(pattern, kind)), LEAST)
+
+
+def result_dtype(dtype: str) -> str:
+    """Return the dtype that products of operands in `dtype` give: float32 on a CPU, `dtype` elsewhere.
+
+    CPUs sum products of bfloat16 in float32 anyway, and rounding the sums would take extra time.
+    """
+    return "float32" if device().platform == "cpu" else dtype
+
+
+def max_logits() -> int:
+    """Return how many logits a device may hold at once: in bfloat16, as many as fill a twelfth of its memory.
+
+    The head's gradient is read and written once a chunk, so an accelerator has few chunks. A CPU is as fast
+    with many, and has to clear less memory in each step.
+    """
+    return Compute.max_logits if device().platform == "cpu" else memory() // (12 * 2)
+
+
+def multiplies_bfloat16() -> bool:
+    """Tell whether the device multiplies matrices of bfloat16 faster than of float32.
+
+    Among CPUs, those with instructions for it do: Intel's Xeons since Sapphire Rapids, AMD's since Zen 4.
+    ONEDNN_MAX_CPU_ISA keeps XLA's library for products from newer ones.
+    """
+    if device().platform != "cpu":
+        return True
+    forbidden = "ONEDNN_MAX_CPU_ISA" in os.environ
+    return not forbidden and re.search(r"\b(amx_bf16|avx512_bf16)\b", cpu_flags()) is not None
+
+
+@functools.cache
+def cpu_info(name: str) -> str:
+    """Return a line of Linux's /proc/cpuinfo, "model name" for one; "" where there is none."""
+    path = Path("/proc/cpuinfo")
+    found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
+    return found[1].strip() if found else ""
+
+
+def cpu_flags() -> str:
+    """Return the names of the CPU's instructions; "" where /proc does not tell."""
+    return cpu_info("flags|Features")

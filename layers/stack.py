@@ -1,0 +1,63 @@
+"""The loop over the blocks, with what makes it fast: it computes what `for block in blocks` would."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped
+
+from layers.compute import Compute, here
+
+# Rematerialisation (arXiv:1604.06174): the backward pass keeps a block's input and the arrays of these names,
+# which `checkpoint_name` gives in layers/products.py, and computes the rest again.
+KEPT = {"block": (), "dots": ("linear",)}
+
+
+def apply_blocks(
+    blocks,
+    x: Float[Array, "B T D"],
+    attend: Callable,
+    keys: Shaped[PRNGKeyArray, " n"] | None,
+    compute: Compute,
+) -> Float[Array, "B T D"]:
+    """Apply n stacked blocks, one after the other: `x = block(x, attend, key)`. `keys` turn dropout on."""
+
+    def layer(x, block_and_key):
+        block, key = block_and_key
+        return fold_norms(block)(shard_residual(x), attend, key), None
+
+    n = len(blocks.ln_1.weight)
+    unroll = min(compute.unroll or n, n)
+    body = layer
+    if compute.remat != "none":
+        # A loop keeps the two passes apart by itself; unrolled, XLA would merge them again.
+        policy = jax.checkpoint_policies.save_only_these_names(*KEPT[compute.remat])
+        body = jax.checkpoint(layer, policy=policy, prevent_cse=unroll == n)
+    return lax.scan(body, x, (blocks, keys), unroll=unroll)[0]
+
+
+# With this in each layer, XLA gathers a layer's weights where `fsdp` splits them. Without it, XLA replicates
+# the batch and moves the activations, which are larger.
+def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
+    """Split x's batch axis over the mesh axes `data` and `fsdp`. Without a mesh, return x itself."""
+    place = here()
+    if not place.on_mesh:
+        return x
+    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), place.rows))
+
+
+# Without folding, the gradient of a norm's weight is a sum over tokens, for which XLA computes the norm once
+# more: 5% of GPT-2's step on an H100, as planned (docs/benchmarks.md). A norm with a bias keeps its weight,
+# since the bias's gradient is a sum over tokens anyway. So does every norm where `tensor` splits the layers:
+# XLA would sum over its devices for each sum in the norm's gradient too.
+def fold_norms(block):
+    """Move the norms' weights g into the layers that read the norms: (y * g) @ w = y @ (g[:, None] * w)."""
+    if block.ln_1.bias is not None or here().sizes["tensor"] > 1:
+        return block
+    attn = [layer.scale_inputs(block.ln_1.weight) for layer in block.attn.readers()]
+    mlp = [layer.scale_inputs(block.ln_2.weight) for layer in block.mlp.readers()]
+    block = eqx.tree_at(lambda b: [*b.attn.readers(), *b.mlp.readers()], block, [*attn, *mlp])
+    return eqx.tree_at(lambda b: [b.ln_1.weight, b.ln_2.weight], block, replace_fn=jnp.ones_like)

@@ -1,0 +1,113 @@
+"""The loss without all its logits at once: `loss.cross_entropy(model.logits(x), targets)` in chunks of T.
+
+The (B, T, V) logits are the largest array of a small model's step: for GPT-2's 50,257 tokens and a batch of
+12 x 1024 they are 2.5 GB in float32. So a device holds at most `Compute.max_logits` of them, and larger
+batches are computed in chunks of T. A chunk's gradient is formed while its logits are at hand: computing them
+again in the backward pass would cost GPT-2 124M a tenth of the step's arithmetic.
+"""
+
+import math
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Float, Int
+
+from layers.compute import Compute, here
+from layers.products import product
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def chunked_cross_entropy(
+    x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], compute: Compute
+) -> Float[Array, ""]:
+    """Return the mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
+
+    `x` are features (`GPT.features`). Targets below 0 are left out; with none left the loss is 0.
+    """
+    return nats_of_rows(x, head, targets, compute).sum() / jnp.maximum((targets >= 0).sum(), 1)
+
+
+def nats_of_rows(
+    x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], compute: Compute
+) -> Float[Array, " B"]:
+    """Return -log of the probability of each row's targets together, in nats."""
+    weights = head.astype(compute.dtype)
+
+    def add(total, chunk):
+        x, targets = chunk
+        logits = product("btd,vd->btv", x, weights, compute.dtype, compute.result)
+        return total + nats(*stable_exp_sum(logits), targets).sum(-1), None
+
+    total, _ = lax.scan(add, jnp.zeros(len(x)), chunks(x, targets, len(head), compute.max_logits))
+    return total
+
+
+def _forward(x, head, targets, compute):
+    dtype = compute.dtype
+    weights = head.astype(dtype)
+    n_targets = jnp.maximum((targets >= 0).sum(), 1)
+
+    def add(carry, chunk):
+        total, dhead = carry
+        x, targets = chunk
+        logits = shard_rows(product("btd,vd->btv", x, weights, dtype, compute.result))  # (B, T / n, V)
+        shifted, sums = stable_exp_sum(logits)
+        dlogits = jnp.exp(shifted) / sums - is_target(logits, targets)
+        dlogits *= (targets >= 0)[..., None] / n_targets
+        dx = product("btv,vd->btd", dlogits, weights, dtype, compute.result).astype(x.dtype)
+        dhead += product("btv,btd->vd", dlogits, x, dtype)
+        return (total + nats(shifted, sums, targets).sum(), dhead), dx
+
+    start = (jnp.zeros(()), jnp.zeros(head.shape))
+    (total, dhead), dx = lax.scan(add, start, chunks(x, targets, len(head), compute.max_logits))
+    dx = dx.swapaxes(0, 1).reshape(x.shape)  # (n, B, T / n, D) -> (B, T, D)
+    return total / n_targets, (dx, dhead)
+
+
+def _backward(compute, gradients, dloss):
+    dx, dhead = gradients
+    return (dloss * dx).astype(dx.dtype), dloss * dhead, None
+
+
+chunked_cross_entropy.defvjp(_forward, _backward)
+
+
+# The devices of a mesh share a chunk's logits, and each holds `max_logits` of them at most. There are as few
+# chunks as that allows: for every chunk the devices sum the head's gradient.
+def chunks(x, targets, V, max_logits):
+    """Split x and targets into n parts of T, on a new leading axis."""
+    (B, T, D), place = x.shape, here()
+    split_already = ("stage", *place.manual)  # a stage's devices have all the rows that came to it
+    devices = math.prod(size for axis, size in place.sizes.items() if axis not in split_already)
+    n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * max_logits * devices or n == T))
+    return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
+
+
+def stable_exp_sum(logits):
+    """Return the logits less each token's highest, float32, and the sum of their exponentials, (..., 1)."""
+    highest = logits.max(-1, keepdims=True).astype(jnp.float32)
+    shifted = logits.astype(jnp.float32) - highest
+    return shifted, jnp.exp(shifted).sum(-1, keepdims=True)
+
+
+def nats(shifted, sums, targets):
+    """Return each token's loss from what `stable_exp_sum` returns, and 0 where the target is below 0."""
+    label = jnp.where(is_target(shifted, targets), shifted, 0).sum(-1)
+    return jnp.where(targets >= 0, jnp.log(sums[..., 0]) - label, 0)
+
+
+def is_target(logits, targets):
+    """Return (B, T, V), True at the target. Unlike a gather, a mask leaves a sharded V where it is."""
+    return lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
+
+
+# Without this, XLA moves features on TPUs, and not the head, where both are about as large.
+def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
+    """Split the batch axis of logits like the residual stream's, and leave the others to XLA."""
+    place = here()
+    if not place.on_mesh:
+        return logits
+    return lax.with_sharding_constraint(logits, P(place.rows, P.UNCONSTRAINED, P.UNCONSTRAINED))

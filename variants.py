@@ -1,0 +1,180 @@
+"""Ideas beyond GPT-2 and Llama. Each is a subclass of a layer, or surgery on a plain model.
+
+To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in `build`, and a row of
+the table in parallel/sharding.py if it has arrays of its own. Chapters 8 and 9 read this file; a plain run
+does not import it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from layers.attention import Attend
+from layers.dropout import DropoutKey
+from layers.products import Linear
+from model import GPT, Attention, GPTConfig, Norm
+from parallel.sharding import is_matrix
+
+
+@dataclass(frozen=True)
+class VariantConfig(GPTConfig):
+    """A GPTConfig with the flags of the ideas below."""
+
+    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
+    mup_base_width: int = 0  # n_embd of the model whose learning rates were tuned; 0: no µP
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.mup_base_width < 0:
+            raise ValueError(f"mup_base_width={self.mup_base_width} must be 0, for none, or above")
+
+    def build(self, key: PRNGKeyArray) -> GPT:
+        return build(self, key)
+
+
+def build(config: VariantConfig, key: PRNGKeyArray) -> GPT:
+    """Make the model that a config describes."""
+    model = GPT(config, key=key)
+    if config.attention_gate:
+        model = add_gates(model, config)
+    if config.mup_base_width:
+        model = mup(model, config)
+    return model
+
+
+def as_class(cls: Any, module: eqx.Module, **more) -> Any:
+    """Return a module as one of class `cls`, with the module's fields and `more`."""
+    new = object.__new__(cls)
+    fields = {name: getattr(module, name) for name in cls.__dataclass_fields__ if hasattr(module, name)}
+    for name, value in (fields | more).items():
+        object.__setattr__(new, name, value)
+    return new
+
+
+class HeadGate(Linear):
+    """The gate logits of each head: a vector for each head, not a matrix to Muon or LoRA."""
+
+    matrix: ClassVar[bool] = False
+
+
+class Gated(Attention):
+    """Scale what each head has read by 2 sigmoid(gate logits) (arXiv:2505.06708). It starts as 1."""
+
+    head_gate: HeadGate  # D -> H
+
+    def __call__(
+        self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
+    ) -> Float[Array, "B T D"]:
+        gate = 2 * jax.nn.sigmoid(self.head_gate(x))[..., None]  # (B, T, H, 1)
+
+        def gated(*heads):
+            y = attend(*heads)
+            return y * gate.astype(y.dtype)
+
+        return super().__call__(x, gated, key)
+
+    def readers(self) -> list[Linear]:
+        return [*super().readers(), self.head_gate]
+
+
+def add_gates(model: GPT, config: VariantConfig) -> GPT:
+    """Give each head a gate, whose arrays are 0 at first."""
+    one = as_class(HeadGate, Linear(config, config.n_embd, config.n_head, key=jax.random.key(0)))
+    gates = jax.tree.map(lambda x: jnp.zeros((config.n_layer, *x.shape)), one)
+    return eqx.tree_at(lambda m: m.blocks.attn, model, as_class(Gated, model.blocks.attn, head_gate=gates))
+
+
+# µP, the maximal update parametrisation (arXiv:2203.03466, table 8): rates tuned at one width suit all. Of a
+# model n times as wide as its base, with as many heads and layers:
+#
+#     hidden matrices at the start               divided by sqrt(n)                              mup
+#     queries                                    divided by sqrt(n): scores are q k^T / C        Scaled
+#     features, which the head reads             divided by n                                    ScaledNorm
+#     learning rate of hidden matrices           divided by n; with Muon, by sqrt(n)             mup_rates
+#     embeddings, head, and all other rates      the base's
+#
+# At the base's width, a model in µP is an ordinary one. Weight decay is multiplied by a matrix's own rate.
+
+
+class ScaledNorm(Norm):
+    """A norm whose result is divided by a constant."""
+
+    divisor: float = eqx.field(static=True)
+
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
+        return Norm.__call__(jax.tree.map(lambda w: w / self.divisor, self), x)
+
+
+class Scaled(Attention):
+    """Attention whose queries are divided by a constant, after their norm."""
+
+    divisor: float = eqx.field(static=True)
+
+    def __call__(
+        self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
+    ) -> Float[Array, "B T D"]:
+        return super().__call__(x, lambda q, *others: attend(q / self.divisor, *others), key)
+
+
+class ScaledGated(Scaled, Gated):
+    """Both ideas."""
+
+
+def width_multiplier(config) -> float:
+    """Return n, how many times as wide as its base the model of a config, or of options, is; 1 without µP."""
+    base = getattr(config, "mup_base_width", 0)
+    return config.n_embd / base if base else 1.0
+
+
+def mup(model: GPT, config: VariantConfig) -> GPT:
+    """Return the model in µP."""
+    n = width_multiplier(config)
+    cls = ScaledGated if isinstance(model.blocks.attn, Gated) else Scaled
+    attn = as_class(cls, model.blocks.attn, divisor=math.sqrt(n))
+    model = eqx.tree_at(lambda m: m.blocks.attn, model, attn)
+    model = eqx.tree_at(lambda m: m.ln_f, model, as_class(ScaledNorm, model.ln_f, divisor=n))
+    return eqx.tree_at(linear_weights, model, replace_fn=lambda w: w / math.sqrt(n))
+
+
+def linear_weights(model: GPT) -> list[Array]:
+    layers = jax.tree.leaves(model.blocks, is_leaf=lambda x: isinstance(x, Linear))
+    return [layer.weight for layer in layers if isinstance(layer, Linear)]
+
+
+def mup_rates(options) -> optax.GradientTransformation:
+    """Scale the updates of the matrices in the blocks.
+
+    The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), which is
+    constant where both sides grow, and `like_adam` lets it grow by sqrt(n). An adapter's B, whose inputs are
+    as many at each width, keeps the rate that is given.
+    """
+    n = width_multiplier(options)
+    muon = options.optimizer in ("muon", "normuon")
+
+    def scale(path, x):
+        if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
+            return x
+        both_sides_grow = path[-1].name == "weight" and path[-2].name != "head_gate"
+        return x / (math.sqrt(n) if muon and both_sides_grow else n)
+
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
+
+
+def without_multipliers(model: GPT) -> GPT:
+    """Return the plain model that computes what one in µP does."""
+
+    def scaled(attn):
+        return attn.c_q if attn.q_norm is None else attn.q_norm
+
+    n = width_multiplier(model.config)
+    attn = as_class(Attention, model.blocks.attn)
+    ln_f = jax.tree.map(lambda w: w / n, as_class(Norm, model.ln_f))
+    queries = jax.tree.map(lambda w: w / math.sqrt(n), scaled(attn))
+    attn = eqx.tree_at(scaled, attn, queries)
+    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (attn, ln_f))
