@@ -39,6 +39,7 @@ from benchmarks.memory import report_memory
 from benchmarks.serve import report_serving
 from benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
 from config.command_line import UserError, command, split_options
+from config.devices import peak_flops
 from config.options import Options, parse_options
 from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
 from data.tokenizer import end_of_text
@@ -48,7 +49,7 @@ from parallel.pipeline.loop import make_pipeline
 from planning.cost import estimate
 from planning.program import parse_program
 from planning.target import target_here
-from runs.hardware import choose_device, describe_cpu, peak_flops
+from runs.hardware import choose_device, describe_cpu
 from runs.memory import check_training
 from runs.speed import counted_flops, flops_per_token
 from training.state import model_config
@@ -226,7 +227,7 @@ def planned(compiled: jax.stages.Compiled) -> str:
     mesh = jax.sharding.get_mesh()
     target = target_here(jax.devices()[0].device_kind, mesh.size)
     if target is None:
-        return f"none: {jax.devices()[0].device_kind} is not in planning/devices.py"
+        return f"none: {jax.devices()[0].device_kind} is not in config/devices.py"
     cost = estimate(parse_program(compiled.as_text() or ""), target, dict(mesh.shape))
     return f"{1e3 * cost.hidden_seconds:.2f} to {1e3 * cost.seconds:.2f} ms at best (docs/planning.md)"
 

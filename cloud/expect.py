@@ -22,8 +22,8 @@ def least_hours(options: Options, launch: LaunchOptions) -> float | None:
     which decide its shape, nor for one that goes on. Raises UserError for a shape that cannot be.
     """
     # Here, because they import JAX, which few commands of the launcher need.
+    from config.devices import peak_flops
     from model import GPTConfig
-    from runs.hardware import peak_flops
     from runs.speed import flops_per_token
 
     if options.init_from not in ("scratch", "auto"):

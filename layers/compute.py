@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 import jax
 from jax.sharding import AbstractDevice
 
+from config.devices import known_device
+
 
 @dataclass(frozen=True)
 class Compute:
@@ -53,16 +55,10 @@ def device() -> jax.Device | AbstractDevice:
     return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
-# GiB of memory of the devices that have more than LEAST, by what JAX calls them; the first pattern that fits
-# counts. From the same sources as planning/devices.py.
-MEMORY = {r"40GB": 40, r"[AH]100": 80, r"H200": 141, r"B200": 178, r"TPU v5p|TPU v5$": 95, r"TPU v[46]": 32}
-LEAST = 15
-
-
 def memory() -> int:
     """Return about how many bytes of memory the device has; for a CPU or an unknown device 15 GiB."""
-    kind = device().device_kind
-    return 2**30 * next((size for pattern, size in MEMORY.items() if re.search(pattern, kind)), LEAST)
+    known = known_device(device().device_kind)
+    return known.memory if known else 15 * 2**30
 
 
 def result_dtype(dtype: str) -> str:

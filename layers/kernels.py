@@ -15,23 +15,9 @@ import jax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from config.devices import FASTEST_ATTENTION
 from layers.compute import device, here
 
-# The fastest that JAX has, by what JAX calls the device; the first pattern that fits counts. None of it was
-# measured by this project.
-FASTEST = {
-    # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
-    r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
-    # Its speed, divided by FlashAttention-2's, in training shapes: Hopper 1.7 to 2.3, A100 0.82, A10G 0.93,
-    # L40S 1.00, RTX PRO 6000 0.88 (huggingface/transformers#48163). Others found about 1 on capability 8.0,
-    # and more on 8.6 and 8.9 (pytorch/pytorch#192799). A step on a B200 is 1.12 times as fast with cuDNN
-    # (pytorch/torchtitan#1196). Where it is slower than FlashAttention-2 it is taken all the same: JAX has
-    # only einsum besides, and attention in separate operations has a third of FlashAttention-2's speed or
-    # less (arXiv:2307.08691, section 4.1).
-    r"NVIDIA": "cudnn",
-    # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
-    r"TPU": "splash",
-}
 RUNS_ON = {"cudnn": "an NVIDIA GPU, Ampere or later,", "splash": "a TPU"}
 # The number of tokens has to be a multiple of this: for cuDNN's gradient with documents, and splash's blocks.
 TOKENS = {"cudnn": 2, "splash": 128}
@@ -40,7 +26,7 @@ TOKENS = {"cudnn": 2, "splash": 128}
 def fastest_attention() -> str:
     """Return the implementation that is the fastest on the device, if shapes and dtype allow it."""
     kind = device().device_kind
-    return next((name for pattern, name in FASTEST.items() if re.search(pattern, kind)), "einsum")
+    return next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
 
 
 def missing(kernel: str, T: int, head_size: int, dtype: str) -> str | None:

@@ -144,12 +144,12 @@ class Pricing:
     def compute(self, kernel: Kernel) -> tuple[float, float, str]:
         """Return a kernel's seconds, those that its bytes alone take, and what bounds it."""
         device = self.target.device
-        peak = device.peak / 2 if kernel.dtype == "f32" and device.gpu else device.peak
+        peak = device.peak / 2 if kernel.dtype == "f32" and device.is_gpu else device.peak
         times = {
             "products": kernel.flops / (PRODUCT * peak),
             "memory": kernel.bytes / (MEMORY * device.bandwidth),
         }
-        start = START if device.gpu else 0.0
+        start = START if device.is_gpu else 0.0
         bound = max(times, key=lambda name: times[name])
         return times[bound] + start, times["memory"], bound if times[bound] >= start else "start"
 
@@ -158,7 +158,7 @@ class Pricing:
         device = self.target.device
         n = max((len(group) for group in kernel.groups), default=self.target.count)
         hosts = max((len({i // GPUS_PER_HOST for i in group}) for group in kernel.groups), default=1)
-        start = START if device.gpu else 0.0
+        start = START if device.is_gpu else 0.0
         if kernel.collective in ("collective-permute", "collective-broadcast"):
             sent, across = float(kernel.message), float(kernel.message)
         else:

@@ -13,13 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
+from config.devices import GIB
 from config.options import Options
 from data.loader import Meta
 from generation.decode import CHUNK, Rows, decode, start
 from model import GPTConfig
 from parallel.mesh import AXES, mesh_of
 from planning.cost import MEMORY, Cost, Row, estimate
-from planning.devices import GIB
 from planning.program import parse_program
 from planning.report import dearest
 from planning.target import Target, absent_devices

@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 
+from config.devices import GIB, PRICES_READ
 from config.files import put_in_place, write_whole
 from planning.cost import MEMORY, NETWORK, PRODUCT, START, Cost, Row
-from planning.devices import GIB, PRICES_READ
 from planning.fit import Memory, Planned
 from planning.ideal import least_sent, sent_along
 from planning.target import Target
@@ -47,7 +47,7 @@ def memory_table(memory: Memory, target: Target) -> str:
     lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
     verdict = "it fits" if memory.fits else "it does not fit"
     lines[-1] += f" of {memory.available / GIB:.2f}: {verdict}"
-    if target.device.gpu and memory.fits and memory.peak > GPU_SHARE * target.device.memory:
+    if target.device.is_gpu and memory.fits and memory.peak > GPU_SHARE * target.device.memory:
         lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
     return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
 
@@ -76,7 +76,7 @@ def time_table(cost: Cost) -> str:
 
 
 def assumptions(target: Target) -> str:
-    start = f", {1e6 * START:.1f} microseconds a kernel" if target.device.gpu else ""
+    start = f", {1e6 * START:.1f} microseconds a kernel" if target.device.is_gpu else ""
     network = f", {NETWORK:.0%} of a link's {target.device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
     return (
         f"(at {PRODUCT:.0%} of {target.device.peak / 1e12:.0f} TFLOP/s, {MEMORY:.0%} of "

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from config.command_line import UserError, command
+from config.devices import GIB
 from config.options import Options
 from data.loader import NANOGPT, Meta
-from planning.devices import GIB
 from planning.fit import Planned, plan
 from planning.report import short
 from planning.target import Target, parse_target, prepare_to_compile

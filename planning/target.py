@@ -20,10 +20,17 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
+from config import devices
 from config.command_line import UserError
+from config.devices import Device, known_device
 from config.files import first_line
-from planning.devices import DEVICES, Device, describe_gpu
+from planning.gpus import GPUS, describe_gpu
 
+# The devices that can be planned for, by name: GPUs of a known shape, and TPUs, which libtpu describes.
+DIMENSIONS = {"v5e": 2, "v5p": 3, "v6e": 2}  # of a TPU's topology
+DEVICES = {
+    device.name: device for device in devices.DEVICES if device.name in GPUS or device.name in DIMENSIONS
+}
 GPUS_PER_HOST = 8
 INSTALL = "pip install -r requirements-plan.txt"
 
@@ -43,7 +50,7 @@ class Target:
     @property
     def hosts(self) -> int:
         """The number of machines; for TPUs, which are connected without regard to them, 1."""
-        return -(-self.count // GPUS_PER_HOST) if self.device.gpu else 1
+        return -(-self.count // GPUS_PER_HOST) if self.device.is_gpu else 1
 
 
 def parse_target(text: str) -> Target:
@@ -55,15 +62,15 @@ def parse_target(text: str) -> Target:
         nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
         advice = f"did you mean {by_lower_case[nearest[0]].name}? " if nearest else ""
         raise UserError(f"--on={text}: unknown device {name!r}; {advice}known are {', '.join(DEVICES)}")
-    if device.gpu:
+    if device.is_gpu:
         return gpu_target(text, device, size if colon else "1")
-    return tpu_target(text, device, size if colon else "x".join("1" * device.dimensions))
+    return tpu_target(text, device, size if colon else "x".join("1" * DIMENSIONS[device.name]))
 
 
 def target_here(device_kind: str, count: int) -> Target | None:
     """Return `count` devices of a kind, as JAX calls it, that are there; None if the table has none such."""
-    device = next((device for device in DEVICES.values() if device.kind == device_kind), None)
-    return Target(device.name, device, (count,)) if device else None
+    device = known_device(device_kind)
+    return Target(device.name, device, (count,)) if device and device.name in DEVICES else None
 
 
 def gpu_target(text: str, device: Device, size: str) -> Target:
@@ -90,7 +97,7 @@ def tpu_topologies(device: Device) -> list[tuple[int, ...]]:
 
     A v5p's can be far larger (up to 16x16x24); these are the ones with at most 512 chips.
     """
-    if device.dimensions == 2:
+    if DIMENSIONS[device.name] == 2:
         return [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)]
     cubes = [(4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)]
     return [(1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), *cubes]
@@ -124,7 +131,7 @@ def absent_devices(text: str) -> list[jax.Device]:
 
 
 def describe_topology(target: Target) -> topologies.TopologyDescription:
-    if target.device.gpu:
+    if target.device.is_gpu:
         return topologies.get_topology_desc(
             platform="cuda",
             topology_name="",
@@ -140,7 +147,7 @@ def describe_topology(target: Target) -> topologies.TopologyDescription:
 
 def check_installed(device: Device) -> None:
     """Raise UserError if the compiler for a device is not installed."""
-    for module in ("jax_plugins.xla_cuda13", "nvidia.cudnn") if device.gpu else ("libtpu",):
+    for module in ("jax_plugins.xla_cuda13", "nvidia.cudnn") if device.is_gpu else ("libtpu",):
         try:
             found = importlib.util.find_spec(module)
         except ModuleNotFoundError:  # of the package that should hold it

@@ -20,37 +20,6 @@ from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
-# Dense bfloat16 TFLOP/s per device: without the factor of 2 that data sheets add for sparsity.
-# Sources: NVIDIA's data sheets, AWS's for the A10G (which has little more than half the A10's tensor peak),
-# NVIDIA's Ada white paper for the RTX 4090 (sums in float32), cloud.google.com/tpu/docs for TPUs.
-# The keys are regular expressions for what JAX calls a device; the first that fits counts. A `$` keeps a
-# name from fitting another card that begins with it: an L4 is not an L40S, a 4090 not a 4090 Laptop.
-PEAKS = {
-    r"A100": 312,
-    r"H100 PCIe": 756,
-    r"H[12]00 NVL": 835,
-    r"H[12]00": 989,
-    r"B200": 2250,
-    r"L4$": 121,
-    r"A10$": 125,
-    r"A10G": 70,
-    r"RTX 4090$": 165,
-    r"TPU v4$": 275,
-    r"TPU v5 lite|TPU v5e": 197,
-    r"TPU v5p|TPU v5$": 459,
-    r"TPU v6 lite|TPU v6e": 918,
-}
-
-
-def peak_flops(device_kind: str) -> float | None:
-    """Return the dense bfloat16 FLOP/s of a `device_kind` of JAX's; None where the table does not know it."""
-    if "MIG" in device_kind:  # a slice of a card, with a slice of its peak
-        return None
-    for name, teraflops in PEAKS.items():
-        if re.search(rf"\b({name})(?!\w)", device_kind):
-            return teraflops * 1e12
-    return None
-
 
 def peak_memory() -> int:
     """Return the most bytes that the first device has held; on a CPU, which does not tell, this process."""

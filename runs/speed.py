@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from config.devices import peak_flops
 from config.options import Options
 from model import GPTConfig
 from parallel.mesh import one_cpu
-from runs.hardware import peak_flops, peak_memory
+from runs.hardware import peak_memory
 from training.lora import partition_trainable
 from training.state import create_state
 

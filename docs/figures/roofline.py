@@ -11,7 +11,7 @@ from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from layers.compute import Compute
 from model import GPTConfig
 from planning.decoding import cache_bytes, weight_bytes
-from planning.devices import DEVICES
+from planning.target import DEVICES
 from runs.speed import flops_per_token
 
 GPT2 = GPTConfig(mlp="gelu", compute=Compute("bfloat16", "bfloat16"))
