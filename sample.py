@@ -53,7 +53,6 @@ class SampleOptions:
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
-    compile: bool = True  # for PyTorch only and ignored: JAX always compiles
 
 
 def main(argv: list[str]) -> None:

@@ -137,6 +137,9 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     paths, arguments = parse_words(argv, cls)
     found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
     found |= {name: ("--", value) for name, value in arguments.items()}
+    for name in IGNORED & found.keys():
+        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
+        del found[name]
     return {
         name: check_value(name, translate_from_torch(name, value), origin, cls)
         for name, (origin, value) in found.items()
@@ -161,14 +164,15 @@ def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], 
         if word.startswith("--"):
             key, equals, text = word[2:].partition("=")
             name = check_name(key.replace("-", "_"), "--", cls)
-            default = getattr(cls, name)
+            default = getattr(cls, name, False)
             if not equals:
                 text = next(words, "--")
                 if text.startswith("--"):  # the next option, or the end
                     example = not default if isinstance(default, bool) else default
                     example = str(example).strip() or "TEXT"
                     raise UserError(f"--{key} needs a value, as in --{key}={example}")
-            arguments[name] = text if takes_text(option_types(cls)[name], text) else parse_literal(text)
+            kind = option_types(cls).get(name, str)
+            arguments[name] = text if takes_text(kind, text) else parse_literal(text)
         elif word.endswith(".py") and not word.startswith("-"):
             paths.append(word)
         else:
@@ -243,6 +247,7 @@ def describe_error(error: BaseException) -> str:
         return type(error).__name__
 
 
+IGNORED = {"backend", "compile"}  # nanoGPT's options for PyTorch
 FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the two are not quite the same
     ("dtype", "float16"): ("bfloat16", "which needs no loss scaling"),
     ("device", "mps"): ("cpu", "the nearest that JAX supports"),
@@ -253,8 +258,6 @@ FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the tw
 
 def translate_from_torch(name: str, value: Any) -> Any:
     """Return JAX's value for one that was written for PyTorch. Prints a note if they differ in meaning."""
-    if name in ("backend", "compile"):
-        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
     if name not in ("device", "dtype") or not isinstance(value, str):
         return value
     spelling = re.sub(r"^cuda:\d+$", "cuda:N", value)
@@ -266,7 +269,7 @@ def translate_from_torch(name: str, value: Any) -> Any:
 
 def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
     """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`, if not."""
-    if name not in option_types(cls):
+    if name not in option_types(cls) and name not in IGNORED:
         nearest = difflib.get_close_matches(name, option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
         raise UserError(f"{origin}{shorten(name)} is not an option; {advice}")
@@ -295,9 +298,9 @@ def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     finite = number and abs(value) <= sys.float_info.max  # false for nan as well
     if get_origin(kind) is Annotated:
-        base, limit = get_args(kind)
-        value = conform(value, base, limit.below)
-        if limit.holds(value):
+        limits = [extra for extra in get_args(kind)[1:] if isinstance(extra, Limit)]
+        value = conform(value, get_args(kind)[0], limits[0].below if limits else below)
+        if all(limit.holds(value) for limit in limits):
             return value
     elif get_origin(kind) is Literal:
         if value in get_args(kind):
@@ -318,7 +321,8 @@ def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
 def describe_type(kind: Any) -> str:
     """Return the words for type `kind` in an error, such as "an integer, 1 or more"."""
     if get_origin(kind) is Annotated:
-        return get_args(kind)[1].text
+        base, *extras = get_args(kind)
+        return next((extra.text for extra in extras if isinstance(extra, Limit)), None) or describe_type(base)
     if get_origin(kind) is Literal:
         return f"one of {', '.join(get_args(kind))}"
     if type(None) in get_args(kind):

@@ -15,8 +15,9 @@ that you trust. Neither this file nor `command_line.py` imports JAX or NumPy.
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from config.command_line import (
     Address,
@@ -31,66 +32,97 @@ from config.command_line import (
     UserError,
     check_value,
     given,
+    option_types,
 )
 from config.files import read_json
 
 
+class Role(Enum):
+    """What an option is to a model and a run, besides its value."""
+
+    SHAPE = "decides which arrays a model has and what they mean, so a resumed run has to keep it"
+    VARIANT = "the same, of an idea in variants.py"
+    ADAPTER = "decides which adapters a LoRA run trains and how the weights below are stored: to be kept, too"
+    ONCE = "says what one command does, or where: a resumed run does not take it from its options.json"
+    FREE = (
+        "leaves the loss as it is, but for noise: what is evaluated, kept and shown, where and how precisely"
+    )
+
+
+T = TypeVar("T")
+Shape = Annotated[T, Role.SHAPE]
+Variant = Annotated[T, Role.VARIANT]
+Adapter = Annotated[T, Role.ADAPTER]
+Once = Annotated[T, Role.ONCE]
+Free = Annotated[T, Role.FREE]
+
+
 @dataclass(frozen=True)
 class Options:
-    """The options of train.py. The comment behind a field is its text in `--help`."""
+    """The options of train.py. A comment is the text in `--help`; a type has the limits and the role."""
 
     program: ClassVar[str] = "train.py"
     purpose: ClassVar[str] = "Train a GPT."
 
     # output and evaluation
-    out_dir: Name = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
-    eval_interval: Count = 2000  # steps between evaluations, each of which may save a checkpoint
-    log_interval: Count = 1  # steps between lines of metrics.jsonl
-    eval_iters: BatchCount = 200  # batches per evaluation and split; -1: the whole split, in order
-    eval_only: bool = False  # evaluate once, then stop
-    always_save_checkpoint: bool = True  # save at each evaluation, not only at the lowest validation loss
-    keep_checkpoints: Count = 2  # how many of the last checkpoints to keep; the best is always kept
-    init_from: Name = "scratch"  # scratch, resume, auto (resume if there is a run), gpt2, a hub id, a folder
-    overwrite: bool = False  # start anew in an out_dir that already holds a run
-    seed: Seed = 1337  # for the initial weights, the batches and dropout
-    profile: Name | None = None  # folder for a trace of steps 10 to 13 and the HLO of the step
+    out_dir: Once[Name] = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
+    eval_interval: Free[Count] = 2000  # steps between evaluations, each of which may save a checkpoint
+    log_interval: Free[Count] = 1  # steps between lines of metrics.jsonl
+    eval_iters: Free[BatchCount] = 200  # batches per evaluation and split; -1: the whole split, in order
+    eval_only: Once[bool] = False  # evaluate once, then stop
+    always_save_checkpoint: Free[bool] = (
+        True  # save at each evaluation, not only at the lowest validation loss
+    )
+    keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep; the best is always kept
+    init_from: Once[Name] = (
+        "scratch"  # scratch, resume, auto (resume if there is a run), gpt2, a hub id, a folder
+    )
+    overwrite: Once[bool] = False  # start anew in an out_dir that already holds a run
+    seed: Free[Seed] = 1337  # for the initial weights, the batches and dropout
+    profile: Once[Name | None] = None  # folder for a trace of steps 10 to 13 and the HLO of the step
     # Weights & Biases
-    wandb_log: bool = False  # log to Weights & Biases as well
-    wandb_project: str = "owt"  # project to log to
-    wandb_run_name: str = "gpt2"  # name of the run there
+    wandb_log: Free[bool] = False  # log to Weights & Biases as well
+    wandb_project: Free[str] = "owt"  # project to log to
+    wandb_run_name: Free[str] = "gpt2"  # name of the run there
     # data
     dataset: Name = "openwebtext"  # folder below data/ that holds train.bin and val.bin
     gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
     batch_size: Count = 12  # sequences per microbatch
-    block_size: Count = 1024  # tokens per sequence
+    block_size: Shape[Count] = 1024  # tokens per sequence
     sampling: Literal["random", "epoch"] = "random"  # windows drawn at random, or each once per epoch
     document_mask: bool = False  # a document, from end-of-text on, reads no other
     # model
-    n_layer: Count = 12  # blocks
-    n_head: Count = 12  # attention heads
-    n_kv_head: Count | None = None  # key/value heads, shared by groups of query heads; None: n_head
-    n_embd: Count = 768  # width of the residual stream
-    n_hidden: Count | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
+    n_layer: Shape[Count] = 12  # blocks
+    n_head: Shape[Count] = 12  # attention heads
+    n_kv_head: Shape[Count | None] = None  # key/value heads, shared by groups of query heads; None: n_head
+    n_embd: Shape[Count] = 768  # width of the residual stream
+    n_hidden: Shape[Count | None] = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
     vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
-    position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary
-    rope_theta: Positive = 10000.0  # base of the rotary frequencies
-    rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
-    norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # gelu: GPT-2's; about as many parameters in each
-    bias: bool = False  # biases in the linear layers and layernorms
-    qk_norm: bool = False  # normalise queries and keys
-    window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
-    tie_embeddings: bool = True  # the head is the token embedding, transposed
-    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
-    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP (variants.py); 0: off
+    position: Shape[Literal["learned", "rope"]] = "learned"  # learned embeddings, or rotary
+    rope_theta: Shape[Positive] = 10000.0  # base of the rotary frequencies
+    rope_scaling: Shape[Positive] = 1.0  # Llama 3's factor for longer contexts; 1: none
+    norm: Shape[Literal["layernorm", "rmsnorm"]] = "layernorm"  # normalisation before attention, MLP and head
+    norm_eps: Shape[Positive] = 1e-5  # added to the mean square before its root is taken
+    mlp: Shape[Literal["swiglu", "gelu", "relu2"]] = (
+        "swiglu"  # gelu: GPT-2's; about as many parameters in each
+    )
+    bias: Shape[bool] = False  # biases in the linear layers and layernorms
+    qk_norm: Shape[bool] = False  # normalise queries and keys
+    window: Shape[Count | None] = None  # tokens that a token reads, itself the last, as in Mistral; None: all
+    tie_embeddings: Shape[bool] = True  # the head is the token embedding, transposed
+    attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
+    mup_base_width: Variant[NonNegativeInt] = (
+        0  # n_embd that the rate was tuned at, for µP (variants.py); 0: off
+    )
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
-    lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
-    lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
-    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
-    lora_base_dtype: Literal["float32", "bfloat16"] = "float32"  # dtype of the weights that they add to
-    lora_merge: Name | None = None  # write the run in out_dir to this folder, adapters merged, and stop
+    lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
+    lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
+    lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
+    lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = (
+        "float32"  # dtype of the weights that they add to
+    )
+    lora_merge: Once[Name | None] = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
@@ -106,24 +138,33 @@ class Options:
     lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
-    mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
-    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # order of work along the stage axis
-    virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
-    pipeline_branches: Literal["cond", "where"] = "cond"  # where: if cond hangs; slower, ranks compute all
-    show_sharding: bool = False  # print which device holds which part of each parameter, and stop
+    mesh: Free[Name] = (
+        "data:-1"  # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
+    )
+    pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = (
+        "1f1b"  # order of work along the stage axis
+    )
+    virtual_stages: Free[Count] = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
+    show_sharding: Once[bool] = False  # print which device holds which part of each parameter, and stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
-    coordinator: Address | None = None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
-    num_processes: Count | None = None  # how many processes train together
-    process_id: NonNegativeInt | None = None  # number of this process, from 0
+    coordinator: Once[Address | None] = (
+        None  # host:port of process 0, for all to meet; auto: JAX asks the launcher
+    )
+    num_processes: Once[Count | None] = None  # how many processes train together
+    process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0
     # system
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
-    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
-    attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # auto: the fastest the device has
-    unroll: NonNegativeInt = 0  # layers unrolled at a time; 0: all; fewer compile faster, may run slower
-    remat: Literal["none", "block", "dots"] = "none"  # backward recomputes blocks, or all but linear layers
-    compile: bool = True  # for PyTorch only and ignored: JAX always compiles the step
-    backend: str = "nccl"  # for PyTorch only and ignored
+    device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = (
+        "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    )
+    dtype: Free[Literal["auto", "float32", "bfloat16"]] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    compilation_cache: Once[bool] = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
+    attention: Free[Literal["auto", "einsum", "cudnn", "splash"]] = "auto"  # auto: the fastest the device has
+    unroll: Free[NonNegativeInt] = (
+        0  # layers unrolled at a time; 0: all; fewer compile faster, may run slower
+    )
+    remat: Free[Literal["none", "block", "dots"]] = (
+        "none"  # backward recomputes blocks, or all but linear layers
+    )
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as plain JSON values, for `options.json` and for checkpoints."""
@@ -137,25 +178,18 @@ class Options:
         return cls(**{name: check_value(name, value, f"{origin}: ", cls) for name, value in values.items()})
 
 
-VARIANTS = ("attention_gate", "mup_base_width")  # options of the ideas in variants.py
+def with_role(*roles: Role) -> tuple[str, ...]:
+    """Return the names of the options with one of these roles."""
+    return tuple(name for name, kind in option_types(Options).items() if set(roles) & set(get_args(kind)))
 
-# These options decide which arrays a model has and what they mean, so a resumed run has to keep them.
-SHAPE = (
-    *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
-    *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
-    *VARIANTS,
-)
 
-# These options decide which adapters a LoRA run trains, and how the weights below them are stored.
-LORA = ("lora_rank", "lora_alpha", "lora_targets", "lora_base_dtype")
+SHAPE = with_role(Role.SHAPE, Role.VARIANT)
+VARIANTS = with_role(Role.VARIANT)
+LORA = with_role(Role.ADAPTER)
+NOT_RESUMED = with_role(Role.ONCE)
+FREE = with_role(Role.ONCE, Role.FREE)
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
-
-# These options say what one command does, or where: a resumed run does not take them from its options.json.
-NOT_RESUMED = (
-    *("out_dir", "init_from", "overwrite", "eval_only", "profile", "show_sharding", "lora_merge"),
-    *("coordinator", "num_processes", "process_id", "compilation_cache"),
-)
 
 
 def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | None = None) -> Options:

@@ -3,25 +3,20 @@
     plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
     plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)
     train_step.hlo.txt                              the step after XLA's optimisations, as text
-    train_step.svg                                  and as a graph, where graphviz's `dot` is installed
 
 Process 0 alone writes them.
 """
 
-import shutil
-import subprocess
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-from jaxlib.xla_client import XlaComputation
 
 from config.command_line import UserError
 from runs.metrics import Metrics
 
 FIRST, LAST = 10, 13  # steps of this run, from 0: those before still fill caches and buffers
-DRAWING = 60  # seconds; the quickstart's 4 layers take 4, many more would take minutes
 
 
 class Profile:
@@ -73,23 +68,9 @@ class Profile:
         return UserError(f"--profile={self.folder}: cannot be written ({why}): choose another folder")
 
 
-def write_hlo(step: jax.stages.Compiled, folder: Path) -> str:
-    """Write the optimised HLO of a compiled step, and draw its graph. Return a line that says so."""
+def write_hlo(step: jax.stages.Compiled, folder: Path) -> Path:
+    """Write the optimised HLO of a compiled step. Return the file."""
     folder.mkdir(parents=True, exist_ok=True)
-    text, graph = folder / "train_step.hlo.txt", folder / "train_step.svg"
-    text.write_text(step.as_text() or "", encoding="utf-8")
-    if (dot := shutil.which("dot")) is None:
-        return f"{text}; no graph of it, because graphviz's `dot` is not installed"
-    executable = step.runtime_executable()
-    assert executable is not None, "XLA compiled it"
-    (module,) = executable.hlo_modules()
-    # JAX gives a graph of the HLO before the optimisations only; XLA draws what it is given.
-    source = XlaComputation(module.as_serialized_hlo_module_proto()).as_hlo_dot_graph()
-    try:
-        command = [dot, "-Tsvg", "-o", graph]
-        subprocess.run(command, input=source.encode(), capture_output=True, check=True, timeout=DRAWING)
-    except subprocess.TimeoutExpired:
-        return f"{text}; no graph of it, which `dot` did not draw in {DRAWING} seconds"
-    except subprocess.CalledProcessError as error:
-        return f"{text}; no graph of it: `dot` ended with status {error.returncode}"
-    return f"{text}, and as a graph (for a browser) {graph}"
+    path = folder / "train_step.hlo.txt"
+    path.write_text(step.as_text() or "", encoding="utf-8")
+    return path

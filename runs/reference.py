@@ -19,21 +19,11 @@ import jax
 
 from config.command_line import UserError
 from config.files import read_json
-from config.options import NOT_RESUMED, RESUMING, Options
+from config.options import FREE, RESUMING, Options
 from data.loader import dataset_dir
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
 MANY = 6  # options that differ, from which on a run is not a variant of the config but something else
-
-# Options on which the loss does not depend, but for noise: what is evaluated, kept and shown, and where a run
-# is computed, and in which precision (experiments/precision.py).
-FREE = {
-    *NOT_RESUMED,
-    *("eval_interval", "eval_iters", "log_interval", "always_save_checkpoint", "keep_checkpoints", "seed"),
-    *("wandb_log", "wandb_project", "wandb_run_name", "compile", "backend"),
-    *("mesh", "pipeline_schedule", "virtual_stages", "pipeline_branches"),
-    *("device", "dtype", "attention", "unroll", "remat"),
-}
 
 
 @dataclass(frozen=True)

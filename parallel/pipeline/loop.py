@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from operator import itemgetter
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -83,26 +82,19 @@ def add_gradients(sums, loss, gradients: GPT, chunk: int | Int[Array, ""]):
     )
 
 
-def compute_both(predicate, yes: Callable, no: Callable):
-    """Do as `lax.cond`, without branching."""
-    return jax.tree.map(partial(jnp.where, predicate), yes(), no())
-
-
 # loss(features, head, targets, compute), as training/chunked_loss.py has it
 Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], Compute], Float[Array, ""]]
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A schedule, and how ranks do different things in one program.
+    """A schedule, and the loop that carries it out.
 
-    With "cond" each rank takes its own branch. Communication along the other mesh axes happens inside the
-    branch, between devices of one rank, so all that take part are in the same branch. With "where" every rank
-    computes both branches and drops one result.
+    Ranks do different things in one program: each takes its own branch of `lax.cond`. Communication along the
+    other mesh axes happens inside a branch, between devices of one rank, so all that take part are in it.
     """
 
     schedule: Schedule
-    branches: Literal["cond", "where"]
 
     def mean_gradients(
         self,
@@ -145,25 +137,23 @@ class Pipeline:
         def on_rank(rank, rest, blocks, x, y):
             def stage(h, s):
                 mine = jax.tree.map(itemgetter(s // R), blocks)
-                h = choose(s % R == rank[0], lambda: apply_blocks(mine, h, attend, None, compute), lambda: h)
+                h = lax.cond(
+                    s % R == rank[0], lambda: apply_blocks(mine, h, attend, None, compute), lambda: h
+                )
                 return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
 
             positions, attend = causal_attention(rest.config, x)
             compute = rest.config.compute
             h = with_gathered_table(rest).embed(x, positions)
             h, _ = lax.scan(stage, h, jnp.arange(n))  # the last rank's output arrives on rank 0
-            mean = choose(
+            mean = lax.cond(
                 rank[0] == 0, lambda: loss(rest.ln_f(h), rest.head, y, compute), lambda: jnp.zeros(())
             )
             return lax.psum(mean, "stage")
 
-        choose, (rest, blocks) = self._choose, split_blocks(model)
+        rest, blocks = split_blocks(model)
         on_all_ranks = on_ranks(on_rank, (P("stage"), P(), P(None, "stage"), P(), P()), P())
         return on_all_ranks(np.arange(R), rest, self._in_chunks(blocks), x, y)
-
-    @property
-    def _choose(self) -> Callable:
-        return lax.cond if self.branches == "cond" else compute_both
 
     def _in_chunks(self, blocks):
         """Reshape arrays (L, ...) to (chunks, L / chunks, ...), whose axis 1 is split over the ranks."""
@@ -175,7 +165,6 @@ class Pipeline:
         Arrays of its blocks are (chunks, layers of a stage, ...), and the table is (ticks, 1, fields).
         """
         R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
-        choose = self._choose
         nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
 
         def weights_of(s):
@@ -192,11 +181,11 @@ class Pipeline:
             if layer_keys is not None:  # the stage's, of all those that one device draws
                 L = model.config.n_layer
                 layer_keys = lax.dynamic_slice_in_dim(jax.random.split(layer_keys, L), s * (L // n), L // n)
-            h = choose(
+            h = lax.cond(
                 s == 0, lambda: with_gathered_table(model).embed(x[m], positions, embed_key), lambda: h
             )
             h = apply_blocks(model.blocks, h, attend, layer_keys, compute)
-            return h, choose(
+            return h, lax.cond(
                 s == last, lambda: loss(model.ln_f(h), model.head, y[m], compute), lambda: jnp.zeros(())
             )
 
@@ -216,8 +205,8 @@ class Pipeline:
                 dweights, dh = pull((dh, jnp.ones(())))
                 return add_gradients(sums, nats, shard(dweights), s // R), dh
 
-            h = choose(now.forward >= 0, forward, lambda: nothing)
-            sums, dh = choose(now.backward >= 0, backward, lambda: (sums, nothing))
+            h = lax.cond(now.forward >= 0, forward, lambda: nothing)
+            sums, dh = lax.cond(now.backward >= 0, backward, lambda: (sums, nothing))
             h = lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)])
             dh = lax.ppermute(dh, "stage", [(r, (r - 1) % R) for r in range(R)])
             inputs = inputs.at[now.input_arrives].set(h)
@@ -243,7 +232,7 @@ def make_pipeline(options: Options) -> Pipeline | None:
         )
     microbatches = options.gradient_accumulation_steps
     schedule = make_schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches)
-    return Pipeline(schedule, options.pipeline_branches)
+    return Pipeline(schedule)
 
 
 def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
