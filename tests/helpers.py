@@ -22,12 +22,12 @@ from config.command_line import command
 from config.options import Options
 from model import GPT
 from parallel.mesh import AXES, make_mesh
-from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import batch_sharding
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
+from training.lora import partition_trainable
 from training.state import create_state, model_config
-from training.step import mean_gradients
+from training.step import choose_value_and_grad
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -48,12 +48,8 @@ SPEED_FIELDS = {
 }
 
 
-# Options of a model that neither GPT-2 nor Llama has; and the same with all of a step's loss.
-NEW_SHAPE = dict(
-    **dict(mlp="relu2", position="rope", norm="rmsnorm", value_embeddings=True, residual_scalars=True),
-    **dict(attention_gate=True, logit_softcap=2.0),
-)
-MODERN = NEW_SHAPE | dict(z_loss=0.1)
+# Options of a model that neither GPT-2 nor Llama has.
+MODERN = dict(mlp="relu2", position="rope", norm="rmsnorm", attention_gate=True)
 
 # --- refusals -----------------------------------------------------------------------------------------------
 
@@ -245,6 +241,11 @@ def on(kind: str, platform: str, count: int = 1):
     return jax.sharding.use_abstract_mesh(mesh)
 
 
+def mean_gradients(options: Options, model: GPT, x, y, key=None):
+    """Compute the loss and gradients of a step, as `train_step` does."""
+    return choose_value_and_grad(options, model)(*partition_trainable(model), x, y, key)
+
+
 def loss_and_gradients(
     create: Callable[[Options], GPT], options: Options, mesh: str
 ) -> tuple[float, dict[str, np.ndarray]]:
@@ -254,8 +255,7 @@ def loss_and_gradients(
     """
 
     def compute(model, x, y):
-        key = jax.random.key(7) if options.dropout else None
-        return mean_gradients(model, x, y, key, make_pipeline(options), options.z_loss)
+        return mean_gradients(options, model, x, y, jax.random.key(7) if options.dropout else None)
 
     with jax.set_mesh(make_mesh(mesh)):
         model = create(options)

@@ -1,125 +1,119 @@
-"""Attention's kernels compute what einsum does, each device its rows and heads; `auto` takes the fastest."""
+"""Attention: which tokens a token reads, how far each pair of a head turns, and dropout of the weights."""
 
-import re
-from contextlib import nullcontext
+import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from layers.mask import causal_mask
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from layers.attention import fastest_attention, fits, fused_attention, missing
-from model import GPTConfig, attention
-from parallel.mesh import make_mesh
-from tests.helpers import CPU, FLOAT32_ROUNDING, H100, V5E, distance, on
+from layers.attention import causal_attention, causal_mask, inverse_frequencies, rotation
+from model import GPT, GPTConfig
+from tests.helpers import FLOAT32_ROUNDING
+from tests.models import TINY, changed, random_tokens
 
-B, H, K, T, C = 4, 4, 2, 256, 8
-
-
-@pytest.mark.parametrize(
-    "documents, window, mesh",
-    [
-        (False, None, None),
-        (True, 50, None),
-        (False, 10**6, "data:2,fsdp:2,tensor:2"),
-        (True, None, "data:2,fsdp:2,tensor:2"),
-        (True, 50, "data:2,fsdp:2,tensor:2"),
-    ],
-)
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
-def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, window, mesh):
-    # Here splash is interpreted, and JAX does itself what it would ask of cuDNN.
-    random = np.random.default_rng(0)
-    heads = (H, K, K, H)
-    q, k, v, dy = (jnp.asarray(3 * random.normal(size=(B, n, T, C)), jnp.float32) for n in heads)
-    begins = np.where(random.random((B, T)) < 0.03, np.arange(T), 0)
-    begins = jnp.asarray(np.maximum.accumulate(begins, axis=1)) if documents else None
-    mask = causal_mask(jnp.arange(T)[None], T, window, begins)
-
-    def by_kernel(q, k, v):
-        return fused_attention(q, k, v, begins, kernel, window, "float32")
-
-    def by_einsum(q, k, v):
-        return attention(q, k, v, mask, GPTConfig())
-
-    def with_gradients(function, q, k, v, dy):
-        y, pull = jax.vjp(function, q, k, v)
-        return y, *pull(dy)
-
-    expected = jax.jit(with_gradients, static_argnums=0)(by_einsum, q, k, v, dy)
-    with jax.set_mesh(make_mesh(mesh)) if mesh else nullcontext():
-        found = jax.jit(with_gradients, static_argnums=0)(by_kernel, q, k, v, dy)
-    for one, other in zip(found, expected, strict=True):
-        assert distance(one, other) < FLOAT32_ROUNDING
+C, THETA = 16, 10000.0
 
 
-@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
-def test_each_device_computes_its_own_rows_and_heads_and_sends_nothing(kernel, optimized):
-    q, k, v = (jnp.zeros((B, n, T, C)) for n in (H, K, K))
-    documents = jnp.zeros((B, T), jnp.int32)
-    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
-        place = jax.sharding.PartitionSpec(("data", "fsdp"), "tensor")
-        operands = [jax.device_put(x, place) for x in (q, k, v)]
-
-        def loss(q, k, v):
-            return fused_attention(q, k, v, documents, kernel, 50, "float32")
-
-        program = jax.jit(loss).lower(*operands).compile().as_text()
-    assert f"f32[1,{H // 2},{T},{C}]" in program or f"f32[1,{T},{H // 2},{C}]" in program
-    for word in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
-        assert word not in program
+def turned(x, positions):
+    """x of shape (B, heads, T, C), turned as in attention."""
+    return rotation(GPTConfig(n_head=1, n_embd=C, position="rope", rope_theta=THETA), positions)(x)
 
 
-@pytest.mark.parametrize(
-    "kind, platform, expected",
-    [
-        (*CPU, "einsum"),
-        (*V5E, "splash"),
-        ("TPU v6 lite", "tpu", "splash"),
-        (*H100, "cudnn"),
-        ("NVIDIA A100-SXM4-40GB", "gpu", "cudnn"),
-        ("NVIDIA A10G", "gpu", "cudnn"),
-        ("NVIDIA L4", "gpu", "cudnn"),
-        ("NVIDIA GeForce RTX 4090", "gpu", "cudnn"),
-        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "gpu", "cudnn"),
-        ("NVIDIA GeForce RTX 2080 Ti", "gpu", "einsum"),
-        ("NVIDIA GeForce GTX 1080", "gpu", "einsum"),
-        ("Tesla T4", "gpu", "einsum"),
-        ("Tesla V100-SXM2-16GB", "gpu", "einsum"),
-        ("Tesla P100-PCIE-16GB", "gpu", "einsum"),
-        ("AMD Instinct MI300X", "gpu", "einsum"),
-    ],
-)
-def test_the_fastest_depends_on_the_card(kind, platform, expected):
-    with on(kind, platform):
-        assert fastest_attention() == expected
+def random(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
 
 
-@pytest.mark.parametrize(
-    "device, kernel, T, head_size, dtype, says",
-    [
-        (H100, "cudnn", 1024, 64, "bfloat16", None),
-        (H100, "cudnn", 1024, 64, "float32", "an NVIDIA GPU, Ampere or later, and dtype=bfloat16"),
-        (H100, "cudnn", 1024, 256, "bfloat16", "a head size .* of at most 128 .* and it is 256"),
-        (H100, "cudnn", 1024, 12, "bfloat16", "a head size .* multiple of 8, and it is 12"),
-        (H100, "cudnn", 1023, 64, "bfloat16", "a block_size that is a multiple of 2, and it is 1023"),
-        (H100, "splash", 1024, 64, "bfloat16", "a TPU"),
-        (("Tesla T4", "gpu"), "cudnn", 1024, 64, "bfloat16", "an NVIDIA GPU, Ampere or later"),
-        (V5E, "splash", 1024, 80, "float32", None),
-        (V5E, "splash", 192, 64, "bfloat16", "a block_size that is a multiple of 128, and it is 192"),
-        (V5E, "cudnn", 1024, 64, "bfloat16", "an NVIDIA GPU"),
-        (CPU, "splash", 1024, 64, "float32", "a TPU"),
-        (CPU, "einsum", 1023, 12, "float32", None),
-    ],
-)
-def test_what_a_kernel_lacks_is_named(device, kernel, T, head_size, dtype, says):
-    with on(*device):
-        found = missing(kernel, T, head_size, dtype)
-    assert found is None if says is None else re.match(says, found)
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_each_pair_turns_by_its_position_times_its_frequency(array):
+    x, positions = random(2, 3, 5, C), np.array([[0, 1, 2, 3, 4], [7, 100, 101, 3, 0]])
+    x64 = np.asarray(x, np.float64)
+    angles = positions[:, None, :, None] * THETA ** (-2 * np.arange(C // 2) / C)
+    as_complex = (x64[..., : C // 2] + 1j * x64[..., C // 2 :]) * np.exp(1j * angles)
+    expected = np.concatenate([as_complex.real, as_complex.imag], -1)
+    # A float32 angle of up to 101 is off by up to 101 * 2^-24 of a power's few roundings; x is up to 4.
+    np.testing.assert_allclose(turned(x, array(positions)), expected, rtol=0, atol=4 * 4 * 101 * 2**-24)
 
 
-def test_a_length_that_a_kernel_does_not_take_is_left_to_einsum():
-    assert [fits("splash", T) for T in (64, 128, 192, 256)] == [False, True, False, True]
-    assert [fits("cudnn", T) for T in (7, 8)] == [False, True]
-    assert not fits("einsum", 128)
+def test_scores_depend_on_the_distance_alone():
+    q, k = random(1, 2, 6, C), random(1, 2, 6, C, seed=1)
+    here, there = np.arange(6)[None], np.arange(6)[None] + 50
+    scores, moved = (
+        jnp.einsum("bhtc,bhsc->bhts", turned(q, at), turned(k, at), precision="highest")
+        for at in (here, there)
+    )
+    # 16 products of numbers up to 4, with angles up to 55 that are off by 55 * 2^-24.
+    np.testing.assert_allclose(moved, scores, rtol=0, atol=16 * 16 * 55 * 2**-24)
+    unturned = jnp.einsum("bhtc,bhsc->bhts", q, k, precision="highest")
+    assert abs(scores - unturned).max() > 1
+
+
+def test_a_rotation_keeps_lengths_and_the_dtype():
+    x = random(2, 3, 5, C)
+    y = turned(x, np.arange(5)[None] + 1000)
+    np.testing.assert_allclose(jnp.linalg.norm(y, axis=-1), jnp.linalg.norm(x, axis=-1), rtol=1e-6)
+    assert turned(x.astype(jnp.bfloat16), np.arange(5)[None]).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("eot, made", [(None, False), (7, True)])
+def test_the_table_is_a_constant_of_the_program_unless_it_depends_on_the_tokens(eot, made):
+    config = GPTConfig(16, 50, n_layer=2, n_head=2, n_embd=32, position="rope", dropout=0.0, eot=eot)
+    gradient = jax.jit(jax.grad(lambda model, tokens: model(tokens).sum()))
+    tokens = jax.random.randint(jax.random.key(1), (2, 16), 0, 50)
+    compiled = gradient.lower(GPT(config, key=jax.random.key(0)), tokens).compile().as_text()
+    assert ("sine(" in compiled) == made
+
+
+@pytest.mark.parametrize("scaling", [8.0, 32.0])
+def test_llama_3s_frequencies_are_those_of_transformers(scaling):
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": scaling}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(hidden_size=128, num_attention_heads=1, head_dim=128, rope_parameters=rope)
+    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
+    found, unscaled = (inverse_frequencies(128, 500000.0, factor) for factor in (scaling, 1.0))
+    assert (expected < np.asarray(unscaled) * 0.99).sum() > 10
+    # transformers' are a power, a clip and a few products in float32, each exact to 2^-24 relative to its
+    # result, the power to a few of that per unit of the exponent's logarithm, 13.
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# --- the mask ---
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+@pytest.mark.parametrize("begins", [None, [[0, 0, 0, 3, 3, 5, 5, 5], [0, 1, 1, 1, 1, 1, 1, 1]]])
+def test_a_token_reads_the_last_tokens_up_to_itself_of_its_document(window, begins):
+    T = 8
+    documents = None if begins is None else jnp.array(begins)
+    found = causal_mask(jnp.arange(T)[None], T, window, documents)
+    for row, begin in zip(found, begins or [[0] * T], strict=True):
+        for t in range(T):
+            first = max(begin[t], t + 1 - (window or T))
+            assert [s for s in range(T) if row[t, s]] == list(range(first, t + 1))
+
+
+def test_queries_may_be_anywhere_among_the_keys():
+    whole = causal_mask(jnp.arange(8)[None], 8, 3)
+    np.testing.assert_array_equal(causal_mask(jnp.array([[5, 6]]), 8, 3), whole[:, 5:7])
+
+
+# --- dropout ---
+
+
+def test_attention_weights_are_dropped_out():
+    rate, S = 0.25, TINY.block_size
+    config = changed(TINY, dropout=rate)
+    q = jnp.zeros((64, S, 4, S))  # equal scores: query t weighs each of its t + 1 keys by 1 / (t + 1)
+    v = jnp.broadcast_to(jnp.eye(S)[:, None], q.shape)  # so that what comes out are the weights
+    _, attend = causal_attention(config, random_tokens(config, B=64))
+    weights = np.asarray(attend(q, q, v, jax.random.key(0))).swapaxes(1, 2)
+    weights = weights * np.arange(1, S + 1)[:, None]
+    readable = np.broadcast_to(np.tri(S, dtype=bool), weights.shape)
+    assert (weights[~readable] == 0).all()
+    dropped = weights[readable] == 0
+    assert abs(dropped.mean() - rate) < 5 * math.sqrt(rate * (1 - rate) / dropped.size)
+    np.testing.assert_allclose(weights[readable][~dropped], 1 / (1 - rate), rtol=FLOAT32_ROUNDING)
+    same = (weights[:1, :1] == weights).all((-1, -2))
+    assert same.sum() == 1  # each head of each example has its own mask

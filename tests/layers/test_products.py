@@ -1,11 +1,12 @@
-"""Products in a chosen dtype: their values and their gradients are those of a plain product."""
+"""Products and look-ups in a chosen dtype: values and gradients are those of plain ones."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.products import contract, matmul
+from layers.compute import Compute
+from layers.products import linear, look_up, product
 
 B, T, D = 3, 5, 48
 
@@ -15,9 +16,9 @@ def operands(*out):
     return tuple(jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((B, T, D), (D, *out)))
 
 
-def value_and_gradients(product, x, w, dy):
+def value_and_gradients(function, x, w, dy):
     """x @ w, and the gradients by x and w of its sum weighted by dy."""
-    y, back = jax.vjp(product, x, w)
+    y, back = jax.vjp(function, x, w)
     return y, *back(dy.astype(y.dtype))
 
 
@@ -25,7 +26,7 @@ def value_and_gradients(product, x, w, dy):
 def test_value_and_gradients_are_those_of_a_plain_product(out):
     x, w = operands(*out)
     dy = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, *out)), jnp.float32)
-    found = value_and_gradients(lambda x, w: matmul(x, w, "float32"), x, w, dy)
+    found = value_and_gradients(lambda x, w: linear(x, w, Compute()), x, w, dy)
     x, w, dy = (np.asarray(a, np.float64) for a in (x, w, dy))
     over_out = list(range(2, 2 + len(out)))
     expected = (
@@ -42,30 +43,32 @@ def test_value_and_gradients_are_those_of_a_plain_product(out):
 def test_bfloat16_rounds_the_operands_and_sums_in_float32():
     x, w = operands(7)
     dy = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, 7)), jnp.float32)
-    found = value_and_gradients(lambda x, w: matmul(x, w, "bfloat16"), x, w, dy)
+    found = value_and_gradients(lambda x, w: linear(x, w, Compute("bfloat16")), x, w, dy)
     rx, rw, rdy = (np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (x, w, dy))
     expected = (rx @ rw, rdy @ rw.T, np.einsum("bti,bto->io", rx, rdy))
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.dtype == jnp.float32  # of a weight's gradient on every platform; of the others on a CPU
+        assert ours.dtype == jnp.float32
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=48 * 16 * 2**-24)
     assert abs(found[0] - np.asarray(x, np.float64) @ np.asarray(w)).max() > 1e-3  # rounding shows
 
 
 def test_the_gradient_by_x_has_the_dtype_of_x():
     x, w = operands(7)
-    gradient = jax.grad(lambda x: matmul(x, w, "bfloat16").sum().astype(jnp.float32))(x.astype(jnp.bfloat16))
+    gradient = jax.grad(lambda x: linear(x, w, Compute("bfloat16")).sum().astype(jnp.float32))(
+        x.astype(jnp.bfloat16)
+    )
     assert gradient.dtype == jnp.bfloat16
 
 
-@pytest.mark.parametrize("out", [jnp.float32, jnp.bfloat16])
-def test_contract_gives_what_is_asked_for(out):
+@pytest.mark.parametrize("result", ["float32", "bfloat16"])
+def test_a_product_has_the_dtype_that_is_asked_for(result):
     x, w = operands(7)
-    assert contract("btd,do->bto", x, w, "bfloat16", out=out).dtype == out
+    assert linear(x, w, Compute("bfloat16", result)).dtype == result
 
 
 @pytest.mark.parametrize("subscripts", ["bkgtc,bksc->bkgts", "bkgts,bksc->bkgtc", "btd,vd->btv"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_gradients_of_contract_are_products_of_operands_in_dtype(subscripts, dtype):
+def test_gradients_of_a_product_are_products_of_operands_in_dtype(subscripts, dtype):
     sizes = dict(zip("bkgtscdv", (2, 2, 3, 5, 7, 4, 6, 9), strict=True))
     random = np.random.default_rng(0)
     in_a, in_b, in_y = subscripts.replace("->", ",").split(",")
@@ -73,10 +76,27 @@ def test_gradients_of_contract_are_products_of_operands_in_dtype(subscripts, dty
         jnp.asarray(random.normal(size=[sizes[axis] for axis in axes]), jnp.float32)
         for axes in (in_a, in_b, in_y)
     )
-    _, back = jax.vjp(lambda a, b: contract(subscripts, a, b, dtype, out=jnp.float32), a, b)
+    _, back = jax.vjp(lambda a, b: product(subscripts, a, b, dtype), a, b)
     ra, rb, rdy = (np.asarray(x.astype(dtype), np.float64) for x in (a, b, dy))
     expected = np.einsum(f"{in_y},{in_b}->{in_a}", rdy, rb), np.einsum(f"{in_y},{in_a}->{in_b}", rdy, ra)
     for ours, theirs in zip(back(dy), expected, strict=True):
         assert ours.dtype == jnp.float32
         # Sums of up to 15 products of numbers up to 4, each rounded to 2^-24.
         np.testing.assert_allclose(ours, theirs, rtol=0, atol=15 * 16 * 2**-24)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_rows_of_a_table_are_rounded_and_their_gradient_is_summed_in_float32(dtype):
+    random = np.random.default_rng(0)
+    table = random.normal(size=(7, 4)).astype(np.float32)
+    tokens = random.integers(5, size=(3, 400))  # each many times, two of the table's never
+    dy = random.normal(size=(3, 400, 4)).astype(np.float32)
+    rows, back = jax.vjp(lambda table: look_up(table, tokens, dtype), table)
+    expected = np.asarray(jnp.asarray(table, dtype), np.float32)[tokens]
+    np.testing.assert_array_equal(rows, expected)
+    (gradient,) = back(jnp.asarray(dy))
+    exact = np.zeros((7, 4))
+    np.add.at(exact, tokens.ravel(), dy.reshape(-1, 4).astype(np.float64))
+    # Sums of about 240 numbers up to 4, each addition rounded to 2^-24 of a sum below 64.
+    np.testing.assert_allclose(gradient, exact, rtol=0, atol=240 * 64 * 2**-24)
+    assert rows.dtype == gradient.dtype == jnp.float32

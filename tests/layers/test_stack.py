@@ -1,0 +1,125 @@
+"""The loop over blocks: unrolled, rematerialised or with folded norms, it computes what the blocks do."""
+
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+from config.options import Options
+from layers.attention import causal_attention
+from layers.stack import fold_norms
+from model import GPTConfig
+from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, moved
+from tests.models import TINY, changed, large, random_tokens, train
+from training.lora import add_adapters
+
+
+@pytest.mark.slow
+def test_unrolling_the_layers_changes_nothing():
+    tokens, targets = random_tokens(TINY), random_tokens(TINY, seed=1)
+    config = changed(TINY, n_layer=3)
+    (_, logits), gradients = train(large(config), tokens, targets)
+    for unroll in (1, 2):
+        (_, other_logits), other_gradients = train(large(changed(config, unroll=unroll)), tokens, targets)
+        assert distance(other_logits, logits) < FLOAT32_ROUNDING
+        assert_close(other_gradients, gradients)
+
+
+# --- rematerialisation ---
+
+
+@pytest.mark.parametrize(
+    "unroll, remat",
+    [
+        pytest.param(0, "block", marks=pytest.mark.slow),
+        (0, "dots"),
+        (1, "block"),
+        pytest.param(1, "dots", marks=pytest.mark.slow),
+    ],
+)
+def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
+    config = changed(TINY, n_layer=3, dropout=0.2, bias=True, unroll=unroll)
+    tokens, targets, key = random_tokens(TINY), random_tokens(TINY, seed=1), jax.random.key(0)
+    (loss, _), gradients = train(large(config), tokens, targets, key)
+    (other_loss, _), others = train(large(changed(config, remat=remat)), tokens, targets, key)
+    assert distance(other_loss, loss) < FLOAT32_ROUNDING
+    assert_close(others, gradients)
+
+
+@cache
+def gradient_plan(remat, n_layer=3):
+    """Bytes of temporaries, and FLOPs with those of one layer, of the features' gradient. B 8, T 64, D 64."""
+    config = GPTConfig(block_size=64, n_layer=n_layer, n_head=4, n_embd=64)
+    model = eqx.filter_eval_shape(changed(config, unroll=1, remat=remat).build, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((8, 64), jnp.int32)
+    compiled = (
+        jax.jit(jax.grad(lambda model, tokens: model.features(tokens).sum())).lower(model, tokens).compile()
+    )
+    return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
+
+
+@pytest.mark.slow
+def test_what_each_layer_keeps_for_the_backward_pass():
+    kept = {}
+    for remat in ("none", "dots", "block"):
+        (three, _), (six, _) = gradient_plan(remat, 3), gradient_plan(remat, 6)
+        kept[remat] = (six - three) / 3 / (8 * 64 * 64 * 4)  # float32 arrays of (B, T, D)
+    # The residual stream; with dots also q, k, v (3 D), attention's c_proj (D), c_gate and c_fc (F = 3 D).
+    # The output of the MLP's c_proj is the next residual stream less this one: no gradient needs it. XLA may
+    # keep a few numbers per token besides, of the norms, which round off.
+    assert round(kept["block"], 1) == 1
+    assert round(kept["dots"], 1) == 1 + 3 + 1 + 3 + 3
+    assert kept["none"] > 2 * kept["dots"]
+
+
+def test_what_is_computed_twice():
+    none, dots, block = (gradient_plan(remat)[1] for remat in ("none", "dots", "block"))
+    attention, linear = 2 * (2 * 8 * 64 * 64 * 64), 2 * 8 * 64 * 64 * (3 + 1 + 6) * 64
+    # Norms, softmax and SiLU come on top: XLA counts about ten operations for each of the elements they
+    # read, which are 4 T + 2 D + F per token.
+    others = 10 * 8 * 64 * (4 * 64 + 2 * 64 + 192)
+    assert attention <= dots - none <= attention + others
+    assert attention + linear <= block - none <= attention + linear + others
+
+
+# --- folded norms ---
+
+CASES = {
+    "swiglu, layernorm": {},
+    "gelu, rmsnorm": dict(mlp="gelu", norm="rmsnorm"),
+    "adapters": {},
+    "a bias, which is not folded": dict(bias=True),
+    "a gate": dict(attention_gate=True),
+}
+
+
+def a_block(case):
+    """The first block of a model, in which no norm's weight is 1, and no adapter and no gate is 0."""
+    model = changed(TINY, n_kv_head=2, **CASES[case]).build(jax.random.key(0))
+    if case == "adapters":
+        model = add_adapters(model, Options(lora_rank=2), jax.random.key(2))
+    return jax.tree.map(lambda x: x[0], moved(model.blocks, 0.1))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_folded_block_computes_the_same_and_so_do_its_gradients(case):
+    block, tokens = a_block(case), random_tokens(TINY)
+    _, attend = causal_attention(TINY, tokens)
+    x, dy = jax.random.normal(jax.random.key(3), (2, *tokens.shape, TINY.n_embd))
+
+    def value_and_gradients(prepare):
+        y, back = jax.vjp(lambda block, x: prepare(block)(x, attend), block, x)
+        block_gradient, dx = back(dy)
+        return {"y": y, "block": block_gradient, "x": dx}
+
+    assert_close(value_and_gradients(fold_norms), value_and_gradients(lambda block: block), FLOAT32_ROUNDING)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_norm_without_a_bias_has_no_weight_left(case):
+    block = a_block(case)
+    folded = fold_norms(block)
+    for ours, theirs in ((folded.ln_1, block.ln_1), (folded.ln_2, block.ln_2)):
+        assert (ours.weight == (theirs.weight if "bias" in case else 1)).all()
