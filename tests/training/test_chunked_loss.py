@@ -1,0 +1,154 @@
+"""The loss is PyTorch's, with its gradients, whatever the chunks; all the logits never exist at once."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+import torch
+from jax.extend.core import jaxprs_in_params
+
+from layers.compute import Compute
+from tests.helpers import distance
+from training.chunked_loss import chunked_cross_entropy, chunks
+from training.loss import cross_entropy
+
+# As helpers.FLOAT32_ROUNDING, but with about ten operations in a row, the products among them sums of at most
+# 100 terms: sqrt(10 * 100) u.
+ROUNDING = 2e-6
+WHOLE, HALVES = Compute(), Compute(max_logits=4 * 7 * 100)  # of the inputs below, in one chunk and in two
+
+
+def inputs(B=4, T=14, D=32, V=100):
+    """Features, a head whose logits spread, and targets: the first and last token, and some left out."""
+    rng = np.random.default_rng(0)
+    targets = rng.integers(V, size=(B, T)).astype(np.int32)
+    targets[0, :5] = [0, V - 1, -1, -1, 0]
+    targets[1] = -1
+    x, head = (rng.standard_normal(shape).astype(np.float32) for shape in ((B, T, D), (V, D)))
+    return x, head / 2, targets
+
+
+def value_and_gradients(x, head, targets, compute=WHOLE, loss=chunked_cross_entropy):
+    """The loss, and its gradients with respect to x and head, as numpy arrays."""
+    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, head, targets, compute)
+    return np.asarray(value), *map(np.asarray, gradients)
+
+
+def torch_value_and_gradients(x, head, targets):
+    """The same of PyTorch, in float64."""
+    x, head = (torch.tensor(array, dtype=torch.float64, requires_grad=True) for array in (x, head))
+    labels = torch.tensor(targets).long().flatten()
+    value = torch.nn.functional.cross_entropy((x @ head.T).flatten(0, 1), labels, ignore_index=-1)
+    value.backward()
+    return value.detach().numpy(), x.grad.numpy(), head.grad.numpy()
+
+
+@pytest.mark.parametrize(
+    "T, max_logits, n_chunks",
+    [
+        (14, Compute.max_logits, 1),
+        (14, 4 * 7 * 100, 2),
+        (14, 4 * 6 * 100, 7),  # not 3 chunks of 6, 6 and 2: all are equal
+        (13, 4 * 7 * 100, 13),  # a prime
+        (14, 1, 14),  # one position at a time at the least
+    ],
+)
+def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(T, max_logits, n_chunks):
+    x, head, targets = inputs(T=T)
+    assert len(chunks(x, targets, len(head), max_logits)[0]) == n_chunks
+    found = value_and_gradients(x, head, targets, Compute(max_logits=max_logits))
+    for ours, theirs in zip(found, torch_value_and_gradients(x, head, targets), strict=True):
+        assert ours.dtype == np.float32 and ours.shape == theirs.shape
+        assert distance(ours, theirs) < ROUNDING
+
+
+def test_it_is_the_plain_loss_of_all_the_logits():
+    x, head, targets = inputs()
+
+    def plain(x, head, targets, _):
+        return cross_entropy(x @ head.T, targets)
+
+    found, expected = (
+        value_and_gradients(x, head, targets, HALVES, loss) for loss in (chunked_cross_entropy, plain)
+    )
+    for ours, theirs in zip(found, expected, strict=True):
+        assert distance(ours, theirs) < ROUNDING
+    assert cross_entropy(x @ head.T, np.full_like(targets, -1)) == 0
+
+
+def test_a_gradient_is_scaled_by_what_follows_the_loss():
+    x, head, targets = inputs()
+    scaled = jax.grad(lambda x: 3 * chunked_cross_entropy(x, head, targets, WHOLE))(x)
+    np.testing.assert_allclose(scaled, 3 * value_and_gradients(x, head, targets)[1], rtol=ROUNDING)
+
+
+@pytest.mark.parametrize("compute", [WHOLE, HALVES])
+def test_without_a_target_the_loss_and_its_gradients_are_zero(compute):
+    x, head, targets = inputs()
+    value, *gradients = value_and_gradients(x, head, np.full_like(targets, -1), compute)
+    assert value == 0
+    assert not any(gradient.any() for gradient in gradients)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("compute", [WHOLE, HALVES])
+def test_the_value_alone_is_the_one_that_comes_with_gradients(compute, dtype):
+    compute, (x, head, targets) = replace(compute, dtype=dtype), inputs()
+    alone = chunked_cross_entropy(x, head, targets, compute)
+    np.testing.assert_allclose(alone, value_and_gradients(x, head, targets, compute)[0], rtol=ROUNDING)
+
+
+@pytest.mark.parametrize("results", ["float32", "bfloat16"])  # a CPU's, and any other device's
+def test_bfloat16_errs_by_the_rounding_of_its_operands_and_results(results):
+    x, head, targets = inputs()
+    value, dx, dhead = value_and_gradients(x, head, targets, Compute("bfloat16", results))
+    exact, exact_dx, exact_dhead = torch_value_and_gradients(x, head, targets)
+    u = 2.0**-9  # bfloat16 keeps 8 bits
+    twice, thrice = (1 + u) ** 2 - 1, (1 + u) ** 3 - 1  # two operands are rounded; and the result, on a GPU
+
+    # A logit moves by d at most, so log sum exp does, and so does the label's logit.
+    x, head = x.astype(np.float64), head.astype(np.float64)
+    d = (twice if results == "float32" else thrice) * (np.abs(x) @ np.abs(head).T).max()
+    assert value.dtype == dx.dtype == dhead.dtype == np.float32
+    assert 0 < abs(value - exact) < 2 * d
+
+    # A probability p moves by p (exp(2 d) - 1) at most, and then it is an operand itself.
+    logits = x @ head.T
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    dlogits = np.abs(p - (targets[..., None] == np.arange(len(head))))
+    error = thrice * dlogits + (1 + thrice) * np.expm1(2 * d) * p
+    error *= (targets >= 0)[..., None] / (targets >= 0).sum()
+    rounded = 0 if results == "float32" else u * np.abs(dx)
+    assert (np.abs(dx - exact_dx) <= error @ np.abs(head) + rounded).all()
+    assert (np.abs(dhead - exact_dhead) <= np.einsum("btv,btd->vd", error, np.abs(x))).all()
+
+
+def sizes(jaxpr):
+    """The number of elements of every array that a computation makes."""
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.size for variable in equation.outvars)
+        for inner in jaxprs_in_params(equation.params):
+            yield from sizes(inner)
+
+
+def test_all_the_logits_never_exist_at_once():
+    compute = Compute(max_logits=4 * 2 * 100)
+    x, head, targets = inputs(T=16, D=8)
+    both = jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))
+    for function in (chunked_cross_entropy, both):
+        jaxpr = jax.make_jaxpr(function, static_argnums=3)(x, head, targets, compute)
+        assert max(sizes(jaxpr.jaxpr)) == compute.max_logits
+
+
+def test_chunks_save_the_memory_of_the_logits():
+    x, head, targets = inputs(B=4, T=64, D=16, V=5000)
+    logits = 4 * 64 * 5000 * 4  # bytes
+    both = jax.jit(jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1)), static_argnums=3)
+
+    def temporaries(compute):
+        return both.lower(x, head, targets, compute).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(WHOLE) > logits
+    assert temporaries(Compute(max_logits=4 * 2 * 5000)) < logits / 4  # of 64 positions, 2: a 32nd
