@@ -100,7 +100,7 @@ def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | No
     base, path = checkpoints.manifest(iteration).base, checkpoints.folder / str(iteration)
     if base is None:
         return None
-    refuse_circle(checkpoints.folder.parent, base)
+    check_no_base_cycle(checkpoints.folder.parent, base)
     _, frozen = partition_trainable(shapes)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
@@ -114,7 +114,7 @@ def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | No
     return tree_of_arrays(arrays_by_name(model), frozen)
 
 
-def refuse_circle(out_dir: Path, base: dict[str, str] | None) -> None:
+def check_no_base_cycle(out_dir: Path, base: dict[str, str] | None) -> None:
     """Raise UserError when a run, whose manifest names `base`, is among the runs below its own adapters."""
     above = {out_dir}
     while base is not None and is_run(base["init_from"]):

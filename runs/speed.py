@@ -19,7 +19,7 @@ from runs.hardware import peak_memory
 from training.lora import partition_trainable
 from training.state import create_state
 
-RECENT = 100  # steps, of which the spread is told
+RECENT = 100  # steps whose spread is reported
 
 
 class Speed:
@@ -28,18 +28,16 @@ class Speed:
     `figures` has, of the steps since it was last asked:
 
         ms                            mean time of a step
-        ms_spread                     longest less shortest of the last 100, but for a tenth at either end
-        data_ms                       mean time that the loop took to make a batch; an accelerator is busy
-                                      with the step before meanwhile
+        ms_spread                     90th less 10th percentile of the last 100
+        data_ms                       mean time to make a batch, while an accelerator computes the step before
         tokens_per_second             over all devices
-        tokens_per_second_per_device  the same, shared out
+        tokens_per_second_per_device  of one
         mfu                           model FLOP/s over the devices' peak, as nanoGPT and PaLM
                                       (arXiv:2204.02311) have it; none for LoRA, nor without a known bfloat16
                                       peak
-        hfu                           the same of all the FLOPs that XLA counts: those of norms and the like,
-                                      and what `remat` computes twice
-        memory_mb                     the most that the first device has held, in 10^6 bytes; on a CPU, which
-                                      does not tell, the most that the process has
+        hfu                           the same with all the FLOPs that XLA counts: norms and the like, and
+                                      what `remat` computes twice
+        memory_mb                     peak memory of the first device, in 10^6 bytes; on a CPU, of the process
     """
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
