@@ -9,8 +9,18 @@ import pytest
 
 from config.command_line import UserError
 from config.options import Options
-from experiments import batch_size, coordinate_check, isoflop, reference
-from experiments.record import Record, data_mark, machine
+from experiments import (
+    batch_size,
+    best,
+    coordinate_check,
+    isoflop,
+    ladder,
+    optimizers,
+    reference,
+    stability,
+)
+from experiments.record import Record, data_mark, machine, read_record
+from experiments.runner import RESULTS
 from runs.reference import Reference
 from runs.speed import flops_per_token
 from tests.helpers import ROOT
@@ -28,11 +38,22 @@ def test_every_option_set_is_of_train_py_and_unlike_the_others(name):
         assert experiment.program == name and experiment.seeds > 1
         found = [experiment.options(label) for label in experiment.sets]
         for options in found:
-            model_config(replace(Options(), **options), 65, None)  # raises for a shape that cannot be
             assert options["lr_decay_iters"] == options["max_iters"]
+        for label in experiment.sets.keys() - experiment.removed.keys():
+            options = replace(Options(), **experiment.options(label))
+            model_config(options, 65, None)  # raises for a shape that cannot be
         assert all(found.count(options) == 1 for options in found)
     names = [experiment.name for experiment in module.EXPERIMENTS]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("program", [best, ladder, optimizers, stability])
+def test_sets_that_were_taken_out_still_have_results(program):
+    for experiment in program.EXPERIMENTS:
+        record = read_record(RESULTS / f"{experiment.name}.json")
+        assert experiment.removed.keys() <= experiment.sets.keys() and experiment.removed
+        for label in experiment.removed:
+            assert record.summary(label, experiment.options(label)).spread is not None
 
 
 def recorded(experiment, runs: dict[str, list]) -> Record:

@@ -247,6 +247,23 @@ def test_a_list_says_what_is_done_and_missing(experiment, tmp_path, capsys):
     ]
 
 
+def test_a_set_whose_option_is_gone_keeps_its_row_and_is_never_due(experiment, tmp_path, capsys):
+    sets = experiment.sets | {"lion": experiment.sets["rate 0.01"] | {"optimizer": "lion"}}
+    experiment = replace(experiment, sets=sets, removed={"lion": "tried, and taken out"})
+    write_record(tmp_path / "small.json", recorded(experiment, {"rate 0.01": [2.0], "lion": [3.0, 3.1]}))
+    assert {task.label for task in runner.tasks(experiment, Record(), tmp_path)} == {
+        "rate 0.01",
+        "rate 0.001",
+    }
+    assert runner.run([experiment], None, ["--list"], tmp_path) == 0
+    assert "lion" not in capsys.readouterr().out
+    assert "small: lion" not in refusal(runner.run, [experiment], None, ["--only=lion"], tmp_path)
+    assert runner.run([experiment], None, ["--draw"], tmp_path) == 0
+    text = (tmp_path / "small.md").read_text()
+    assert "| lion (tried, and taken out) | 3.0500 ± 0.0707 |" in text and "Commit dd10b5e has them." in text
+    assert "1 of 4 runs are done" in text
+
+
 def test_without_a_run_there_is_no_table(experiment, tmp_path, capsys):
     assert runner.run([experiment], None, ["--draw"], tmp_path) == 0
     assert capsys.readouterr().out == "small: no run has ended yet\n" and list(tmp_path.iterdir()) == []

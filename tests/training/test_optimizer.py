@@ -1,4 +1,4 @@
-"""The optimizers next to PyTorch's AdamW, and to Muon and Lion in NumPy; schedules; Muon on a mesh."""
+"""The optimizers next to PyTorch's AdamW, and to Muon in NumPy; Muon on a mesh."""
 
 import math
 from dataclasses import replace
@@ -13,12 +13,14 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from config.options import Options
-from model import GPT, GPTConfig
+from model import GPTConfig
 from parallel.mesh import make_mesh
 from parallel.sharding import leaf_name
 from tests.helpers import named_arrays, random_batch
+from tests.models import changed
+from tests.training.test_schedule import nanogpt_learning_rate
 from training.lora import add_adapters, partition_trainable
-from training.optimizer import learning_rate, make_optimizer
+from training.optimizer import make_optimizer
 from training.state import create_state, model_config
 from training.step import compile_step
 
@@ -33,69 +35,13 @@ MATRICES = {
 }
 GATE = "blocks.mlp.c_gate.weight"  # a swiglu MLP's alone
 DECAYED = MATRICES | {"wte", "wpe", "lm_head"}
-OPTIMIZERS = ("adamw", "muon", "normuon", "lion")
+OPTIMIZERS = ("adamw", "muon", "normuon")
 MUON_SLOW = [pytest.param(x, marks=[pytest.mark.slow] * ("muon" in x)) for x in OPTIMIZERS]
 
 
-def nanogpt_learning_rate(o, it):
-    if it < o.warmup_iters:
-        return o.learning_rate * (it + 1) / (o.warmup_iters + 1)
-    if it > o.lr_decay_iters:
-        return o.min_lr
-    ratio = (it - o.warmup_iters) / (o.lr_decay_iters - o.warmup_iters)
-    return o.min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (o.learning_rate - o.min_lr)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        dict(warmup_iters=0, lr_decay_iters=100, learning_rate=1.0, min_lr=0.0),
-        dict(warmup_iters=100, lr_decay_iters=5000, learning_rate=1e-3, min_lr=1e-4),
-        dict(warmup_iters=10, lr_decay_iters=11),
-    ],
-)
-def test_learning_rate_is_nanogpts(changes):
-    options = replace(Options(), **changes)
-    warmup, end = options.warmup_iters, options.lr_decay_iters
-    marks = {0, 1, warmup - 1, warmup, warmup + 1, (warmup + end) // 2, end - 1, end, end + 1, 2 * end}
-    steps = sorted({step for step in marks | set(range(0, 2 * end, max(end // 50, 1))) if step >= 0})
-    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.array(steps))
-    assert ours.dtype == jnp.float32
-    # Float32 holds the angle, at most pi, to about 2^-22, and so the cosine: 1e-6 of the highest rate.
-    theirs = [nanogpt_learning_rate(options, step) for step in steps]
-    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * options.learning_rate)
-
-
-def test_the_learning_rate_is_constant_without_decay():
-    options = replace(Options(), decay_lr=False, learning_rate=3e-4, warmup_iters=10, lr_decay_iters=20)
-    for schedule in ("cosine", "wsd", "constant"):
-        for step in (0, 5, 15, 30):
-            assert learning_rate(replace(options, schedule=schedule), step) == np.float32(3e-4)
-
-
-@pytest.mark.parametrize("warmup, end", [(10, 100), (0, 7), (90, 100)])
-def test_wsd_warms_up_stays_and_decays_in_the_last_fifth(warmup, end):
-    options = replace(Options(), schedule="wsd", learning_rate=1.0, min_lr=0.25)
-    options = replace(options, warmup_iters=warmup, lr_decay_iters=end)
-    start = max(warmup, 0.8 * end)
-    corners = [(0, 1 / (warmup + 1)), (warmup, 1.0), (start, 1.0), (end, 0.25), (2 * end, 0.25)]
-    steps = np.arange(2 * end)
-    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.array(steps))
-    # Float32 holds a part of the decay to 2^-24, after a step number below 2^8 minus the start of the decay.
-    np.testing.assert_allclose(ours, np.interp(steps, *zip(*corners, strict=True)), rtol=0, atol=2**-15)
-
-
-def test_a_constant_schedule_warms_up():
-    options = replace(Options(), schedule="constant", learning_rate=3e-4, warmup_iters=3, lr_decay_iters=5)
-    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.arange(8))
-    np.testing.assert_allclose(ours, 3e-4 * np.minimum(np.arange(1, 9) / 4, 1), rtol=2**-22)
-
-
-def everything(mlp="swiglu"):
+def everything(**changes):
     """A model of random parameters, those included that start out as zeros and ones."""
-    model = jax.jit(lambda: GPT(replace(EVERYTHING, mlp=mlp), key=jax.random.key(0)))()
-    return random_like(model, 0)
+    return random_like(jax.eval_shape(changed(EVERYTHING, **changes).build, jax.random.key(0)), 0)
 
 
 def random_like(tree, seed):
@@ -105,40 +51,18 @@ def random_like(tree, seed):
 
 
 @pytest.mark.parametrize("optimizer", MUON_SLOW)
-def test_cautious_weights_decay_where_the_step_brings_them_nearer_to_zero(optimizer):
-    options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
-    model, gradients = everything(), random_like(everything(), 1)
-
-    def step(**changes):
-        optimizer = make_optimizer(replace(options, **changes))
-        updates, _ = jax.jit(optimizer.update)(gradients, optimizer.init(model), model)
-        return named_arrays(updates)
-
-    without, cautious, before = step(weight_decay=0.0), step(cautious_weight_decay=True), named_arrays(model)
-    for name, alone in without.items():
-        nearer = (alone * before[name] <= 0) & (name in DECAYED)  # an update is what is added
-        decay = -0.5 * 0.5 * before[name] * nearer
-        assert name not in DECAYED or 0.3 < nearer.mean() < 0.7, name
-        # Numbers below 8, rounded to 2^-24 some three times; Muon's sums of products are the same in both.
-        np.testing.assert_allclose(cautious[name], alone + decay, rtol=0, atol=3 * 8 * 2**-24, err_msg=name)
-
-
-@pytest.mark.parametrize("optimizer", MUON_SLOW)
-def test_weights_of_mixtures_and_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
-    config = replace(EVERYTHING, value_embeddings=True, residual_scalars=True, attention_gate=True)
-    model = random_like(jax.eval_shape(lambda: GPT(config, key=jax.random.key(0))), 0)
+def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
+    model = everything(attention_gate=True)
     gradients, gate = random_like(model, 1), "blocks.attn.head_gate.weight"
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0)
     # The model is four times as wide as its base. Muon's steps are half as large: a constant spectral norm.
     factors = dict.fromkeys(MATRICES, 1 / 2 if "muon" in optimizer else 1 / 4) | {gate: 1 / 4}
-    factors |= {"blocks.stream_mix": 3.0, "blocks.attn.value_mix": 3.0}
 
     def step(**changes):
-        optimizer = make_optimizer(replace(options, **changes))
+        optimizer = make_optimizer(replace(options, **changes), model)
         return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
 
-    one = step(scalar_learning_rate=options.learning_rate)
-    other = step(scalar_learning_rate=3 * options.learning_rate, mup_base_width=EVERYTHING.n_embd // 4)
+    one, other = step(), step(mup_base_width=EVERYTHING.n_embd // 4)
     assert factors.keys() < one.keys()
     for name, update in one.items():
         np.testing.assert_allclose(other[name], factors.get(name, 1) * update, rtol=2**-20, err_msg=name)
@@ -153,7 +77,7 @@ def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_give
     gradients = random_like(adapters, 1)
 
     def step(**changes):
-        optimizer = make_optimizer(replace(options, **changes))
+        optimizer = make_optimizer(replace(options, **changes), adapters)
         return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(adapters), adapters)[0])
 
     one, other = step(), step(mup_base_width=EVERYTHING.n_embd // 4)
@@ -168,7 +92,7 @@ def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_give
 def test_exactly_the_matrices_and_embeddings_decay(optimizer):
     options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
     model = everything()
-    optimizer = make_optimizer(options)
+    optimizer = make_optimizer(options, model)
     zero = jax.tree.map(jnp.zeros_like, model)
     updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(model), model)
     before = named_arrays(model)
@@ -198,7 +122,7 @@ def torch_parameters_after(model, gradients, options):
 
 def ours_after(model, gradients, options):
     """What our optimizer makes of the parameters, by name."""
-    optimizer = make_optimizer(options)
+    optimizer = make_optimizer(options, model)
     state, update = optimizer.init(model), jax.jit(optimizer.update)
     for gradient in gradients:
         updates, state = update(gradient, state, model)
@@ -244,22 +168,6 @@ def numpy_parameter_after(name, model, gradients, options, direction):
 
 def running_mean(history, beta):
     return sum((1 - beta) * beta**age * x for age, x in enumerate(reversed(history)))
-
-
-def test_lion_steps_by_the_sign_of_a_mean():
-    """Algorithm 2 of arXiv:2302.06675."""
-    options = replace(STEPS, optimizer="lion")
-
-    def direction(history):
-        before = running_mean(history[:-1], options.beta2)
-        return np.sign(options.beta1 * before + (1 - options.beta1) * history[-1])
-
-    start = everything()
-    gradients = some_gradients(start)
-    for name, ours in ours_after(start, gradients, options).items():
-        expected = numpy_parameter_after(name, start, gradients, options, direction)
-        # As for AdamW; the direction itself is exact.
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=len(SCALES) * (0.1 * 20 + 8) * 2**-24)
 
 
 def newton_schulz(matrices):
@@ -315,7 +223,7 @@ def test_muon_orthogonalises_every_layers_every_heads_matrices_and_leaves_the_re
             largest = max(largest, 2 * factor)
         return np.moveaxis(0.2 * math.sqrt(max(update.shape[-2:])) * update, -2, 1)
 
-    start = everything(mlp)
+    start = everything(mlp=mlp)
     gradients = some_gradients(start)
     ours = ours_after(start, gradients, options)
     rest = torch_parameters_after(start, gradients, options)
