@@ -9,6 +9,13 @@ from experiments.report import draw_curves
 from experiments.runner import main
 
 SHORT = 300
+SHORTER = {
+    "max_iters": SHORT,
+    "lr_decay_iters": SHORT,
+    "warmup_iters": SHORT // 10,
+    "eval_interval": SHORT // 3,
+}
+BEFORE = {"optimizer": "normuon", "value_embeddings": True}
 
 EXPERIMENTS = [
     Experiment(
@@ -18,14 +25,12 @@ EXPERIMENTS = [
         config="config/train_shakespeare_char_best.py",
         sets={
             "as it is": {},
-            f"{SHORT} steps": {
-                "max_iters": SHORT,
-                "lr_decay_iters": SHORT,
-                "warmup_iters": SHORT // 10,
-                "eval_interval": SHORT // 3,
-            },
+            f"{SHORT} steps": SHORTER,
+            "as it was": BEFORE,
+            f"{SHORT} steps, as it was": BEFORE | SHORTER,
         },
         draw=draw_curves,
+        removed=dict.fromkeys(("as it was", f"{SHORT} steps, as it was"), "value embeddings, NorMuon"),
     )
 ]
 

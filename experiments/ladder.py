@@ -8,7 +8,7 @@ every change trains for the time of nanoGPT's recipe.
 
 from itertools import accumulate
 
-from experiments.record import Experiment
+from experiments.record import TAKEN_OUT, Experiment
 from experiments.report import draw_dots
 from experiments.runner import main
 
@@ -40,6 +40,7 @@ CHANGES = {
     "z-loss": {"z_loss": 1e-4},
     "cautious decay": {"cautious_weight_decay": True},
 }
+REMOVED = ("value embeddings", "residual scalars", "softcap", "z-loss", "cautious decay")
 UP = (
     *("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings"),
     *("normuon", "residual scalars", "softcap"),
@@ -53,6 +54,7 @@ EXPERIMENTS = [
         sets={"nanoGPT": NANOGPT | steps}
         | {label: NANOGPT | steps | change for label, change in CHANGES.items()},
         draw=draw_dots,
+        removed=dict.fromkeys(REMOVED, TAKEN_OUT),
     )
     for name, steps in DATA.items()
 ] + [
@@ -69,6 +71,10 @@ EXPERIMENTS = [
         ),
         draw=draw_dots,
         upward=True,
+        removed={
+            f"+ {label}": TAKEN_OUT if label in REMOVED else "on top of value embeddings"
+            for label in UP[UP.index("value embeddings") :]
+        },
     )
     for name, steps in DATA.items()
 ]

@@ -7,7 +7,7 @@ times AdamW's (arXiv:2302.06675), so that both shrink a weight alike.
 from functools import partial
 
 from experiments.miniature import MINIATURE
-from experiments.record import Experiment
+from experiments.record import TAKEN_OUT, Experiment
 from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
@@ -33,6 +33,7 @@ EXPERIMENTS = [
             for rate in rates
         },
         draw=partial(draw_lines, x="learning_rate", lines=LINES),
+        removed=dict.fromkeys(LINES["lion"], TAKEN_OUT),
         findings=partial(best_of_each, lines=LINES),
     )
 ]

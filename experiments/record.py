@@ -23,6 +23,8 @@ from runs.hardware import describe_cpu
 ROOT = Path(__file__).resolve().parents[1]
 # These say where a run is kept and what is written of it, and not what it trains.
 KEEPING = {"out_dir": "", "keep_checkpoints": 1, "log_interval": 10, "wandb_log": False, "init_from": "auto"}
+TAKEN_OUT = "tried, and taken out"
+LAST_COMMIT = "dd10b5e"  # the last one that has the options of what was taken out
 
 
 @dataclass(frozen=True)
@@ -36,17 +38,20 @@ class Experiment:
     draw: Callable[[Any, "Experiment", "Record"], None]  # draws into matplotlib's axes
     config: str = "config/train_shakespeare_char_cpu.py"
     seeds: int = 5
+    removed: dict[str, str] = field(default_factory=dict)  # sets that cannot be trained any more, and why
     upward: bool = False  # each set is a step up from the one above it, and compared with that one
     findings: Callable[["Experiment", "Record"], list[str]] | None = None  # lines below the table
 
     def options(self, label: str) -> dict[str, Any]:
         """Return the options of a set that differ from train.py's defaults, checked. Raises UserError."""
-        words = [f"--{name}={value}" for name, value in self.sets[label].items()]
-        found = given([str(ROOT / self.config), *words], Options)
+        own = self.sets[label]
+        known = {} if label in self.removed else own  # train.py would refuse the options that are gone
+        words = [f"--{name}={value}" for name, value in known.items()]
+        found = given([str(ROOT / self.config), *words], Options) | own
         return {
             name: value
             for name, value in sorted(found.items())
-            if name not in (*KEEPING, "seed") and value != getattr(Options, name)
+            if name not in (*KEEPING, "seed") and value != getattr(Options, name, None)
         }
 
 

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from config.files import write_whole
-from experiments.record import Experiment, Record, Summary
+from experiments.record import LAST_COMMIT, Experiment, Record, Summary
 
 SURE = 0.95  # the probability that an interval is to have
 
@@ -55,7 +55,8 @@ def markdown(experiment: Experiment, record: Record, drawn: bool) -> str:
         timed = "" if ms is None else f"{ms:.1f}"
         seeds = f"{len(summary.losses) + summary.diverged}"
         steps = f"{options.get('max_iters', 600000):,}"
-        rows.append(f"| {label} | {describe(summary)} | {against} | {seeds} | {timed} | {steps} |")
+        shown = f"{label} ({experiment.removed[label]})" if label in experiment.removed else label
+        rows.append(f"| {shown} | {describe(summary)} | {against} | {seeds} | {timed} | {steps} |")
     parts = [f"# {experiment.name}", experiment.question, "\n".join(rows)]
     if drawn:
         parts.append(f"![{experiment.question}]({experiment.name}.svg)")
@@ -106,8 +107,9 @@ def describe_difference(found: tuple[float, float] | None) -> str:
 
 def missing(experiment: Experiment, summaries: dict[str, Summary]) -> str:
     """Say how many runs are not there yet."""
-    due = experiment.seeds * len(summaries)
-    done = sum(min(len(x.losses) + x.diverged, experiment.seeds) for x in summaries.values())
+    wanted = [summary for label, summary in summaries.items() if label not in experiment.removed]
+    due = experiment.seeds * len(wanted)
+    done = sum(min(len(x.losses) + x.diverged, experiment.seeds) for x in wanted)
     if done == due:
         return f"Complete: {experiment.seeds} seeds of each."
     return f"{done} of {due} runs are done ({experiment.seeds} seeds of each); `--list` names the others."
@@ -130,6 +132,8 @@ def provenance(experiment: Experiment, record: Record) -> list[str]:
             f"On {cpu}: {seeds_on(cpu, experiment, record)}." for cpu in sorted({x["cpu"] for x in runs})
         ]
         lines += [f"Versions: {found}." for found in sorted({run["versions"] for run in runs})]
+    if experiment.removed:
+        lines.append(f"Rows with brackets need options that are gone. Commit {LAST_COMMIT} has them.")
     timed = {record.sets[label]["timed"] for label, options in sets if record.ms(label, options) is not None}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]
 

@@ -110,7 +110,7 @@ def run(
         experiments = [at_equal_time(experiment, asked.only, results) for experiment in experiments]
     chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
     if not chosen:
-        names = "; ".join(f"{x.name}: {label}" for x in experiments for label in x.sets)
+        names = "; ".join(f"{x.name}: {label}" for x in experiments for label in labels(x, None))
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
     due, before = [], {}
     for experiment in chosen:
@@ -162,8 +162,9 @@ def count(text: str) -> int:
 
 
 def labels(experiment: Experiment, only: str | None) -> list[str]:
-    """Return the option sets that are asked for."""
-    return [label for label in experiment.sets if (only or "") in f"{experiment.name}: {label}"]
+    """Return the option sets that are asked for, of those that can be trained."""
+    runnable = [label for label in experiment.sets if label not in experiment.removed]
+    return [label for label in runnable if (only or "") in f"{experiment.name}: {label}"]
 
 
 def tasks(
@@ -200,17 +201,17 @@ def at_equal_time(experiment: Experiment, only: str | None, results: Path) -> Ex
     if not labels(renamed, only):
         return renamed
     record = read_record(results / f"{experiment.name}.json")
-    untimed = [label for label in experiment.sets if record.ms(label, experiment.options(label)) is None]
-    if untimed:
+    times = {label: record.ms(label, experiment.options(label)) for label in experiment.sets}
+    if untimed := [label for label in labels(experiment, None) if times[label] is None]:
         raise UserError(
             f"--equal_time: {experiment.name}: no step time of {'; '.join(untimed)}: run it with --time first"
         )
-    times = {label: record.ms(label, experiment.options(label)) for label in experiment.sets}
+    times = {label: ms for label, ms in times.items() if ms is not None}
     first = next(iter(times.values()))
     sets = {}
-    for label, own in experiment.sets.items():
-        options = experiment.options(label)
-        steps = round(options["max_iters"] * first / times[label])
+    for label, ms in times.items():
+        own, options = experiment.sets[label], experiment.options(label)
+        steps = round(options["max_iters"] * first / ms)
         sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
     return replace(renamed, question=f"{experiment.question} In equal time.", sets=sets)
 

@@ -7,7 +7,7 @@ arXiv:2408.00118), and the z-loss holds the logits' normalizer near 1 (PaLM, arX
 from functools import partial
 
 from experiments.miniature import MINIATURE
-from experiments.record import Experiment, Record
+from experiments.record import TAKEN_OUT, Experiment, Record
 from experiments.report import describe, draw_lines
 from experiments.runner import main
 
@@ -20,6 +20,7 @@ MEANS = {
     "all three": {"qk_norm": True, "logit_softcap": 30.0, "z_loss": 1e-4},
 }
 LINES = {name: [f"{name}, {rate:g}" for rate in RATES] for name in MEANS}
+REMOVED = ("softcap", "z-loss", "all three")
 
 
 def findings(experiment: Experiment, record: Record) -> list[str]:
@@ -43,6 +44,7 @@ EXPERIMENTS = [
             for rate in RATES
         },
         draw=partial(draw_lines, x="learning_rate", lines=LINES),
+        removed={label: TAKEN_OUT for name in REMOVED for label in LINES[name]},
         findings=findings,
     )
 ]
