@@ -1,0 +1,90 @@
+"""The ideas of variants.py: what a gate and µP compute, and that a plain run does without the file."""
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from config.options import Options
+from tests.helpers import (
+    FLOAT32_ROUNDING,
+    MODERN,
+    assert_same_bits,
+    distance,
+    random_batch,
+    run_python,
+)
+from tests.models import TINY, changed, forward, large, random_tokens
+from training.state import create_state, model_config
+from training.step import compile_step
+from variants import without_multipliers
+
+V, BASE = 32, 32
+OPTIONS = replace(
+    Options(),
+    **dict(n_layer=2, n_head=4, n_embd=BASE, block_size=16, batch_size=8, gradient_accumulation_steps=1),
+    **dict(decay_lr=False, learning_rate=0.01, weight_decay=0.0, unroll=1, dtype="float32"),
+)
+
+
+def trained(options, steps):
+    """The state after some steps on the same batch."""
+    state = create_state(model_config(options, V), options)
+    step, batch = compile_step(state, options), random_batch(options, V)
+    for _ in range(steps):
+        state, _ = step(state, *batch)
+    return state
+
+
+def test_a_gate_starts_as_1_and_scales_what_each_head_has_read():
+    without, gated = (changed(TINY, attention_gate=gate).build(jax.random.key(0)) for gate in (False, True))
+    assert len(jax.tree.leaves(gated)) == len(jax.tree.leaves(without)) + 1
+    tokens = random_tokens(TINY)
+    assert distance(forward(gated, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
+    attn = jax.tree.map(lambda x: x[0], large(changed(TINY, attention_gate=True)).blocks.attn)
+    x, read = jax.random.normal(jax.random.key(1), (2, 2, 5, TINY.n_embd))
+    read = read.reshape(2, 5, TINY.n_head, -1)  # what attention is made to give
+    gate = 2 / (1 + np.exp(-np.asarray(x @ attn.head_gate.weight, np.float64)))
+    expected = (gate[..., None] * read).reshape(x.shape) @ np.asarray(attn.c_proj.weight)
+    assert distance(attn(x, lambda *_: read), expected) < FLOAT32_ROUNDING
+
+
+def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the_same():
+    model, tokens = large(changed(TINY, mup_base_width=8, qk_norm=True)), random_tokens(TINY)
+    plain = without_multipliers(model)
+    assert type(plain.blocks.attn) is Attention and type(plain.ln_f) is Norm
+    assert distance(forward(plain, tokens), forward(model, tokens)) < FLOAT32_ROUNDING
+
+
+def test_a_plain_run_works_without_the_file(tiny, tmp_path):
+    script = """
+import sys
+sys.modules["variants"] = None  # importing it raises ImportError
+import sample, train
+train.main([*sys.argv[1:], "--max_iters=2"])
+train.main([*sys.argv[1:], "--max_iters=4", "--init_from=resume"])
+sample.main([sys.argv[1], "--max_new_tokens=4", "--num_samples=1", "--device=cpu"])
+"""
+    done = run_python("-c", script, *tiny(tmp_path, eval_interval=2))
+    assert done.returncode == 0, done.stderr
+    assert newest_checkpoint(tmp_path) == 4 and "---------------" in done.stdout
+
+
+def test_at_the_bases_width_a_model_in_mup_is_an_ordinary_one():
+    ordinary = replace(OPTIONS, **MODERN)
+    assert_same_bits(trained(replace(ordinary, mup_base_width=BASE), 2), trained(ordinary, 2))
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
+    """The coordinate check of arXiv:2203.03466, appendix D.1, in miniature."""
+    tokens = random_batch(OPTIONS, V)[0, 0]
+
+    def size_of_logits(n, base):
+        options = replace(OPTIONS, n_embd=n * BASE, mup_base_width=base, optimizer=optimizer)
+        return float(np.abs(jax.jit(lambda model: model(tokens))(trained(options, 4).model)).mean())
+
+    base = size_of_logits(1, 0)
+    assert size_of_logits(4, BASE) < 1.25 * base
+    assert size_of_logits(4, 0) > 1.75 * base
