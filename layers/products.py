@@ -40,8 +40,8 @@ def _product_forward(subscripts, a, b, dtype, result):
 def _product_backward(subscripts, dtype, result, saved, dy):
     a, b = saved
     in_a, in_b, in_y = re.split(",|->", subscripts)
-    da = product(f"{in_y},{in_b}->{in_a}", dy, b, dtype, a.dtype)
-    db = product(f"{in_a},{in_y}->{in_b}", a, dy, dtype, b.dtype)
+    da = product(f"{in_y},{in_b}->{in_a}", dy, b, dtype, a.dtype.name)
+    db = product(f"{in_a},{in_y}->{in_b}", a, dy, dtype, b.dtype.name)
     return da, db
 
 
