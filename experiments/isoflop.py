@@ -44,7 +44,7 @@ def steps(budget: float, width: int) -> int:
 
 
 def options(budget: float, width: int) -> dict:
-    """Return the options of a run. Muon's learning rate falls with the root of the width (layers/mup.py)."""
+    """Return the options of a run. Muon's learning rate falls with the root of the width (variants.py)."""
     count, rate = steps(budget, width), min(16e-3, 8e-3 * (64 / width) ** 0.5)
     return {
         "n_layer": LAYERS,

@@ -31,7 +31,7 @@ LLAMA_SHAPE = {
     **{"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"},
     **{"bias": False, "qk_norm": False, "window": None},
 }
-# All of Meta's models with rope_type "llama3" have these values; see layers/rotary.py.
+# All of Meta's models with rope_type "llama3" have these values; see layers/attention.py.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 

@@ -33,7 +33,7 @@ ROOT = f"{Path(__file__).resolve().parents[1]}/"
 CLASSES = ("matrix products", "attention", "loss", "norms and elementwise", "optimizer", "copies")
 
 # Lines in these say how something is computed; the lines that call them say what.
-GENERAL = ("layers/products.py", "layers/tensor_parallel.py")
+GENERAL = ("layers/products.py",)
 GENERAL_FUNCTIONS = ("Linear.__call__", "compile_step")
 
 
@@ -200,7 +200,7 @@ def work_of(kernel: Kernel, lines: list[Line]) -> str:
         function = line.function.rpartition(".")[2]
         if "/optax/" in line.file or line.file.endswith(("training/optimizer.py", "equinox/_update.py")):
             return "optimizer"
-        if line.file.endswith("training/loss.py"):
+        if line.file.endswith("training/chunked_loss.py"):
             return "loss"
         if "attention" in function or line.file.endswith("layers/attention.py"):
             return "attention"

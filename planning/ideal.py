@@ -4,7 +4,7 @@
 
 For `fsdp`, the weights are gathered twice for each microbatch, forward and backward, in the products' dtype,
 and their gradients are summed and scattered once a step, in float32 (ZeRO-3, arXiv:1910.02054). A step whose
-devices keep whole weights from the first microbatch to the last (`axes_apart` in training/step.py) sends
+devices keep whole weights from the first microbatch to the last (`reduce_once` in training/step.py) sends
 less. For `data`, the gradients that a device keeps are summed once. Over n devices each sends (n - 1) / n of
 an array, and for a sum that all get twice that. `tensor` and `stage` send activations, of which nothing is
 counted here.
