@@ -113,11 +113,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
         (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
-        (
-            LLAMA | dict(residual_scalars=True, logit_softcap=9.0),
-            ["for LlamaForCausalLM: residual_scalars=True, not False, logit_softcap=9.0, not 0.0;"],
-        ),
-        (LLAMA | dict(value_embeddings=True), ["for LlamaForCausalLM: value_embeddings=True, not False;"]),
+        (LLAMA | dict(attention_gate=True), ["for LlamaForCausalLM: attention_gate=True, not False;"]),
         (
             dict(mlp="relu2", attention_gate=True),
             ["for GPT2LMHeadModel: attention_gate=True, not False;", "mlp=relu2, not swiglu"],

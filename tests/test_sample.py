@@ -136,7 +136,7 @@ def test_the_matmuls_may_be_in_another_dtype(run):
     for dtype in ("float32", "bfloat16"):
         model, _ = sample.load_for_text(sample.SampleOptions(out_dir=str(run), dtype=dtype), longest=8)
         assert model(jnp.zeros((1, 2), jnp.int32)).dtype == jnp.float32
-        assert model.config.dtype == model.blocks.attn.c_q.dtype == dtype
+        assert model.config.compute.dtype == model.blocks.attn.c_q.compute.dtype == dtype
 
 
 def test_the_first_sample_appears_as_it_is_made(capsys):

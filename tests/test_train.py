@@ -419,7 +419,7 @@ def test_resuming_a_finished_run_changes_no_checkpoint_and_no_record(copied_run)
         ({"n_embd": 32}, ["n_embd=32", "n_embd=16"]),
         ({"mlp": "gelu"}, ["mlp=gelu", "mlp=swiglu"]),
         ({"block_size": 4}, ["block_size=4", "block_size=8"]),
-        ({"optimizer": "lion"}, ["optimizer=lion", "optimizer=adamw"]),
+        ({"optimizer": "muon"}, ["optimizer=muon", "optimizer=adamw"]),
     ],
 )
 def test_resume_refuses_another_model_or_optimizer(copied_run, changes, named):

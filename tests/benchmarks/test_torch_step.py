@@ -21,10 +21,9 @@ SHAPES = {
     "llama": dict(
         position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
     ),
-    "all that is new": MODERN | dict(n_kv_head=2, mup_base_width=8),
+    "modern": MODERN | dict(n_kv_head=2, mup_base_width=8),
     # qk_norm=False: the bias of k_norm adds the same to all scores of a query, its gradient is rounding alone
-    "all that is new, beside GPT-2's": MODERN
-    | dict(position="learned", norm="layernorm", bias=True, qk_norm=False),
+    "modern, beside GPT-2's": MODERN | dict(position="learned", norm="layernorm", bias=True, qk_norm=False),
 }
 
 

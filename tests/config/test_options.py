@@ -332,7 +332,7 @@ def test_a_name_unlike_any_option_points_to_help():
         ("dataset", "5", "a name"),
         ("wandb_project", "None", "a string"),
         ("position", "'rotary'", "one of learned, rope"),
-        ("optimizer", "'adam'", "one of adamw, muon, normuon, lion"),
+        ("optimizer", "'adam'", "one of adamw, muon, normuon"),
         ("schedule", "'linear'", "one of cosine, wsd, constant"),
         ("device", "7", "one of auto, cpu, cuda, tpu"),
     ],

@@ -5,12 +5,13 @@ import shutil
 import jax
 import numpy as np
 import pytest
+from planning.devices import DEVICES
 
 from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
 from model import GPT, GPTConfig
-from planning.devices import DEVICES
 from planning.ideal import least_sent
+from tests.models import changed
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
@@ -35,9 +36,7 @@ def page():
 
 def test_devices_counts_what_the_planner_counts_and_follows_its_sliders(page):
     page.goto((DOCS / "interactive/devices.html").as_uri())
-    config = GPTConfig(
-        n_layer=12, n_embd=768, n_head=12, vocab_size=50304, mlp="gelu", position="rope", dtype="bfloat16"
-    )
+    config = changed(GPTConfig(mlp="gelu", position="rope"), dtype="bfloat16")
     shapes = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
     norms = (2 * config.n_layer + 1) * config.n_embd
     parameters = sum(x.size for x in jax.tree.leaves(shapes)) - norms

@@ -66,15 +66,17 @@ def test_a_chapter_is_read_in_twenty_minutes(chapter):
 
 
 @pytest.mark.parametrize("chapter", chapters(), ids=name)
-def test_a_chapter_opens_with_what_it_teaches_and_closes_with_three_exercises(chapter):
+def test_a_chapter_opens_with_what_it_teaches_and_closes_with_exercises(chapter):
     text = chapter.read_text()
     headings = [heading["text"] for heading in HEADING.finditer(prose(text))]
     assert headings[0].startswith(f"{int(chapter.name[:2])} · ")
     assert re.match(r"# [^\n]+\n\n\*\*You will be able to\*\* ", text)
     assert [heading for heading in headings if heading in ("Exercises", headings[-1])] == ["Exercises"]
     answers = text.partition("\n## Exercises\n")[2]
-    assert answers.count("<details markdown>\n<summary>Answer</summary>\n\n") == 3
-    assert answers.count("\n</details>") == 3
+    exercises = len(re.findall(r"^\*\*\d\.\*\* ", answers, re.M))
+    assert exercises >= 3
+    assert answers.count("<details markdown>\n<summary>Answer</summary>\n\n") == exercises
+    assert answers.count("\n</details>") == exercises
 
 
 @pytest.mark.parametrize("page", pages(), ids=name)

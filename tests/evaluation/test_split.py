@@ -8,13 +8,13 @@ from scipy.special import log_softmax
 from config.options import Options
 from evaluation.split import score
 from parallel.mesh import make_mesh
-from tests.helpers import FLOAT32_ROUNDING, NEW_SHAPE, moved
+from tests.helpers import FLOAT32_ROUNDING, MODERN, moved
 from training.state import create_state, model_config
 
 SHAPE = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, dtype="float32")
 
 
-@pytest.mark.parametrize("new", [NEW_SHAPE, dict(mup_base_width=8)], ids=["all that is new", "µP"])
+@pytest.mark.parametrize("new", [MODERN, dict(mup_base_width=8)], ids=["modern", "µP"])
 def test_the_loss_of_a_row_is_that_of_the_models_logits(new):
     options = Options(**SHAPE, **new)
     model = moved(create_state(model_config(options, vocab_size=33), options).model, 0.2)

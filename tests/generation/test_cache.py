@@ -1,17 +1,14 @@
 """The key/value cache: what is read through it is what the model reads at once."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from generation.cache import Cache, forward_with_cache, unstack_blocks
-from layers.products import result_dtype
 from model import GPT
-from tests.helpers import FLOAT32_ROUNDING, NEW_SHAPE, distance
-from tests.models import TINY, large, random_tokens
+from tests.helpers import FLOAT32_ROUNDING, MODERN, distance
+from tests.models import TINY, changed, large, random_tokens
 
 
 def in_chunks(model, tokens, ends):
@@ -31,12 +28,12 @@ def in_chunks(model, tokens, ends):
     [
         dict(position="learned"),
         dict(position="rope", qk_norm=True, window=4),
-        NEW_SHAPE | dict(mup_base_width=8),
-        NEW_SHAPE | dict(position="learned", norm="layernorm", bias=True),
+        MODERN | dict(mup_base_width=8),
+        MODERN | dict(position="learned", norm="layernorm", bias=True),
     ],
 )
 def test_the_cache_gives_what_the_whole_sequence_gives(shape):
-    model = large(replace(TINY, n_kv_head=2, **shape))
+    model = large(changed(TINY, n_kv_head=2, **shape))
     tokens = random_tokens(model.config)
     features, _ = in_chunks(model, tokens, [5, 6, 7, 11])
     assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
@@ -45,7 +42,7 @@ def test_the_cache_gives_what_the_whole_sequence_gives(shape):
 @pytest.mark.parametrize("position, window", [("learned", None), ("rope", 4)])
 def test_each_row_has_a_length_of_its_own(position, window):
     """Rows of 3, 9 and 0 tokens read 4 more together, as each would alone."""
-    model = large(replace(TINY, position=position, n_kv_head=2, window=window))
+    model = large(changed(TINY, position=position, n_kv_head=2, window=window))
     tokens, lengths = random_tokens(model.config, B=3), np.array([3, 9, 0])
     _, cache = in_chunks(model, tokens, [])  # what is behind a row's length is not read
     following = jnp.stack([row[n : n + 4] for row, n in zip(tokens, lengths, strict=True)])
@@ -59,23 +56,23 @@ def test_each_row_has_a_length_of_its_own(position, window):
 @pytest.mark.parametrize("position", ["learned", "rope"])
 def test_a_sample_after_end_of_text_reads_what_training_read(position):
     eot, document = 64, slice(5, 12)
-    model = large(replace(TINY, position=position, n_kv_head=2, eot=eot))
-    tokens = random_tokens(replace(TINY, vocab_size=eot), B=1).at[0, jnp.array([5, 12])].set(eot)
+    model = large(changed(TINY, position=position, n_kv_head=2, eot=eot))
+    tokens = random_tokens(changed(TINY, vocab_size=eot), B=1).at[0, jnp.array([5, 12])].set(eot)
     features, _ = in_chunks(model, tokens[:, document], [])
     assert distance(features, jax.jit(GPT.features)(model, tokens)[:, document]) < FLOAT32_ROUNDING
 
 
 def test_each_block_is_a_layer_of_the_stacked_one():
-    model = large(replace(TINY, n_layer=3))
+    model = large(changed(TINY, n_layer=3))
     for i, block in enumerate(unstack_blocks(model)):
         stacked = jax.tree.map(lambda x, i=i: x[i], model.blocks)
         jax.tree.map(np.testing.assert_array_equal, block, stacked)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(dtype):
-    config = replace(TINY, n_kv_head=2, dtype=dtype, n_layer=3)
+@pytest.mark.parametrize("result", ["float32", "bfloat16"])
+def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(result):
+    config = changed(TINY, n_kv_head=2, dtype="bfloat16", result=result, n_layer=3)
     cache = Cache.empty(config, 5)
     assert [len(cache.keys), len(cache.values)] == [3, 3]
     for x in (*cache.keys, *cache.values):
-        assert (x.shape, x.dtype) == ((5, 2, 16, 8), jnp.dtype(result_dtype(dtype)))  # (B, K, S, C)
+        assert (x.shape, x.dtype) == ((5, 2, 16, 8), result)  # (B, K, S, C)

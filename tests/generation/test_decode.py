@@ -14,6 +14,7 @@ from generation import engine
 from generation.decode import CHUNK, cast_products
 from generation.engine import generate
 from model import GPT, GPTConfig
+from tests.models import changed
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
@@ -218,14 +219,14 @@ def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
 
 
 def test_bfloat16_decodes():
-    model = make(replace(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
+    model = make(changed(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
     new = generated(model, prompt(2, 5), 2 * S)
     assert new.shape == (2, 2 * S) and (0 <= new).all() and (new < SHAPE["vocab_size"]).all()
 
 
 def test_the_weights_of_products_are_cast_once():
     """And the model computes what it did, to the bit; tokens are looked up in float32."""
-    model = make(replace(CONFIGS["gpt2"], dtype="bfloat16"))
+    model = make(changed(CONFIGS["gpt2"], dtype="bfloat16"))
     cast = jax.jit(cast_products)(model)
     assert {cast.blocks.attn.c_q.weight.dtype, cast.blocks.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
     assert (cast.head.dtype, cast.wte.dtype, cast.blocks.ln_1.weight.dtype) == ("bfloat16", *2 * ["float32"])

@@ -10,8 +10,8 @@ from generation.decode import LIKELIEST, decode, read
 from generation.engine import Engine, Request, generate, keys_of_rows
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
-from tests.helpers import NEW_SHAPE
-from tests.models import TINY, forward, large
+from tests.helpers import MODERN
+from tests.models import TINY, changed, forward, large
 
 CONFIG = replace(TINY, block_size=24, n_kv_head=2, position="rope")
 S, V = CONFIG.block_size, CONFIG.vocab_size
@@ -170,10 +170,10 @@ def test_a_stop_token_is_the_last(model):
     assert alone(model, request(4, max_new_tokens=60, stop=(stop,))) == whole[: whole.index(stop) + 1]
 
 
-@pytest.mark.parametrize("shape", [{}, NEW_SHAPE | dict(mup_base_width=8)])
+@pytest.mark.parametrize("shape", [{}, MODERN | dict(mup_base_width=8)])
 def test_it_says_how_likely_tokens_are(shape):
     """Of the prompt and of the new tokens, by the model's own logits, before temperature and top-k."""
-    model = large(replace(CONFIG, **shape))
+    model = large(changed(CONFIG, **shape))
     asked = request(1, max_new_tokens=6, temperature=0.7, top_k=3, tell=True, tell_prompt=True)
     asked = replace(asked, prompt=asked.prompt[:15])
     engine = Engine(model, 2)

@@ -12,8 +12,8 @@ import torch
 
 from inside.views import attention, lens, nats
 from model import GPT
-from tests.helpers import NEW_SHAPE
-from tests.models import TINY, large
+from tests.helpers import MODERN
+from tests.models import TINY, changed, large
 from tests.reference import CONFIGS, as_gpt, random_reference
 
 ROUNDING = {"rtol": 2e-4, "atol": 2e-5}
@@ -80,7 +80,7 @@ def test_the_parts_of_a_block_add_up_to_the_stream():
 
 
 def test_the_last_layer_of_the_lens_is_what_the_model_says_whatever_blocks_read():
-    model, tokens = large(replace(TINY, **NEW_SHAPE)), np.arange(9, dtype=np.int32)
+    model, tokens = large(changed(TINY, **MODERN)), np.arange(9, dtype=np.int32)
     expected = jax.nn.softmax(jax.jit(GPT.__call__)(model, tokens[None]))[0]
     seen = lens(model, tokens, k=TINY.vocab_size)
     found = np.take_along_axis(np.asarray(expected), seen.tokens[-1], axis=-1)

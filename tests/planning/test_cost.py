@@ -1,11 +1,11 @@
 """A plan's seconds by the device's peaks, its classes of work, the table of devices, and lack of memory."""
 
 import pytest
+from planning.devices import DEVICES, describe_gpu
 
 from config.options import Options
 from model import GPTConfig
 from planning.cost import CLASSES, Cost, estimate
-from planning.devices import DEVICES, describe_gpu
 from planning.fit import Memory, Planned, changes_that_save, needed_bytes
 from planning.program import parse_program
 from planning.target import parse_target
@@ -68,9 +68,9 @@ def test_float32_products_take_twice_as_long_on_a_gpu():
     "file, function, work",
     [
         ("model.py", "MLP.__call__", "matrix products"),
-        ("model.py", "attention", "attention"),
-        ("model.py", "CausalSelfAttention.heads", "matrix products"),
-        ("/house/training/loss.py", "_forward", "loss"),
+        ("layers/attention.py", "attention_weights", "attention"),
+        ("model.py", "Attention.__call__", "matrix products"),
+        ("/house/training/chunked_loss.py", "_forward", "loss"),
         ("/lib/optax/_src/transform.py", "update", "optimizer"),
     ],
 )

@@ -2,10 +2,11 @@
 
 import pytest
 
+from layers.compute import Compute
 from model import GPTConfig
 from planning.ideal import least_sent
 
-CONFIG = GPTConfig(dtype="bfloat16")
+CONFIG = GPTConfig(compute=Compute("bfloat16"))
 
 
 def mesh(**sizes):

@@ -9,8 +9,8 @@ import pytest
 
 from model import GPT, GPTConfig
 from runs.speed import flops_per_token
-from tests.helpers import NEW_SHAPE
-from tests.models import train
+from tests.helpers import MODERN
+from tests.models import TINY, changed, train
 
 
 @pytest.mark.parametrize(
@@ -18,13 +18,13 @@ from tests.models import train
     [
         dict(mlp="gelu", bias=True),
         dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False),
-        NEW_SHAPE,
+        MODERN,
     ],
 )
 def test_flops_are_those_xla_counts(variant):
     B, T = 2, 64
-    config = GPTConfig(block_size=T, vocab_size=512, n_layer=2, n_head=4, n_embd=256, unroll=0, **variant)
-    model = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
+    config = changed(TINY, block_size=T, vocab_size=512, n_embd=256, **variant)
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
     counted = train.lower(model, tokens, tokens).compile().cost_analysis()["flops"]
     # XLA adds one for each element of each elementwise operation (norms, softmax, activations), which is

@@ -67,7 +67,7 @@ def test_samples_and_batches_that_cannot_fit_are_refused(run, command, name, siz
     [
         {},
         {"mlp": "gelu", "tie_embeddings": False, "position": "rope"},
-        {"n_kv_head": 2, "n_hidden": 24, "optimizer": "lion"},
+        {"n_kv_head": 2, "n_hidden": 24, "optimizer": "normuon"},
         {"optimizer": "muon"},
         {"lora_rank": 4, "lora_base_dtype": "bfloat16"},
     ],

@@ -93,7 +93,7 @@ def test_other_data_switch_it_off_in_one_line(kept, tiny_data, capsys):
 def test_a_run_that_is_something_else_has_none_and_is_told_nothing(kept, capsys):
     argv = kept()
     assert found_by(argv, dataset="elsewhere") is None
-    many = {"n_layer": 3, "n_head": 4, "n_embd": 32, "block_size": 16, "batch_size": 2, "optimizer": "lion"}
+    many = {"n_layer": 3, "n_head": 4, "n_embd": 32, "block_size": 16, "batch_size": 2, "optimizer": "muon"}
     assert found_by(argv, **many, learning_rate=1.0) is None
     assert found_by(argv, init_from="gpt2") is None  # other weights to begin with
     assert capsys.readouterr().err == ""

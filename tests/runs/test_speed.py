@@ -11,10 +11,11 @@ from model import GPTConfig
 from runs import speed
 from runs.hardware import peak_memory
 from runs.speed import RECENT, Speed, flops_per_token
+from tests.models import changed
 
 OPTIONS = replace(Options(), gradient_accumulation_steps=2, batch_size=3, block_size=5)
 TOKENS = 2 * 3 * 5
-CONFIG = GPTConfig(block_size=5, dtype="bfloat16")
+CONFIG = changed(GPTConfig(block_size=5), dtype="bfloat16")
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_hfu_counts_what_is_computed_twice(clock, monkeypatch, remat):
     T, V, D, L = 64, 512, 512, 2
     options = replace(OPTIONS, block_size=T)
     shape = dict(vocab_size=V, n_layer=L, n_head=4, n_embd=D, mlp="gelu", unroll=1, remat=remat)
-    config = GPTConfig(block_size=T, dtype="bfloat16", **shape)
+    config = changed(CONFIG, block_size=T, **shape)
     monkeypatch.setattr(jax, "devices", lambda: [H100])
     speed = Speed(options, config, devices=1)
     run_step(speed, clock, 0, 1e-3)
@@ -113,9 +114,7 @@ def test_adapters_have_an_hfu_that_leaves_out_the_gradients_of_the_weights(clock
     def counted(L):
         """FLOPs per token with adapters on the MLPs of L layers."""
         options = replace(OPTIONS, block_size=T, n_layer=L, n_embd=D, lora_rank=r, lora_targets="mlp.c_fc")
-        config = GPTConfig(
-            block_size=T, dtype="bfloat16", vocab_size=V, n_layer=L, n_head=4, n_embd=D, mlp="gelu"
-        )
+        config = changed(CONFIG, block_size=T, vocab_size=V, n_layer=L, n_head=4, n_embd=D, mlp="gelu")
         speed = Speed(options, config, devices=1)
         run_step(speed, clock, 0, 1e-3)
         figures = speed.figures()
@@ -135,7 +134,7 @@ def test_adapters_have_an_hfu_that_leaves_out_the_gradients_of_the_weights(clock
 def test_there_is_no_mfu_without_a_known_peak(clock, monkeypatch):
     unknown = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
     monkeypatch.setattr(jax, "devices", lambda: [H100])
-    float32 = Speed(OPTIONS, replace(CONFIG, dtype="float32"), devices=1)
+    float32 = Speed(OPTIONS, changed(CONFIG, dtype="float32"), devices=1)
     for unpeaked in (unknown, float32):
         run_step(unpeaked, clock, 0, 1)
         assert not {"mfu", "hfu"} & unpeaked.figures().keys()

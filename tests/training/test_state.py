@@ -31,13 +31,8 @@ def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dty
     with on(*device):
         config = model_config(replace(TINY, **changes), V)
     result = "float32" if device == CPU else dtype  # rounded where that saves memory traffic
-    compute = config.compute
-    assert (config.vocab_size, compute.dtype, compute.result, compute.attention) == (
-        V,
-        dtype,
-        result,
-        attention,
-    )
+    found = config.compute
+    assert (config.vocab_size, found.dtype, found.result, found.attention) == (V, dtype, result, attention)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tests.helpers import (
     save_run,
     start_python,
 )
+from tests.models import changed
 from training.state import create_state, model_config, state_shapes
 from training.step import compile_step
 
@@ -103,7 +104,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
 
 def with_kernel(kernel, options):
     """A new model that computes attention with that kernel, which `model_config` refuses on a CPU."""
-    return create_state(replace(model_config(options, V, EOT), attention=kernel), options).model
+    return create_state(changed(model_config(options, V, EOT), attention=kernel), options).model
 
 
 SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
