@@ -142,7 +142,7 @@ def mup(model: GPT, config: VariantConfig) -> GPT:
     return eqx.tree_at(linear_weights, model, replace_fn=lambda w: w / math.sqrt(n))
 
 
-def linear_weights(model: GPT) -> list[Array]:
+def linear_weights(model: GPT) -> list:
     layers = jax.tree.leaves(model.blocks, is_leaf=lambda x: isinstance(x, Linear))
     return [layer.weight for layer in layers if isinstance(layer, Linear)]
 
