@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
+from model import Attention, Norm
 from tests.helpers import (
     FLOAT32_ROUNDING,
     MODERN,
@@ -64,7 +65,7 @@ sys.modules["variants"] = None  # importing it raises ImportError
 import sample, train
 train.main([*sys.argv[1:], "--max_iters=2"])
 train.main([*sys.argv[1:], "--max_iters=4", "--init_from=resume"])
-sample.main([sys.argv[1], "--max_new_tokens=4", "--num_samples=1", "--device=cpu"])
+sample.main([sys.argv[1], "--max_new_tokens=4", "--num_samples=1", "--device=cpu", "--start=the"])
 """
     done = run_python("-c", script, *tiny(tmp_path, eval_interval=2))
     assert done.returncode == 0, done.stderr

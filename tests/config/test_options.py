@@ -281,7 +281,11 @@ def test_overwriting_a_run_and_going_on_with_it_contradict_each_other():
 
 
 @pytest.mark.parametrize(
-    "typo, nearest", [("batchsize", "batch_size"), ("n_embed", "n_embd"), ("learning-rat", "learning_rate")]
+    "typo, nearest",
+    [
+        *[("batchsize", "batch_size"), ("n_embed", "n_embd"), ("learning-rat", "learning_rate")],
+        *[("value_embeddings", "tie_embeddings"), ("cautious_weight_decay", "weight_decay")],  # taken out
+    ],
 )
 def test_a_typo_names_the_nearest_option(typo, nearest, config):
     assert f"did you mean {nearest}?" in error(f"--{typo}=1")

@@ -1,0 +1,44 @@
+"""A first call of the quickstart's step runs little of the project: what a reader has to read."""
+
+import json
+
+from tests.helpers import ROOT, run_python
+
+SCRIPT = """
+import json, sys
+from collections import defaultdict
+import jax, numpy as np
+from config.options import parse_options
+from parallel.mesh import make_mesh
+from training.state import create_state, model_config
+from training.step import make_recipe, train_step
+
+options, root = parse_options(["config/quickstart.py"]), sys.argv[1]
+batch = np.zeros((1, options.batch_size, options.block_size), np.int32)
+entered = set()
+
+def profile(frame, event, _):
+    code = frame.f_code
+    if event == "call" and code.co_filename.startswith(root) and not code.co_name.startswith("<"):
+        entered.add(code)
+
+with jax.set_mesh(make_mesh("data:1")):
+    state = create_state(model_config(options, 96), options)
+    recipe = make_recipe(options, state)
+    sys.setprofile(profile)
+    train_step(state, batch, batch, recipe)
+    sys.setprofile(None)
+
+lines = defaultdict(set)
+for code in entered:
+    numbers = [number for *_, number in code.co_lines() if number]
+    lines[code.co_filename].update(range(min(numbers), max(numbers) + 1))
+print(json.dumps([len(lines), len(entered), sum(map(len, lines.values()))]))
+"""
+
+
+def test_a_first_step_enters_ten_files_and_48_functions_of_360_lines():
+    """Comprehensions and lambdas are no functions here: their lines count with those around them."""
+    done = run_python("-c", SCRIPT, f"{ROOT}/")
+    files, functions, lines = json.loads(done.stdout.splitlines()[-1])
+    assert 1 < files <= 10 and 1 < functions <= 48 and 1 < lines <= 360, (files, functions, lines)
