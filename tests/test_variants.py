@@ -13,6 +13,7 @@ from tests.helpers import (
     MODERN,
     assert_same_bits,
     distance,
+    newest_checkpoint,
     random_batch,
     run_python,
 )
