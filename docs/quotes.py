@@ -7,8 +7,8 @@ A quote is a Python fence below one of these marks. A symbol is a function, a cl
 is assigned to, by its dotted name. A part runs from the first line that begins with the one text to the next
 that begins with the other; with one text alone it is that line.
 
-    <!-- quote: model.py CausalSelfAttention.output -->
-    <!-- quote: model.py attention: scores = ... weights = dropout -->
+    <!-- quote: model.py Attention.__call__ -->
+    <!-- quote: model.py Attention.__init__: self.c_q ... self.c_proj -->
     <!-- quote: config/quickstart.py: learning_rate ... warmup_iters -->
     <!-- quote: config/quickstart.py -->
 
