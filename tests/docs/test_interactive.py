@@ -5,12 +5,12 @@ import shutil
 import jax
 import numpy as np
 import pytest
-from planning.devices import DEVICES
 
 from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
 from model import GPT, GPTConfig
 from planning.ideal import least_sent
+from planning.target import DEVICES
 from tests.models import changed
 
 playwright = pytest.importorskip(
