@@ -56,6 +56,7 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
+        hide_leftovers_of_orbax()
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
@@ -204,7 +205,6 @@ class Checkpoints:
         else:
             why = first_difference(checksums({name: arrays[name] for name in trees}), expected)
         if why is not None:
-            hide_leftovers_of_orbax()
             raise Damaged(path, why)
         return restored
 
@@ -265,7 +265,7 @@ def on_host(x: jax.Array) -> np.ndarray:
 
 @functools.cache  # once is enough
 def hide_leftovers_of_orbax() -> None:
-    """Have Python not print the coroutines, callbacks and errors that Orbax leaves when reading fails."""
+    """Have Python not print the coroutines, callbacks and errors that Orbax leaves when it fails."""
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports errors that nobody asked for
     before = sys.unraisablehook
 

@@ -21,7 +21,7 @@ from runs.checkpoint import Checkpoints, checksum, checksums
 from runs.load import load_run
 from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
-from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
+from tests.helpers import assert_same_bits, error_line, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
 from training.state import TrainState, create_state, model_config
 from training.step import compile_step
@@ -274,6 +274,17 @@ def test_a_changed_number_in_a_manifest_is_found(tmp_path, two_checkpoints):
     assert "its manifest is not what was saved" in refusal(load_run, str(tmp_path))
 
 
+def test_a_manifest_of_another_depth_is_one_line(tmp_path, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
+    values = json.loads(path.read_text())
+    values["options"]["n_layer"] = 100_000
+    path.write_text(json.dumps(values | {"checksum": manifest_module.checksum_of_json(values)}))
+    done = run_python("sample.py", f"--out_dir={tmp_path}", "--device=cpu")
+    assert f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged" in error_line(done.stderr)
+    assert done.stderr.count("\n") == 1 and done.returncode == 2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
 def test_a_checksum_sees_every_bit_and_every_exchange_of_elements(dtype):
     x = np.asarray(jnp.arange(30).reshape(5, 6).astype(dtype))
@@ -340,6 +351,7 @@ def test_a_disk_too_small_is_said_before_anything_is_written(tmp_path, tiny, mon
 # A limit on the size of a file stops the writing in the middle, as a full disk does.
 FILL = """
 import resource, sys
+from dataclasses import replace
 import jax.numpy as jnp
 from config.command_line import UserError
 from runs.checkpoint import Checkpoints
@@ -347,8 +359,9 @@ from training.state import TrainState, create_state, model_config
 
 checkpoints = Checkpoints(sys.argv[1], keep=1)
 manifest = checkpoints.manifest(1)
-state = create_state(model_config(manifest.options, manifest.vocab_size), manifest.options)
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+wide = replace(manifest.options, n_embd=256)  # several writes fail at once
+state = create_state(model_config(wide, manifest.vocab_size), wide)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 try:
     checkpoints.save(TrainState(state.model, state.opt_state, jnp.asarray(2, jnp.int32)), manifest)
     checkpoints.wait()
@@ -361,7 +374,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     save(tmp_path, tiny[0], 1)
     done = run_python("-c", FILL, tmp_path)
     assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot save a checkpoint")
-    assert done.stdout.count("\n") == 1
+    assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
     assert unfinished and "2" not in unfinished  # what a killed process leaves, too
 
