@@ -26,6 +26,7 @@ import uvicorn
 from jax.sharding import Mesh
 
 from config.command_line import Count, Limit, Name, UserError, command, given
+from config.files import first_line
 from data.tokenizer import Tokenizer, end_of_text
 from generation.engine import Engine
 from hub.chat import read_chat_template
@@ -171,9 +172,16 @@ def check_mesh(text: str, config: GPTConfig) -> None:
 
 def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
     """Load the chat template that a tokenizer of the hub or of a folder brings. Raises UserError."""
-    template, tokens = read_chat_template(open_pretrained(init_from).folder)
+    folder = open_pretrained(init_from).folder
+    template, tokens = read_chat_template(folder)
     end = tokenizer.encode(tokens.get("eos_token", ""))
-    return Chat(template, tokens, ends=(int(end[0]),) if len(end) == 1 else ())
+    try:
+        return Chat(template, tokens, ends=(int(end[0]),) if len(end) == 1 else ())
+    except Exception as error:  # whatever somebody's template raises while it is compiled
+        raise UserError(
+            f"{folder}: its chat template (chat_template.jinja, or in tokenizer_config.json) is not valid "
+            f"({first_line(error)}): put the model's own there"
+        ) from None
 
 
 def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:

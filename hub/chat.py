@@ -21,10 +21,11 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
         text = template.read_text(encoding="utf-8") if template.is_file() else None
         if not isinstance(config, dict):
             raise ValueError("expected a JSON object")
-    except (OSError, ValueError) as error:
+        text = text or default_template(config.get("chat_template"))
+    except (OSError, TypeError, ValueError) as error:  # TypeError: a list or an object as a template's name
         raise UserError(f"{folder}: its chat template cannot be read ({error}): download it again") from None
     found = {name: token_text(config.get(name)) for name in TOKENS}
-    return text or default_template(config.get("chat_template")), {k: v for k, v in found.items() if v}
+    return text, {k: v for k, v in found.items() if v}
 
 
 def token_text(token: Any) -> str | None:

@@ -5,9 +5,14 @@ import json
 import pytest
 
 from config.command_line import UserError
+from data.tokenizer import CharTokenizer
 from hub.chat import read_chat_template
+from hub.gpt2 import write_config
+from model import GPTConfig
+from serve import load_chat
 from serving.chat import Chat
 from serving.errors import ApiError
+from tests.helpers import refusal
 
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
 TEMPLATE = (
@@ -41,10 +46,19 @@ def test_without_a_template_the_plain_one_is_used(tmp_path):
     assert Chat().prompt(answered) == "System: be\n\nUser: hi\n\nAssistant: ho\n\nAssistant:"
 
 
-def test_a_damaged_file_is_one_line(tmp_path):
-    (tmp_path / "tokenizer_config.json").write_text("{")
+@pytest.mark.parametrize("text", ["{", '{"chat_template": [{"name": [], "template": ""}]}'])
+def test_a_damaged_file_is_one_line(tmp_path, text):
+    (tmp_path / "tokenizer_config.json").write_text(text)
     with pytest.raises(UserError, match="its chat template cannot be read"):
         read_chat_template(tmp_path)
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ 1 | nofilter }}", "{{" + "(" * 5000])
+def test_a_template_that_is_no_jinja_is_one_line_at_the_start(tmp_path, template):
+    config = write_config(GPTConfig(8, 2, n_layer=1, n_head=1, n_embd=8, mlp="gelu"))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | config))
+    said = refusal(load_chat, str(save(tmp_path, template=template)), CharTokenizer("ab"))
+    assert said.startswith(f"{tmp_path}: its chat template (chat_template.jinja")
 
 
 @pytest.mark.parametrize(
