@@ -98,6 +98,14 @@ def sync(path: Path) -> None:
         os.close(number)
 
 
+def cache_folder() -> Path:
+    """Return the folder, which may be missing, for what can be made again."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanojaxgpt"
+    except RuntimeError:  # a user without a home, for whom nothing can be kept
+        return Path(os.devnull) / "nanojaxgpt"
+
+
 def first_line(error: BaseException) -> str:
     """Shorten another library's message to one line."""
     return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
