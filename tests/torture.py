@@ -1,14 +1,15 @@
 """Do to a run, on purpose, all that can happen to one, and compare it with a run that nothing disturbed.
 
-    python -m tests.torture --kills=50 --flips=200 --seconds=600
+    python -m tests.torture --kills=50 --flips=200 --seconds=500
 
 A tiny run is killed, stopped and interrupted at random moments: while it starts, steps, evaluates, saves and
-resumes. Bits of its checkpoints are flipped and their files cut short, its disk fills up, and a second run is
-started in its folder. Every weight, every loss and every line on stderr is looked at. It prints what was
-tried and what was found, and exits with 1 if anything was wrong.
+resumes. Bits of its checkpoints, its options and its data are flipped, files of checkpoints are cut short,
+its disk fills up, and a second run is started in its folder. Every weight, every loss and every line on
+stderr is looked at. It prints what was tried and what was found, and exits with 1 if anything was wrong.
 """
 
 import argparse
+import io
 import os
 import shutil
 import signal
@@ -18,11 +19,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import equinox as eqx
 import numpy as np
 
+import train
+from config.command_line import UserError, command
+from config.options import NOT_RESUMED, read_options
+from data.loader import Batches
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
@@ -150,15 +156,48 @@ class Torture:
             self.faults.append(f"{what} of {path}: {type(error).__name__}: {error}")
         path.write_bytes(whole)
 
-    def flip(self) -> None:
-        def spoil(whole: bytes) -> bytes:
-            place = int(self.draw.integers(8 * len(whole)))
-            return whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :]
+    def flipped(self, whole: bytes) -> bytes:
+        place = int(self.draw.integers(8 * len(whole)))
+        return whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :]
 
-        self.damage("a flipped bit", spoil)
+    def flip(self) -> None:
+        self.damage("a flipped bit", self.flipped)
 
     def cut(self) -> None:
         self.damage("a truncated file", lambda whole: whole[: int(self.draw.integers(len(whole)))])
+
+    def flip_options(self) -> None:
+        """Flip a bit of options.json: a resume refuses, or takes the options that the run had."""
+        run = shutil.copytree(self.folder / "reference", self.folder / "options", dirs_exist_ok=True)
+        path = run / "options.json"
+        had = read_options(str(path)).to_json()
+        path.write_bytes(self.flipped(path.read_bytes()))
+        status, words = 0, [f"--out_dir={run}", "--init_from=resume"]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as errors:
+            try:
+                command(lambda argv: train.main(words))
+            except SystemExit as ended:
+                status = ended.code
+        what = f"a flipped bit of options.json, {'refused' if status else 'in what a resume does not take'}"
+        self.tried[what] += 1
+        self.check(what, (status, errors.getvalue()), (0, 2))
+        if status == 0:
+            took = read_options(str(path)).to_json()
+            wrong = [name for name in had if name not in NOT_RESUMED and took[name] != had[name]]
+            self.faults += [f"{what}: {name} has become {took[name]}" for name in wrong]
+
+    def flip_tokens(self) -> None:
+        path = self.folder / "data" / "train.bin"
+        whole = path.read_bytes()
+        path.write_bytes(self.flipped(whole))
+        try:
+            Batches(str(path.parent), "train", batch_size=4, block_size=8, seed=0)
+            self.faults.append(f"a flipped bit of {path}: was not noticed")
+        except UserError as error:
+            self.tried["a flipped bit of train.bin, found"] += 1
+            if not str(error).startswith(f"{path}: "):
+                self.faults.append(f"a flipped bit of {path}: it is not named: {error}")
+        path.write_bytes(whole)
 
     def resume_after_a_flip(self) -> None:
         """Spoil the newest checkpoint of a run that has not ended: it goes on from the one before."""
@@ -202,8 +241,10 @@ def torture(folder: Path, kills: int, flips: int, seconds: float, seed: int = 0)
     victim = Torture(folder, seed)
     for _ in range(flips):
         victim.flip()
+        victim.flip_tokens()
     for _ in range(flips // 10):
         victim.cut()
+        victim.flip_options()
     for once in (victim.resume_after_a_flip, victim.fill_disk, victim.start_twice):
         once()
     while victim.signals_sent() < kills and time.monotonic() < until:
@@ -218,8 +259,8 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--kills", type=int, default=50, help="signals to the run")
-    add("--flips", type=int, default=200, help="flipped bits of a checkpoint")
-    add("--seconds", type=float, default=600, help="after which no more signals are sent")
+    add("--flips", type=int, default=200, help="flipped bits of a checkpoint and of train.bin")
+    add("--seconds", type=float, default=500, help="after which no more signals are sent")
     add("--seed", type=int, default=0)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))
