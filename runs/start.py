@@ -122,7 +122,7 @@ def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
         path = checkpoints.folder / str(iteration := saved[-1])
         try:
             saved = checkpoints.manifest(iteration)
-            check_not_asked(run, saved.options, path)
+            check_unasked(run, saved.options, path)
             manifest = run.manifest.resuming_from(saved, path)
             base = load_base(checkpoints, iteration, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
@@ -141,7 +141,7 @@ def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
     raise UserError(f"{checkpoints.folder}: no checkpoint there is whole: start with --init_from=scratch")
 
 
-def check_not_asked(run: Run, saved: Options, path: Path) -> None:
+def check_unasked(run: Run, saved: Options, path: Path) -> None:
     """Raise UserError where an option that nobody asked for is not what the checkpoint at `path` has."""
     ours, theirs = vars(run.options), vars(saved)
     free = {*NOT_RESUMED, *run.asked}
