@@ -42,14 +42,7 @@ from cloud.jobs import (
     sampling_job,
     training_job,
 )
-from cloud.options import (
-    NO_CEILING,
-    LaunchOptions,
-    check_cost,
-    describe_cost,
-    most_dollars,
-    separate_options,
-)
+from cloud.options import CEILING, LaunchOptions, check_cost, describe_cost, most_dollars, separate_options
 from cloud.places import Here, InVolume, current_rates, modal
 from cloud.prices import RATES
 from cloud.rent import closing_hint, describe, rent
@@ -133,7 +126,7 @@ def announce(jobs: list[Job], options: LaunchOptions, preparing: LaunchOptions) 
     if jobs[0].reads_data and (jobs[0].dataset is None or has_script(jobs[0].dataset)):
         print(f"before that, where the Volume lacks its data: {describe_cost(preparing, 1, rates)}")
         dollars += most_dollars(preparing, 1, rates)
-    print(NO_CEILING)
+    print(CEILING)
     if options.dry_run:
         print(describe(jobs, options))
         return False

@@ -21,10 +21,7 @@ def open_claims() -> "modal.Dict":
 
 @contextmanager
 def claimed(names: list[str]) -> Generator[dict[str, str]]:
-    """Claim runs' names, and yield the launch of each. Those still in there are released at the end.
-
-    Raises UserError for a name that another launch has.
-    """
+    """Claim runs' names, and yield the launch of each. Those still in there at the end are released."""
     launches = {}
     try:
         for name in names:
@@ -54,21 +51,17 @@ def claim(name: str, launch: str) -> None:
 
 def has_ended(launch: dict | None) -> bool:
     """Tell whether the call of a launch has ended, in whatever way. None: it has not begun."""
+    theirs = modal.exception
     try:
         return launch is not None and modal.FunctionCall.from_id(launch["call"]).get(timeout=0) is not None
     except TimeoutError:  # Python's own: there is no outcome yet
         return False
-    except (ChildProcessError, UserError):  # of its last attempt
-        return True
-    except (modal.exception.RemoteError, modal.exception.TimeoutError, modal.exception.NotFoundError):
-        return True  # it was cancelled or too slow, or is forgotten
+    except (ChildProcessError, UserError, theirs.RemoteError, theirs.TimeoutError, theirs.NotFoundError):
+        return True  # it failed, was cancelled, or is forgotten
 
 
 def begin(name: str, launch: str, attempts: int) -> None:
-    """Note in a container that a launch begins, or goes on, with a run.
-
-    Raises UserError if another launch has the name, or if this one has begun too often.
-    """
+    """Note that an attempt of a launch begins. Raises UserError if it may not, or too many have."""
     claims = open_claims()
     if not claims.put(name, launch, skip_if_exists=True) and claims.get(name) != launch:
         raise UserError(f"runs/{name} belongs to another launch by now, which trains it")

@@ -91,10 +91,6 @@ class Job:
         return own if (ROOT / own).is_file() else "data/prepare.py"
 
     @property
-    def trains(self) -> bool:
-        return self.command in ("train", "experiment")
-
-    @property
     def reads_data(self) -> bool:
         """Whether its data are prepared first, where they are missing. A run that is there has its own."""
         needed = self.dataset is not None or not self.of_a_run

@@ -23,7 +23,7 @@ Retries = Annotated[int, Limit("an integer from 0 to Modal's 10", lambda x: 0 <=
 Cores = Annotated[int, Limit("an integer from 1 to 64", lambda x: 1 <= x <= 64)]
 
 RESTARTS = 10  # of a run, beside its attempts: Modal counts none when it takes a machine away
-NO_CEILING = (
+CEILING = (
     "that is no ceiling: Modal also restarts a run whose machine it takes away, here up to "
     f"{RESTARTS} times; a budget at Modal is one: modal.com/docs/guide/budgets"
 )

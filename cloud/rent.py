@@ -66,8 +66,7 @@ def describe(jobs: list[Job], options: LaunchOptions) -> str:
     machine, runs, gpu = options.machine, MOUNTED / "runs", options.gpu if options.gpu != "none" else "no GPU"
     return "\n".join(
         [
-            f"machines  {options.nodes} with {gpu}, {counted(machine.cores, 'core')}, {machine.gib} GiB, "
-            f"or up to {BURST} times that",
+            f"machines  {options.nodes} with {gpu}, {counted(machine.cores, 'core')}, {machine.gib} GiB",
             f"time      {counted(1 + options.retries, 'attempt')} of {options.timeout_hours:g} h at most",
             f"secret    {', '.join(options.secrets) or 'none'}",
             f"volume    {VOLUME}, at {MOUNTED}, for {names}",
@@ -90,7 +89,8 @@ def rent(
     UserError for a run that another launch trains.
     """
     runs, calls, statuses = InVolume(), [], [130] * len(jobs)  # Ctrl-C ends the inner `with` below, quietly
-    with modal_errors(), claimed([job.run_name for job in jobs if job.trains]) as launches:
+    trained = [job.run_name for job in jobs if job.command in ("train", "experiment")]
+    with modal_errors(), claimed(trained) as launches:
         for job in jobs:
             check_run(runs, job)
         if not several and (done := what_is_done(runs, jobs[0])):

@@ -136,7 +136,7 @@ def test_a_run_whose_machine_is_taken_away_too_often_stops(at_modal, project, ti
 @pytest.mark.slow
 @containers
 def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
-    """The other is refused before it rents, though the first has written nothing yet; and so while it trains."""
+    """The other is refused before it rents, though the first has written nothing yet, and while it trains."""
     words, others = remote(tiny, **LONG), []
 
     async def launch_again(server, running):
