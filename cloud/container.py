@@ -91,6 +91,7 @@ def resume_options(folder: Path) -> list[str]:
     Without a checkpoint the user's own init_from holds, which may name the weights to start from.
     """
     found = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
+    found = found or (folder / "damaged").exists()  # auto refuses to begin anew beside these
     return ["--init_from=auto"] if found else []
 
 

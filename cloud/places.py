@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from cloud import VOLUME
 from cloud.prices import RATES
 from config.command_line import UserError
+from config.files import open_file
 
 try:
     import modal
@@ -51,7 +52,8 @@ class Here:
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a file; None where there is none."""
         try:
-            return (self.folder / path).read_bytes()
+            with open_file(self.folder / path, root=self.folder) as file:
+                return file.read()
         except OSError:
             return None
 

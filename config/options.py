@@ -185,7 +185,7 @@ def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str,
     """
     init_from = values.get("init_from", Options.init_from)
     path = os.path.join(values.get("out_dir", Options.out_dir), "options.json")
-    if init_from in RESUMING and os.path.exists(path):
+    if init_from in RESUMING and os.path.lexists(path):
         return replace(read_options(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
     if init_from in ("scratch", *RESUMING):
         return Options()

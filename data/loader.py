@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from config.command_line import UserError, spell
-from config.files import is_plain_name, is_whole, read_json
+from config.files import HOLDS_TOKENIZER, is_plain_name, is_whole, open_file, read_json
 from data.shards import Shards, check_sha256
 from data.tokenizer import check_description
 from data.writer import FORMAT
@@ -134,7 +134,7 @@ def load_meta(dataset: str) -> Meta:
     """
     folder = dataset_dir(dataset)
     path = folder / "meta.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         if (folder / "meta.pkl").exists():
             text = "" if (folder / "input.txt").exists() else " --source=<the text it was made of>"
             raise UserError(
@@ -146,7 +146,7 @@ def load_meta(dataset: str) -> Meta:
         )
         return NANOGPT
     try:
-        return parse_meta(read_json(path))
+        return parse_meta(read_json(path, HOLDS_TOKENIZER))
     except ValueError as error:
         raise UserError(f"{path}: cannot be used ({error}): run prepare.py again to write it anew") from None
 
@@ -333,24 +333,24 @@ def _map_file(path: Path, dtype: np.dtype, count: int | None, sha256: str | None
 
     Raises UserError when the file is missing, empty, not `count` tokens long, or not of that sha256.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: run the data set's prepare.py")
-    size = path.stat().st_size
-    if size == 0:
-        raise UserError(f"{path}: the file is empty: run prepare.py again")
-    if size % dtype.itemsize:
-        raise UserError(
-            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: run prepare.py again"
-        )
-    if count is not None and size != count * dtype.itemsize:
-        raise UserError(
-            f"{path}: {size // dtype.itemsize} tokens where meta.json says {count}: "
-            "the file is cut short or of another data set; run prepare.py again"
-        )
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise UserError(f"{path}: the file is empty: run prepare.py again")
+            if size % dtype.itemsize:
+                raise UserError(
+                    f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: run prepare.py again"
+                )
+            if count is not None and size != count * dtype.itemsize:
+                raise UserError(
+                    f"{path}: {size // dtype.itemsize} tokens where meta.json says {count}: "
+                    "the file is cut short or of another data set; run prepare.py again"
+                )
             if sha256 is not None:
                 check_sha256(path, file, sha256)
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: run the data set's prepare.py") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}): check it") from None

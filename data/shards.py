@@ -19,7 +19,7 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
-from config.files import cache_folder, put_in_place, write_whole
+from config.files import cache_folder, open_file, put_in_place, write_whole
 
 SHARD = 10**9  # tokens
 READ_ONCE = 2**26  # bytes: the sha256 of a file up to this size takes at most 70 ms
@@ -53,7 +53,8 @@ class ShardWriter:
         rest = memoryview(tokens)
         while rest:
             if self.file is None:
-                self.file, self.hash = open(self._path(), "wb"), hashlib.sha256()
+                self._path().unlink(missing_ok=True)  # of a killed process, beyond its recorded progress
+                self.file, self.hash = open_file(self._path(), "xb"), hashlib.sha256()
             room = (len(self.sha256) + 1) * SHARD - self.tokens
             piece, rest = rest[: room * self.dtype.itemsize], rest[room * self.dtype.itemsize :]
             self.file.write(piece)
@@ -90,7 +91,7 @@ class ShardWriter:
         path = self._path()
         if not path.exists() or path.stat().st_size < size:
             raise UserError(f"{path}: gone, or shorter than it was: delete .prepare.json there to begin anew")
-        self.file = open(path, "r+b")
+        self.file = open_file(path, "r+b")
         self.file.truncate(size)
         while piece := self.file.read(2**20):
             self.hash.update(piece)

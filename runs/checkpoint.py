@@ -12,6 +12,7 @@ stored by name (`blocks.attn.c_q.weight`), not as objects: restoring runs no cod
 manifest has a checksum of each, which is compared whenever the array is restored.
 """
 
+import errno
 import functools
 import inspect
 import json
@@ -35,7 +36,7 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import first_line, is_number, read_json, sync, write_whole
+from config.files import check_tree, first_line, is_number, read_json, sync, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -44,6 +45,9 @@ from training.lora import partition_trainable
 from training.state import TrainState
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
+
+# What TensorStore calls bytes that are wrong or missing. Its other errors are of the machine.
+CONTENT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 
 
 class Checkpoints:
@@ -55,6 +59,7 @@ class Checkpoints:
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
+        self.damaged = self.folder.with_name("damaged")  # where those that are not what was saved are moved
         self.shared = shared
         hide_leftovers_of_orbax()
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
@@ -65,6 +70,7 @@ class Checkpoints:
             multiprocessing_options=processes_of(together=shared),
             async_options=ocp.AsyncOptions(post_finalization_callback=self.sync_unfinished),
         )
+        check_tree(self.folder)
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
         self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
@@ -104,9 +110,11 @@ class Checkpoints:
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint out of the way of the others. Return its new place. Raises UserError."""
         path = self.folder / str(iteration)
-        place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             place.parent.mkdir(exist_ok=True)
+            if place.parent.is_symlink():
+                raise OSError(errno.ELOOP, f"{place.parent} is a link")
             with suppress(FileNotFoundError):  # another process of this run was faster
                 path.rename(place)
         except OSError as error:
@@ -200,10 +208,13 @@ class Checkpoints:
         try:
             arrays = self.manager.restore(iteration, args=ocp.args.Composite(**wanted))
             restored = {name: tree_of_arrays(arrays[name], tree) for name, tree in trees.items()}
-        except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
-            why = first_line(error)
-        else:
             why = first_difference(checksums({name: arrays[name] for name in trees}), expected)
+        except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
+            if (unread := why_unread(error)) is not None:
+                raise UserError(
+                    f"{path}: cannot be read ({unread}): put that right; nothing was changed"
+                ) from None
+            why = first_line(error)
         if why is not None:
             raise Damaged(path, why)
         return restored
@@ -261,6 +272,18 @@ def on_host(x: jax.Array) -> np.ndarray:
     for shard in x.addressable_shards:
         whole[shard.index] = shard.data
     return whole
+
+
+def why_unread(error: BaseException | None) -> str | None:
+    """Say what kept a checkpoint from being read or held; None where the error is of what it contains."""
+    while error is not None:
+        text = str(error).split(" [")[0]  # then TensorStore's own settings follow
+        status = re.match("([A-Z_]{5,}): ", text)  # of TensorStore or XLA
+        unread = isinstance(error, (OSError, MemoryError)) and not isinstance(error, FileNotFoundError)
+        if unread or (status and status[1] not in CONTENT):
+            return text.rpartition("Error reading ")[2] or "out of memory"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @functools.cache  # once is enough

@@ -1,6 +1,7 @@
 """Start a run: from its options, its data set and what lies in out_dir to the first step's state."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,6 +83,11 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
     latest = checkpoints.latest()
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
+    if options.init_from == "auto" and latest is None and os.path.lexists(checkpoints.damaged):
+        raise UserError(
+            f"{checkpoints.damaged}: holds checkpoints of this run, and no other is there: move one back to "
+            f"{checkpoints.folder}/<iteration>, or start anew, here with --init_from=scratch"
+        )
     if options.init_from in RESUMING:
         return latest is not None
     if latest is not None and not (options.eval_only or options.overwrite):
