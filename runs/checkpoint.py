@@ -36,7 +36,7 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import check_tree, first_line, is_number, read_json, sync, write_whole
+from config.files import GONE, check_tree, first_line, is_number, read_json, sync, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -279,8 +279,11 @@ def why_unread(error: BaseException | None) -> str | None:
     while error is not None:
         text = str(error).split(" [")[0]  # then TensorStore's own settings follow
         status = re.match("([A-Z_]{5,}): ", text)  # of TensorStore or XLA
-        unread = isinstance(error, (OSError, MemoryError)) and not isinstance(error, FileNotFoundError)
-        if unread or (status and status[1] not in CONTENT):
+        number = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+        unread = isinstance(error, (OSError, MemoryError)) and not isinstance(error, GONE)
+        unread |= status is not None and status[1] not in CONTENT
+        unread |= number is not None and int(number[1]) not in (errno.ENOENT, errno.ENOTDIR)
+        if unread:
             return text.rpartition("Error reading ")[2] or "out of memory"
         error = error.__cause__ or error.__context__
     return None

@@ -22,6 +22,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import train
+from config.command_line import command
 from config.options import read_options
 from data import loader
 from data.tokenizer import CharTokenizer
@@ -521,6 +522,50 @@ def test_where_no_checkpoint_is_whole_a_run_says_so_and_loses_none(copied_run, t
         spoil(copied_run / "checkpoints" / str(iteration))
     assert "no checkpoint there is whole" in refusal(train.main, tiny(copied_run, init_from="resume"))
     assert len(list((copied_run / "damaged").iterdir())) == 4
+
+
+@pytest.mark.parametrize("unreadable", ["manifest/metadata", "model/_METADATA"])
+def test_a_read_error_stops_the_run_and_moves_nothing(copied_run, tiny, unreadable):
+    """A folder in a file's place is one that the kernel reports to every user, root included."""
+    for iteration in saved_iterations(copied_run):
+        path = copied_run / "checkpoints" / str(iteration) / unreadable
+        path.unlink()
+        path.mkdir()
+    said = refusal(train.main, tiny(copied_run, init_from="auto", max_iters=21))
+    assert "cannot be read (" in said and "s a directory" in said and unreadable in said
+    assert saved_iterations(copied_run) == [5, 10, 15, 20] and not (copied_run / "damaged").exists()
+
+
+def test_auto_does_not_start_anew_beside_damaged_checkpoints(copied_run, tiny):
+    (copied_run / "damaged").mkdir()
+    for path in (copied_run / "checkpoints").iterdir():
+        path.rename(copied_run / "damaged" / path.name)
+    before = contents(copied_run)
+    said = refusal(train.main, tiny(copied_run, init_from="auto"))
+    assert said.startswith(f"{copied_run / 'damaged'}: holds checkpoints") and "--init_from=scratch" in said
+    assert contents(copied_run) == before
+
+
+TRAPS = ("metrics.dropped.jsonl", "lock", f".loss.png.{os.getpid()}.tmp", ".loss.png.tmp", "metrics.jsonl")
+
+
+@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_run_folder_of_somebody_else_writes_only_into_itself(copied_run, tiny, tmp_path, name, hard):
+    (outside := tmp_path / "outside").write_bytes(b"kept\n")
+    with open(copied_run / "metrics.jsonl", "a") as file:
+        file.write("touch owned\n")
+    (copied_run / name).unlink(missing_ok=True)
+    (os.link if hard else os.symlink)(outside, copied_run / name)
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        command(lambda argv: train.main(tiny(copied_run, init_from="resume", max_iters=21)))
+    assert outside.read_bytes() == b"kept\n"
+
+
+def test_a_run_folder_may_be_a_link_as_a_whole(copied_run, tiny, tmp_path):
+    (tmp_path / "out").symlink_to(copied_run)
+    assert train.main(tiny(tmp_path / "out", init_from="resume", max_iters=21)) == 0
+    assert newest_checkpoint(copied_run) == 21 and (tmp_path / "out").is_symlink()
 
 
 def test_auto_starts_and_then_resumes(tiny, tmp_path, capsys):

@@ -1,11 +1,12 @@
 """Do to a run, on purpose, all that can happen to one, and compare it with a run that nothing disturbed.
 
-    python -m tests.torture --kills=50 --flips=200 --seconds=500
+    python -m tests.torture --kills=50 --flips=200 --seconds=400
 
 A tiny run is killed, stopped and interrupted at random moments: while it starts, steps, evaluates, saves and
-resumes. Bits of its checkpoints, its options and its data are flipped, files of checkpoints are cut short,
-its disk fills up, and a second run is started in its folder. Every weight, every loss and every line on
-stderr is looked at. It prints what was tried and what was found, and exits with 1 if anything was wrong.
+resumes. Bits of its checkpoints, its options and its data are flipped, files of checkpoints are cut short, its
+disk fills up, and a second run is started in its folder. Links, devices and FIFOs take the place of its files,
+or these may not be read. Every weight, every loss and every line on stderr is looked at. It prints what was
+tried and what was found, and exits with 1 if anything was wrong.
 """
 
 import argparse
@@ -44,8 +45,26 @@ OPTIONS = {
     **{"max_iters": MAX_ITERS, "lr_decay_iters": MAX_ITERS, "eval_interval": 100, "eval_iters": 2},
     **{"keep_checkpoints": 3, "init_from": "auto"},
 }
+# For root, too, permissions hold without these rights.
+OBEYING = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 # XLA compiles so small a model several times faster like this, and the arithmetic is the same.
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": OLD_LOOPS}
+
+
+# The files of a run folder that a program opens, and those that it may find there.
+FILES = (
+    *("options.json", "metrics.jsonl", "metrics.dropped.jsonl", "lock", f"checkpoints/{MAX_ITERS}"),
+    *(
+        f"checkpoints/{MAX_ITERS}/{name}"
+        for name in ("manifest/metadata", "metrics/metrics", "model/manifest.ocdbt")
+    ),
+)
+TRAPS: dict[str, Callable[[Path, Path], None]] = {
+    "a link out": lambda path, outside: path.symlink_to(outside),
+    "a second name": lambda path, outside: os.link(outside, path),
+    "an endless device": lambda path, outside: path.symlink_to("/dev/zero"),
+    "a FIFO": lambda path, outside: os.mkfifo(path),
+}
 
 
 class Torture:
@@ -72,7 +91,15 @@ class Torture:
         options = OPTIONS | {"out_dir": self.folder / out, "dataset": self.folder / "data"}
         return subprocess.Popen(
             [
-                *("bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", sys.executable, "train.py"),
+                *(
+                    "bash",
+                    "-c",
+                    f'ulimit -f {limit}; exec "$@"',
+                    "bash",
+                    *OBEYING,
+                    sys.executable,
+                    "train.py",
+                ),
                 *(f"--{name}={value}" for name, value in options.items()),
             ],
             cwd=ROOT,
@@ -82,10 +109,10 @@ class Torture:
             text=True,
         )
 
-    def ended(self, run: subprocess.Popen) -> tuple[int, str]:
+    def ended(self, run: subprocess.Popen, seconds: int = 300) -> tuple[int, str]:
         """Wait for a run's end, and return its status and what it said on stderr."""
         try:
-            errors = run.communicate(timeout=300)[1]
+            errors = run.communicate(timeout=seconds)[1]
         except subprocess.TimeoutExpired:
             run.kill()
             return 999, run.communicate()[1]
@@ -221,6 +248,39 @@ class Torture:
         shutil.rmtree(self.folder / "full")
         self.tried["full disks"] += 1
 
+    def trap(self) -> None:
+        """Put what is no file of the run in the place of each of its files: it writes and reads no other."""
+        outside, first = self.folder / "outside", int(self.draw.integers(len(TRAPS)))
+        for i, name in enumerate(FILES, start=first):
+            what, put = list(TRAPS.items())[i % len(TRAPS)]
+            out = shutil.copytree(self.folder / "reference", self.folder / "trapped")
+            with open(out / "metrics.jsonl", "a") as file:
+                file.write("a line to be dropped\n")
+            shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+            outside.write_text("kept")
+            put(out / name, outside)
+            # What is only read may have a second name; it does not hold what the run has written.
+            statuses = (0, 2) if what == "a second name" else (2,)
+            self.check(f"{what} as {name}", self.ended(self.start("trapped"), seconds=60), statuses)
+            if outside.read_text() != "kept":
+                self.faults.append(f"{what} as {name}: the run wrote outside of its folder")
+            shutil.rmtree(out)
+            self.tried[f"{what} in place of a file"] += 1
+
+    def forbid(self) -> None:
+        """Let each of a run's files not be read: it ends in a line and moves no checkpoint."""
+        for name in (name for name in FILES if name not in ("lock", "metrics.dropped.jsonl")):
+            out = shutil.copytree(self.folder / "reference", self.folder / "forbidden")
+            (out / name).chmod(0)
+            self.check(
+                f"without permission for {name}", self.ended(self.start("forbidden"), seconds=60), (2,)
+            )
+            if (out / "damaged").exists() or not (out / "checkpoints" / str(MAX_ITERS)).exists():
+                self.faults.append(f"without permission for {name}: good checkpoints were moved")
+            (out / name).chmod(0o700)
+            shutil.rmtree(out)
+            self.tried["files without permission"] += 1
+
     def start_twice(self) -> None:
         first = self.start("twice")
         while not (self.folder / "twice" / "lock").exists() and first.poll() is None:
@@ -245,7 +305,13 @@ def torture(folder: Path, kills: int, flips: int, seconds: float, seed: int = 0)
     for _ in range(flips // 10):
         victim.cut()
         victim.flip_options()
-    for once in (victim.resume_after_a_flip, victim.fill_disk, victim.start_twice):
+    for once in (
+        victim.resume_after_a_flip,
+        victim.fill_disk,
+        victim.start_twice,
+        victim.trap,
+        victim.forbid,
+    ):
         once()
     while victim.signals_sent() < kills and time.monotonic() < until:
         victim.kill()
@@ -260,7 +326,7 @@ def main() -> None:
     add = parser.add_argument
     add("--kills", type=int, default=50, help="signals to the run")
     add("--flips", type=int, default=200, help="flipped bits of a checkpoint and of train.bin")
-    add("--seconds", type=float, default=500, help="after which no more signals are sent")
+    add("--seconds", type=float, default=400, help="after which no more signals are sent")
     add("--seed", type=int, default=0)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))

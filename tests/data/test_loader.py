@@ -400,6 +400,16 @@ def test_a_script_of_anybody_else_is_not_run(data_folder, tmp_path, linked, monk
     assert not (tmp_path / "theirs" / "executed").exists()
 
 
+@pytest.mark.parametrize("name", ["train.bin", "meta.json"])
+def test_a_link_in_a_data_set_is_refused_and_one_to_it_is_good(tiny_data, tmp_path, name):
+    (tmp_path / "linked").symlink_to(tiny_data)
+    batches(str(tmp_path / "linked"))
+    copy = shutil.copytree(tiny_data, tmp_path / "copy")
+    (copy / name).unlink()
+    (copy / name).symlink_to(tiny_data / name)
+    assert f"{copy / name}: cannot be read (a link" in refusal(batches, str(copy))
+
+
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b", "~nobody-of-that-name/data", "\ud800"])
 def test_a_data_set_that_can_have_no_folder_is_unknown(name):
     assert "no such data set" in refusal(prepare_if_missing, name)

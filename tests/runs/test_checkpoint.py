@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs import manifest as manifest_module
-from runs.checkpoint import Checkpoints, checksum, checksums
+from runs.checkpoint import Checkpoints, checksum, checksums, why_unread
 from runs.load import load_run
 from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
@@ -301,6 +301,39 @@ def test_a_checksum_is_the_same_on_any_mesh():
     with jax.set_mesh(mesh := make_mesh("fsdp:4,tensor:2")):
         sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "fsdp", "tensor")))
         assert checksums({"model": {"x": sharded}}) == checksums({"model": {"x": x}})
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (OSError(5, "Input/output error", "there/file"), "Input/output error: 'there/file'"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), "Out of memory allocating 9"),
+        (
+            ValueError("NOT_FOUND: Error reading \"a\": Error reading there: No device [os_error_code='19']"),
+            "there: No device",
+        ),
+        (ValueError("NOT_FOUND: there: No such file [os_error_code='2']"), None),
+        (ValueError("DATA_LOSS: Error reading there: CRC-32C checksum verification failed"), None),
+        (FileNotFoundError(2, "No such file"), None),
+        (KeyError("tree_metadata"), None),
+    ],
+)
+def test_only_wrong_contents_are_damage(error, said):
+    found = why_unread(error)
+    assert found is None if said is None else said in found
+    wrapped = Exception("reading an array")
+    wrapped.__cause__ = error  # as Orbax raises it
+    assert why_unread(wrapped) == found
+
+
+def test_a_checkpoint_with_a_link_is_refused_before_orbax_follows_it(tmp_path, tiny, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    array = largest_file(tmp_path / "checkpoints" / "2")
+    array.rename(tmp_path / "array")
+    array.symlink_to(tmp_path / "array")
+    for read in (lambda: Checkpoints(str(tmp_path)), lambda: load_run(str(tmp_path))):
+        assert refusal(read).startswith(f"{array}: cannot be read (a link")
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
