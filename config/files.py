@@ -69,7 +69,7 @@ def check_regular(path: str, found: os.stat_result, flags: int = os.O_RDONLY) ->
 def check_tree(folder: Path) -> None:
     """Raise UserError for what `open_file` would refuse in a folder and below, where Orbax opens the files.
 
-    TensorStore's data lie in folders `d`. All other files hold JSON, which Orbax reads whatever its size.
+    TensorStore's data lie in folders `d`. All other files are small; Orbax reads them whatever their size.
     """
     with reading(folder):
         for parent, folders, files in os.walk(folder, onerror=refuse_unless_gone):

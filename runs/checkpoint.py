@@ -36,7 +36,7 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import GONE, check_tree, first_line, is_number, read_json, sync, write_whole
+from config.files import GONE, check_tree, first_line, is_number, read_json, reading, sync, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -177,7 +177,9 @@ class Checkpoints:
 
     def manifest(self, iteration: int) -> Manifest:
         """Return what a checkpoint says of itself, and its own validation loss if that became known later."""
-        manifest, metrics = read_manifest(self.folder / str(iteration)), self.manager.metrics(iteration)
+        manifest = read_manifest(path := self.folder / str(iteration))
+        with reading(path):
+            metrics = self.manager.metrics(iteration)
         return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:

@@ -270,6 +270,8 @@ def start_wandb(options: Options, resumed: bool):
     path = Path(options.out_dir) / "wandb_id.txt"
     if not (resumed and os.path.lexists(path)):
         write_whole(path, secrets.token_hex(4))
+    if (theirs := path.with_name("wandb")).is_symlink():
+        raise UserError(f"{theirs}: a link, into which nothing is written: move it away")
     with wandb_errors():
         return wandb.init(
             project=options.wandb_project,
