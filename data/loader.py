@@ -340,7 +340,8 @@ def _map_file(path: Path, dtype: np.dtype, count: int | None, sha256: str | None
                 raise UserError(f"{path}: the file is empty: run prepare.py again")
             if size % dtype.itemsize:
                 raise UserError(
-                    f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: run prepare.py again"
+                    f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: "
+                    "run prepare.py again"
                 )
             if count is not None and size != count * dtype.itemsize:
                 raise UserError(

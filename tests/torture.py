@@ -3,10 +3,10 @@
     python -m tests.torture --kills=50 --flips=200 --seconds=400
 
 A tiny run is killed, stopped and interrupted at random moments: while it starts, steps, evaluates, saves and
-resumes. Bits of its checkpoints, its options and its data are flipped, files of checkpoints are cut short, its
-disk fills up, and a second run is started in its folder. Links, devices and FIFOs take the place of its files,
-or these may not be read. Every weight, every loss and every line on stderr is looked at. It prints what was
-tried and what was found, and exits with 1 if anything was wrong.
+resumes. Bits of its checkpoints, its options and its data are flipped, files of checkpoints are cut short,
+its disk fills up, and a second run is started in its folder. Links, devices and FIFOs take the place of its
+files, or these may not be read. Every weight, every loss and every line on stderr is looked at. It prints
+what was tried and what was found, and exits with 1 if anything was wrong.
 """
 
 import argparse
