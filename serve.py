@@ -94,11 +94,11 @@ def main(argv: list[str]) -> None:
         keep_compiled_programs()
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
-        print(f"compiling for {options.slots} slots", flush=True)
         served.worker.start()
-        listener.listen(2048)  # who asks from here on waits for the answer
+        listener.listen(2048)
         host, port = listener.getsockname()[:2]
         print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        print(f"compiling for {options.slots} slots: /health says how far", flush=True)
         if options.follow:
             mesh = jax.sharding.get_mesh()
             threading.Thread(target=follow, args=(served, options, mesh), daemon=True).start()
@@ -207,7 +207,11 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
 
 
 def run_http(served: Served, listener: socket.socket) -> None:
-    """Answer until a signal comes; then refuse new requests, and finish those that run."""
+    """Answer until a signal comes; then refuse new requests, and finish those that run. Raises UserError."""
+
+    async def look_after_engine() -> None:
+        server.should_exit |= served.worker.error is not None
+
     settings = uvicorn.Config(
         make_app(served),
         log_level="warning",
@@ -216,12 +220,15 @@ def run_http(served: Served, listener: socket.socket) -> None:
         timeout_graceful_shutdown=FINISH,
         timeout_keep_alive=KEEP,
         ws="none",
+        callback_notify=look_after_engine,
+        timeout_notify=1,
     )
     server = uvicorn.Server(settings)
     try:
         server.run([listener])
     finally:
         served.worker.stop()
+    served.worker.check()
 
 
 if __name__ == "__main__":

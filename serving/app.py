@@ -58,12 +58,13 @@ def make_app(served: Served) -> Starlette:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Say whether the server can compute, how many requests have a slot, and how many wait or have one."""
+    """Say what the server does, how many requests have a slot, and how many wait or have one.
+
+    The status is 503 until a request can be answered at once; the programs compiled later may be others'.
+    """
     worker = request.app.state.served.worker
     figures = {"running": len(worker.running), "pending": worker.pending, "slots": worker.slots}
-    if worker.works:
-        return JSONResponse({"status": "ok", **figures})
-    return JSONResponse({"status": "stopped", **figures}, 503)
+    return JSONResponse({"status": worker.status, **figures}, 200 if worker.serves else 503)
 
 
 async def models(request: Request) -> JSONResponse:

@@ -48,8 +48,8 @@ def train_run(folder: Path, **changes) -> Path:
 
 
 @contextmanager
-def serving(**options) -> Iterator[tuple[str, Served]]:
-    """Serve in a thread; yield the address, and what is served."""
+def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
+    """Serve in a thread; yield the address and what is served, once all is compiled."""
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
@@ -58,7 +58,7 @@ def serving(**options) -> Iterator[tuple[str, Served]]:
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
-        wait_until(lambda: server.started)
+        wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", served
         finally:

@@ -1,10 +1,12 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
 import json
+import re
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -13,9 +15,11 @@ import openai
 import pytest
 
 import serve as command
+from generation.engine import Engine
 from runs.load import load_run
 from runs.manifest import latest_manifest
-from tests.helpers import DEADLINE, refusal, save_run
+from tests.helpers import DEADLINE, refusal, save_run, wait_until
+from tests.serving.served_run import serving
 from training.state import create_state, model_config
 
 KEY = "correct horse".replace(" ", "-")
@@ -204,6 +208,36 @@ def test_a_slow_reader_holds_up_nobody(server, post):
             received += slow.recv(2**20)
     events = [json.loads(x[6:]) for x in received.decode().splitlines() if x.startswith("data: {")]
     assert sum(len(event["choices"][0]["text"]) for event in events) == 30000
+
+
+# --- while it compiles ------------------------------------------------------------------------------------
+
+
+def test_it_listens_while_it_compiles_and_requests_wait(char_run, monkeypatch):
+    programs, gate = Engine.programs, threading.Event()
+    monkeypatch.setattr(Engine, "programs", lambda engine: [lambda: gate.wait(DEADLINE), *programs(engine)])
+    with serving(compiled=False, out_dir=str(char_run)) as (url, served), ThreadPoolExecutor() as pool:
+        health = httpx.get(f"{url}/health")
+        assert health.status_code == 503 and re.fullmatch(r"compiling 1 of \d+", health.json()["status"])
+        asked = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "a"}, timeout=DEADLINE)
+        wait_until(lambda: served.worker.pending == 1)
+        gate.set()
+        assert asked.result().status_code == 200
+        wait_until(lambda: httpx.get(f"{url}/health").json()["status"] == "ok")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_what_cannot_be_compiled_is_one_line(char_run, monkeypatch):
+    def fail():
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Engine, "programs", lambda engine: [fail])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        said = refusal(command.main, [f"--out_dir={char_run}", "--device=cpu", "--port=0"])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert said == "the engine cannot start (no room): try fewer --slots"
 
 
 # --- one that is started for the test ---------------------------------------------------------------------
