@@ -26,7 +26,6 @@ import uvicorn
 from jax.sharding import Mesh
 
 from config.command_line import Count, Limit, Name, UserError, command, given
-from config.files import first_line
 from data.tokenizer import Tokenizer, end_of_text
 from generation.engine import Engine
 from hub.chat import read_chat_template
@@ -177,11 +176,9 @@ def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
     end = tokenizer.encode(tokens.get("eos_token", ""))
     try:
         return Chat(template, tokens, ends=(int(end[0]),) if len(end) == 1 else ())
-    except Exception as error:  # whatever somebody's template raises while it is compiled
-        raise UserError(
-            f"{folder}: its chat template (chat_template.jinja, or in tokenizer_config.json) is not valid "
-            f"({first_line(error)}): put the model's own there"
-        ) from None
+    except UserError as error:
+        where = "chat_template.jinja, or in tokenizer_config.json"
+        raise UserError(f"{folder}: its chat template ({where}): {error}: correct or delete it") from None
 
 
 def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
