@@ -38,6 +38,7 @@ from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
 from serving.app import make_app
 from serving.chat import Chat
+from serving.connections import Connection
 from serving.run import Run
 from serving.served import Limits, Served
 from serving.worker import Worker
@@ -216,6 +217,7 @@ def run_http(served: Served, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=FINISH,
         timeout_keep_alive=KEEP,
+        http=Connection,
         ws="none",
         callback_notify=look_after_engine,
         timeout_notify=1,

@@ -114,13 +114,18 @@ class Worker:
         """Have requests computed. Raises Busy if too many wait, and Stopped if the server is stopping."""
         if not self.works:
             raise Stopped("the server is stopping")
-        if self.pending + len(requests) > self.slots + self.max_waiting:
+        if self.pending + len(requests) > self.room:
             raise Busy(f"{self.pending} requests are running or waiting: try again later")
         self.loop = asyncio.get_running_loop()
         self.pending += len(requests)
         jobs = Jobs(requests)
         self.inbox.put(lambda: self.waiting.extend(jobs.jobs))
         return jobs
+
+    @property
+    def room(self) -> int:
+        """The most requests that run and wait together."""
+        return self.slots + self.max_waiting
 
     @property
     def works(self) -> bool:

@@ -86,6 +86,9 @@ def test_without_the_key_nothing_is_answered(server, client):
         assert error(httpx.post(f"{server.url}{path}", json={}))[0] == 401
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
     assert httpx.get(server.url).status_code == 200
+    for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401), ("bearer:", 401)):
+        headers = {"Authorization": f"{scheme} {KEY}"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -169,7 +172,13 @@ def test_too_many_requests_are_told_to_come_again(server, client, post):
         assert caught.value.response.headers["retry-after"] == "1"
     wait_for(server, running=0, pending=0)
     assert post(prompt="a").status_code == 200
-    assert error(post(prompt="a", n=3))[0] == 429
+
+
+def test_more_than_can_ever_wait_is_no_reason_to_try_again(post):
+    assert error(post(prompt="a", n=3)) == (
+        400,
+        "1 prompts times n=3 are more than 2, which run or wait here",
+    )
 
 
 # --- clients that leave, or do not read -------------------------------------------------------------------
