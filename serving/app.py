@@ -58,10 +58,7 @@ def make_app(served: Served) -> Starlette:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Say what the server does, how many requests have a slot, and how many wait or have one.
-
-    The status is 503 until a request can be answered at once; the programs compiled later may be others'.
-    """
+    """Say whether the server computes, how many requests have a slot, and how many wait or have one."""
     worker = request.app.state.served.worker
     figures = {"running": len(worker.running), "pending": worker.pending, "slots": worker.slots}
     return JSONResponse({"status": worker.status, **figures}, 200 if worker.serves else 503)

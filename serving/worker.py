@@ -114,18 +114,13 @@ class Worker:
         """Have requests computed. Raises Busy if too many wait, and Stopped if the server is stopping."""
         if not self.works:
             raise Stopped("the server is stopping")
-        if self.pending + len(requests) > self.room:
+        if self.pending + len(requests) > self.room:  # of those that run and those that wait
             raise Busy(f"{self.pending} requests are running or waiting: try again later")
         self.loop = asyncio.get_running_loop()
         self.pending += len(requests)
         jobs = Jobs(requests)
         self.inbox.put(lambda: self.waiting.extend(jobs.jobs))
         return jobs
-
-    @property
-    def room(self) -> int:
-        """The most requests that run and wait together."""
-        return self.slots + self.max_waiting
 
     @property
     def works(self) -> bool:
@@ -179,6 +174,7 @@ class Worker:
             try:
                 self.engine = self.make_engine(self.model)
                 self.slots = len(self.engine.slots)
+                self.room = self.slots + self.max_waiting
             except Exception as error:
                 self.error = error
                 return
