@@ -99,11 +99,6 @@ def test_a_template_without_bounds_is_one_line_at_the_start_and_an_error_object_
     assert chat.prompt(MESSAGES[:1]) == ""
 
 
-def test_a_template_that_is_none_is_one_line():
-    with pytest.raises(UserError, match="cannot be compiled .*unexpected"):
-        Chat("{% for")
-
-
 def test_others_are_answered_while_a_template_is_rendered(char_run):
     question = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
     with serving(out_dir=str(char_run)) as (url, served), ThreadPoolExecutor() as pool:
