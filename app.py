@@ -26,6 +26,7 @@ import signal
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +42,9 @@ from cloud.jobs import (
     sampling_job,
     training_job,
 )
-from cloud.options import LaunchOptions, check_cost, describe_cost, most_dollars, separate_options
-from cloud.places import Here, InVolume, modal
+from cloud.options import CEILING, LaunchOptions, check_cost, describe_cost, most_dollars, separate_options
+from cloud.places import Here, InVolume, current_rates, modal
+from cloud.prices import RATES
 from cloud.rent import closing_hint, describe, rent
 from cloud.supervise import run_script
 from cloud.sweep import plan_sweep, run_sweep
@@ -113,16 +115,18 @@ def announce(jobs: list[Job], options: LaunchOptions, preparing: LaunchOptions) 
     Raises UserError for what is dearer than the user allows.
     """
     costs = cost_of_endpoint(options) if jobs[0].command == "serve" else options
-    print(describe_cost(costs, len(jobs)))
+    rates = RATES if options.dry_run else current_rates()
+    print(describe_cost(costs, len(jobs), rates))
     if jobs[0].command == "train":
         trained = replace(Options(), **given(jobs[0].words, Options))
         print(describe_least(trained, options, len(jobs)) or "how long it takes is not known")
-    dollars = most_dollars(costs, len(jobs))
+    dollars = most_dollars(costs, len(jobs), rates)
     if jobs[0].command == "serve":
         print(describe_endpoint(options))
     if jobs[0].reads_data and (jobs[0].dataset is None or has_script(jobs[0].dataset)):
-        print(f"before that, where the Volume lacks its data: {describe_cost(preparing)}")
-        dollars += most_dollars(preparing)
+        print(f"before that, where the Volume lacks its data: {describe_cost(preparing, 1, rates)}")
+        dollars += most_dollars(preparing, 1, rates)
+    print(CEILING)
     if options.dry_run:
         print(describe(jobs, options))
         return False
@@ -160,18 +164,9 @@ def job_of(name: str, argv: list[str], options: LaunchOptions) -> Job:
 
 def options_of(name: str) -> type[CommandOptions]:
     """Return the options of a command's script, which is imported late: most of them import JAX."""
-    match name:
-        case "sample":
-            from sample import SampleOptions as Own
-        case "evaluate":
-            from evaluate import EvaluateOptions as Own
-        case "export":
-            from export import ExportOptions as Own
-        case "serve":
-            from serve import ServeOptions as Own
-        case _:
-            return Options
-    return Own
+    if name in ("sample", "evaluate", "export", "serve"):
+        return getattr(import_module(name), f"{name.capitalize()}Options")
+    return Options
 
 
 def run_here(name: str, argv: list[str], options: LaunchOptions, first: bool = False) -> int:

@@ -38,6 +38,7 @@ from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
 from serving.app import make_app
 from serving.chat import Chat
+from serving.connections import Connection
 from serving.run import Run
 from serving.served import Limits, Served
 from serving.worker import Worker
@@ -93,11 +94,11 @@ def main(argv: list[str]) -> None:
         keep_compiled_programs()
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
-        print(f"compiling for {options.slots} slots", flush=True)
         served.worker.start()
-        listener.listen(2048)  # who asks from here on waits for the answer
+        listener.listen(2048)
         host, port = listener.getsockname()[:2]
         print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        print(f"compiling for {options.slots} slots: /health says how far", flush=True)
         if options.follow:
             mesh = jax.sharding.get_mesh()
             threading.Thread(target=follow, args=(served, options, mesh), daemon=True).start()
@@ -171,9 +172,14 @@ def check_mesh(text: str, config: GPTConfig) -> None:
 
 def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
     """Load the chat template that a tokenizer of the hub or of a folder brings. Raises UserError."""
-    template, tokens = read_chat_template(open_pretrained(init_from).folder)
+    folder = open_pretrained(init_from).folder
+    template, tokens = read_chat_template(folder)
     end = tokenizer.encode(tokens.get("eos_token", ""))
-    return Chat(template, tokens, ends=(int(end[0]),) if len(end) == 1 else ())
+    try:
+        return Chat(template, tokens, ends=(int(end[0]),) if len(end) == 1 else ())
+    except UserError as error:
+        where = "chat_template.jinja, or in tokenizer_config.json"
+        raise UserError(f"{folder}: its chat template ({where}): {error}: correct or delete it") from None
 
 
 def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
@@ -199,7 +205,11 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
 
 
 def run_http(served: Served, listener: socket.socket) -> None:
-    """Answer until a signal comes; then refuse new requests, and finish those that run."""
+    """Answer until a signal comes; then refuse new requests, and finish those that run. Raises UserError."""
+
+    async def look_after_engine() -> None:
+        server.should_exit |= served.worker.error is not None
+
     settings = uvicorn.Config(
         make_app(served),
         log_level="warning",
@@ -207,13 +217,17 @@ def run_http(served: Served, listener: socket.socket) -> None:
         server_header=False,
         timeout_graceful_shutdown=FINISH,
         timeout_keep_alive=KEEP,
+        http=Connection,
         ws="none",
+        callback_notify=look_after_engine,
+        timeout_notify=1,
     )
     server = uvicorn.Server(settings)
     try:
         server.run([listener])
     finally:
         served.worker.stop()
+    served.worker.check()
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from dataclasses import replace
 
 import jax
 
-from config.command_line import UserError, command
-from config.options import Options, parse_options
+from config.command_line import UserError, command, given
+from config.options import Options, complete_options
 from evaluation.split import Evaluate, make_evaluate
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory
@@ -37,7 +37,8 @@ from training.step import compile_step
 
 
 def main(argv: list[str]) -> int:
-    options = parse_options(argv, shape_of_weights)
+    asked = given(argv, Options)
+    options = complete_options(asked, shape_of_weights)
     with on_devices(options):
         if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)
@@ -45,15 +46,18 @@ def main(argv: list[str]) -> int:
         elif options.show_sharding:
             show_sharding(options)
         else:
-            return start(options)
+            return start(options, frozenset(asked))
     return 0
 
 
-def start(options: Options) -> int:
-    """Start a run or resume it, train, and leave checkpoints behind. Return the status to exit with."""
+def start(options: Options, asked: frozenset[str]) -> int:
+    """Start a run or resume it, train, and leave checkpoints behind. Return the status to exit with.
+
+    `asked` names the options that the command line sets.
+    """
     check_wandb(options)
     with nullcontext() if options.eval_only else locked(options.out_dir):
-        run = open_run(options)
+        run = open_run(options, asked)
         batches = StepBatches(options)
         print(parameter_count(run))
         with stop_signals(saves=not options.eval_only) as stop_asked:

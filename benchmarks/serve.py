@@ -140,6 +140,7 @@ def serving(out_dir: str, dtype: str) -> Generator[Callable[[int, int, float], d
         if words is None:
             raise UserError(f"out_dir={out_dir}: serve.py did not start there")
         name, port = words[1], words[-1].rpartition(":")[2]
+        next(line for line in server.stdout if line.startswith("compiled "))
 
         def ask(n: int, together: int, rate: float) -> dict:
             numbers = map(str, (n, together, rate))

@@ -17,13 +17,17 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import modal
 
 from cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
-from cloud.commands import Job, run_job
+from cloud.claims import begin, release
+from cloud.commands import SAMPLE, Job, run_job
+from cloud.options import LaunchOptions
 from cloud.supervise import ROOT, Stop, run_script
+from config.command_line import UserError
 from data.loader import is_prepared
 
 GRACE = 120  # seconds before the end of an attempt, when a run is told to save a checkpoint and stop
@@ -32,50 +36,52 @@ PORT = 1234  # port at which the processes of a cluster meet
 AGAIN = "the next attempt, or the same command, goes on from the last checkpoint"
 
 
-def run_in_container(
-    command: str,
-    words: list[str],
-    run_name: str,
-    of_a_run: bool,
-    seconds: float,
-    nodes: int,
-    sample: list[str] | None,
-) -> int:
-    """Run a job, for `seconds` at most. Return the exit status of its script.
+def run_in_container(job: Job, options: LaunchOptions, launch: str | None) -> int:
+    """Run a job. Return the exit status of its script.
 
-    After training, sample.py runs with the options `sample`, if there are any.
+    A run is trained by the `launch` that has its name, or not at all.
 
     Modal starts another attempt after an exception. So a script that was killed or stopped, or whose time is
     up, raises ChildProcessError, but a failure of the script itself, which would only repeat, is returned as
     its status.
     """
+    seconds = options.timeout_hours * 3600
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
     volume = modal.Volume.from_name(VOLUME)
     volume.reload()  # what other containers have committed since this one began
-    if command == "prepare":
-        status, stop = prepare(MOUNTED / "data" / run_name, words, end - time.monotonic())
+    if options.nodes > 1 and modal.Cluster.from_context().container_rank() > 0:
+        launch = None  # the first of its machines has the name for all
+    if launch:
+        try:
+            begin(job.run_name, launch, attempts=1 + options.retries)
+        except UserError as error:
+            print(f"error: {error}", flush=True)
+            release(job.run_name, launch)
+            return STOPPED
+    if job.command == "prepare":
+        status, stop = prepare(MOUNTED / "data" / job.run_name, job.words, end - time.monotonic())
     else:
-        folder = MOUNTED / "runs" / run_name
+        folder = MOUNTED / "runs" / job.run_name
         folder.mkdir(parents=True, exist_ok=True)
-        if command == "train":
-            words = words + resume_options(folder) + cluster_options(nodes)
-        if command == "export":  # of an earlier checkpoint: what is written has to be new
+        if job.command == "train":
+            more = resume_options(folder) + cluster_options(options.nodes)
+            job = replace(job, words=job.words + more)
+        if job.command == "export":  # of an earlier checkpoint: what is written has to be new
             shutil.rmtree(folder / "export", ignore_errors=True)
         # The script runs in the run's folder, so that files at relative paths are kept as well.
-        job = Job(command, words, run_name, of_a_run)
         status, stop = run_job(job, folder, folder, end - time.monotonic())
-        if status == 0 and sample is not None:
-            run_script("sample.py", [f"--out_dir={folder}", *sample])
+        if status == 0 and job.sample:
+            run_script("sample.py", [f"--out_dir={folder}", *SAMPLE])
     commit(volume)
-    if status == 0:
-        return 0
-    if stop == "interrupt":
+    if status and stop == "interrupt":
         raise KeyboardInterrupt  # the machine is taken away, or the user stops the run
-    if stop == "time":
+    if status and stop == "time":
         raise ChildProcessError(f"its time is up: {AGAIN}")
     # When one process of a cluster is told to stop, all end with STOPPED; when one is killed, all end with 1.
-    if status < 0 or status == STOPPED or (status == 1 and nodes > 1):
-        raise ChildProcessError(f"{command} was killed or stopped (status {status}): {AGAIN}")
+    if status < 0 or status == STOPPED or (status == 1 and options.nodes > 1):
+        raise ChildProcessError(f"{job.command} was killed or stopped (status {status}): {AGAIN}")
+    if launch:
+        release(job.run_name, launch)
     return status
 
 
@@ -85,6 +91,7 @@ def resume_options(folder: Path) -> list[str]:
     Without a checkpoint the user's own init_from holds, which may name the weights to start from.
     """
     found = any(path.name.isdigit() for path in (folder / "checkpoints").glob("*"))
+    found = found or (folder / "damaged").exists()  # auto refuses to begin anew beside these
     return ["--init_from=auto"] if found else []
 
 
@@ -102,8 +109,7 @@ def cluster_options(nodes: int) -> list[str]:
 
 def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, Stop | None]:
     """Prepare a data set in a folder of the Volume, unless it is there. Return as `run_script` does."""
-    if is_prepared(folder):
-        print(f"{folder} is prepared; to do it anew: modal volume rm -r {VOLUME} data/{folder.name}")
+    if is_prepared(folder):  # by another launch meanwhile, or by an attempt before this one
         return 0, None
     ours = ROOT / "data" / folder.name  # no other script is run: anybody may have written it
     if (ours / "prepare.py").is_file():  # it writes beside itself

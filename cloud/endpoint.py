@@ -13,9 +13,8 @@ from dataclasses import replace
 from cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from cloud.commands import Job
 from cloud.options import LaunchOptions
-from cloud.places import InVolume, modal
-from cloud.rent import asked_to_detach, check_run, machine_settings, make_image, opened
-from config.command_line import UserError
+from cloud.places import InVolume, modal, modal_errors
+from cloud.rent import check_run, detached, machine_settings, make_image
 
 IDLE = 300  # seconds without a request after which the machine is given back
 START = 600  # seconds that loading and compiling may take
@@ -40,10 +39,6 @@ def describe_endpoint(options: LaunchOptions) -> str:
     )
 
 
-def detached(options: LaunchOptions) -> bool:
-    return options.detach or asked_to_detach()
-
-
 def cost_of_endpoint(options: LaunchOptions) -> LaunchOptions:
     """Return the options by which an endpoint's cost is computed: a deployed one's is that of a day."""
     return replace(options, retries=0, timeout_hours=24.0 if detached(options) else options.timeout_hours)
@@ -54,14 +49,13 @@ def serve_run(job: Job, options: LaunchOptions, key: str | None) -> int:
 
     Clients have to send `key`; without one, a key is made and printed. Raises UserError.
     """
-    if modal is None:
-        raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
+    check_run(InVolume(), job)
     from cloud.container import serve_in_container  # here, because it imports modal
 
-    check_run(InVolume(), job)
     key = key or secrets.token_urlsafe(24)
     name = f"{job.run_name}-serve"
-    with opened(name) as app:
+    with modal_errors():
+        app = modal.App(f"{VOLUME}-{name}")
         server = modal.web_server(
             SERVER_PORT, startup_timeout=START, label=re.sub("[^a-z0-9]+", "-", name.lower())
         )

@@ -3,23 +3,30 @@
 import math
 import re
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from cloud.prices import READ, Machine
+from cloud.prices import RATES, READ, Machine
 from config.command_line import (
     Count,
     Limit,
     Name,
     NonNegative,
-    NonNegativeInt,
     UserError,
     option_types,
 )
 
 RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
 Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0 < x <= 24)]
+Retries = Annotated[int, Limit("an integer from 0 to Modal's 10", lambda x: 0 <= x <= 10)]
 Cores = Annotated[int, Limit("an integer from 1 to 64", lambda x: 1 <= x <= 64)]
+
+RESTARTS = 10  # of a run, beside its attempts: Modal counts none when it takes a machine away
+CEILING = (
+    "that is no ceiling: Modal also restarts a run whose machine it takes away, here up to "
+    f"{RESTARTS} times; a budget at Modal is one: modal.com/docs/guide/budgets"
+)
 
 
 @dataclass(frozen=True)
@@ -34,10 +41,12 @@ class LaunchOptions:
     )
 
     run_on_remote: bool = False  # run on Modal; without it, on this machine
-    gpu: Name = "A10"  # T4, L4, A10, L40S, A100-80GB, H100, H200, B200; H100:8; A100-80GB,H100: either; none
+    gpu: Name = (
+        "A10"  # T4, L4, A10, L40S, A100-80GB, H100, H200, B200, ...; H100:8; A100-80GB,H100: either; none
+    )
     cores: Cores | None = None  # CPU cores, with 2 GiB each at least; None: 2 for each GPU
     timeout_hours: Hours = 4.0  # time for one attempt; the next one goes on from the last checkpoint
-    retries: NonNegativeInt = 2  # attempts after the first, when time is up or the run is killed
+    retries: Retries = 2  # attempts after the first, when time is up or the run is killed
     max_dollars: NonNegative = 20.0  # refuse what could cost more than this, all attempts together
     run_name: RunName = ""  # folder of the run; by default the name of its out_dir
     secret: Name = ""  # Modal secrets, with commas: one with WANDB_API_KEY, one with HF_TOKEN
@@ -78,8 +87,8 @@ def separate_options(argv: list[str]) -> tuple[list[str], list[str]]:
     return ours, theirs
 
 
-def describe_cost(options: LaunchOptions, runs: int = 1) -> str:
-    """Return the line that says what a launch of so many runs can cost at most. Raises UserError."""
+def describe_cost(options: LaunchOptions, runs: int = 1, rates: Mapping[str, float] = RATES) -> str:
+    """Return the line that says what the attempts of so many runs can cost at most. Raises UserError."""
     times = [
         f"{runs} runs x " if runs > 1 else "",
         f"{options.nodes} machines x " if options.nodes > 1 else "",
@@ -87,9 +96,10 @@ def describe_cost(options: LaunchOptions, runs: int = 1) -> str:
     ]
     machine = options.machine
     kind = f"{options.gpu}, cores" if machine.count else counted(machine.cores, "core")
+    source = f"prices of {READ}, see cloud/prices.py" if rates is RATES else "Modal's rates now"
     return (
-        f"costs at most ${most_dollars(options, runs):,.2f}: {''.join(times)}{options.timeout_hours:g} h x "
-        f"${machine.price:.2f} ({kind} and memory; prices of {READ}, see cloud/prices.py)"
+        f"costs at most ${most_dollars(options, runs, rates):,.2f}: {''.join(times)}"
+        f"{options.timeout_hours:g} h x ${machine.price(rates):.2f} ({kind} and memory; {source})"
     )
 
 
@@ -98,10 +108,10 @@ def counted(number: float, noun: str) -> str:
     return f"{number:g} {noun}{'s' * (number != 1)}"
 
 
-def most_dollars(options: LaunchOptions, runs: int = 1) -> float:
+def most_dollars(options: LaunchOptions, runs: int = 1, rates: Mapping[str, float] = RATES) -> float:
     """Return what a launch costs when every attempt takes all its time."""
     hours = options.timeout_hours * (1 + options.retries)
-    return options.machine.price * options.nodes * hours * runs
+    return options.machine.price(rates) * options.nodes * hours * runs
 
 
 def check_cost(options: LaunchOptions, dollars: float) -> None:

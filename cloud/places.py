@@ -5,14 +5,16 @@ place.read("big/metrics.jsonl")         a file's bytes; None without it
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from cloud import VOLUME
+from cloud.prices import RATES
 from config.command_line import UserError
+from config.files import open_file
 
 try:
     import modal
@@ -29,16 +31,6 @@ class Entry(NamedTuple):
     age: float
 
 
-class Place(Protocol):
-    def listing(self, path: str, below: bool = True) -> list[Entry]:
-        """Return what is in a folder, or also below it; nothing where there is no such folder."""
-        ...
-
-    def read(self, path: str) -> bytes | None:
-        """Return the bytes of a file; None where there is none."""
-        ...
-
-
 @dataclass(frozen=True)
 class Here:
     """The runs in a folder of this machine."""
@@ -46,6 +38,7 @@ class Here:
     folder: Path = Path()
 
     def listing(self, path: str, below: bool = True) -> list[Entry]:
+        """Return what is in a folder, or also below it; nothing where there is no such folder."""
         folder, now, found = self.folder / path, time.time(), []
         for entry in folder.rglob("*") if below else folder.glob("*"):
             try:
@@ -57,8 +50,10 @@ class Here:
         return found
 
     def read(self, path: str) -> bytes | None:
+        """Return the bytes of a file; None where there is none."""
         try:
-            return (self.folder / path).read_bytes()
+            with open_file(self.folder / path, root=self.folder) as file:
+                return file.read()
         except OSError:
             return None
 
@@ -97,19 +92,31 @@ class InVolume:
             yield from self.volume.read_file(f"{self.root}/{path}")
 
 
+Place = Here | InVolume
+
+
 def open_volume() -> "modal.Volume":
-    """Return the Volume, which is made if it is missing. Raises UserError without Modal's client."""
-    if modal is None:
-        raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
+    """Return the Volume, which is made if it is missing."""
     return modal.Volume.from_name(VOLUME, create_if_missing=True)
 
 
+def current_rates() -> Mapping[str, float]:
+    """Return Modal's rates now; those of the table for one who may not ask. Raises UserError."""
+    with modal_errors():
+        try:
+            rates = modal.Workspace.from_context().billing.rates()
+        except (modal.exception.AuthError, modal.exception.PermissionDeniedError):
+            return RATES
+    return {**RATES, **{name: float(rate) for name, rate in rates.items()}}
+
+
 @contextmanager
-def modal_errors():
-    """Turn what Modal refuses into a UserError."""
+def modal_errors() -> Generator[None]:
+    """Turn what Modal refuses, a run that it ended, or a missing client, into a UserError."""
+    if modal is None:
+        raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
     try:
         yield
-    except Exception as error:
-        if modal is not None and isinstance(error, modal.exception.Error):
-            raise UserError(f"Modal: {error}") from None
-        raise
+    except (modal.exception.Error, ChildProcessError) as error:
+        why = str(error) or "the run was cancelled; the same command goes on with it"  # at Modal's dashboard
+        raise UserError(f"Modal: {why}") from None

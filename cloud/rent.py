@@ -5,19 +5,19 @@ an App that a module has, even for a run on this machine.
 """
 
 import math
-from collections.abc import Generator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cloud import MOUNTED, VOLUME
+from cloud.claims import claimed
 from cloud.commands import SAMPLE, Job, words_of
 from cloud.jobs import check_unchanged, has_script, preparing_job
-from cloud.look import fetch, is_running, read_options
+from cloud.look import fetch, is_running, read_options, standing
 from cloud.options import LaunchOptions, counted
-from cloud.places import InVolume, modal, open_volume
+from cloud.places import InVolume, modal, modal_errors, open_volume
+from cloud.prices import BURST
 from cloud.supervise import ROOT
-from config.command_line import UserError
+from config.command_line import UserError, given
 from config.options import Options
 
 try:
@@ -85,25 +85,28 @@ def rent(
     """Run jobs on Modal, each on a machine of its own, and print their output here.
 
     Data that they need and the Volume lacks is prepared first, on a machine as `preparing` has it. Return
-    their statuses. A job that Modal ended raises UserError, or among `several` has the status None.
+    their statuses. A job that Modal ended raises UserError, or among `several` has the status None. Raises
+    UserError for a run that another launch trains.
     """
-    if modal is None:
-        raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
-    runs = InVolume()
-    for job in jobs:
-        check_run(runs, job)
-    missing = [preparing_job([dataset], preparing) for dataset in missing_data(runs, jobs)]
-    calls, statuses = [], [130] * len(jobs)  # Ctrl-C ends the inner `with` below, quietly
-    with opened(name) as app:
-        image = make_image()
+    runs, calls, statuses = InVolume(), [], [130] * len(jobs)  # Ctrl-C ends the inner `with` below, quietly
+    trained = [job.run_name for job in jobs if job.command in ("train", "experiment")]
+    with modal_errors(), claimed(trained) as launches:
+        for job in jobs:
+            check_run(runs, job)
+        if not several and (done := what_is_done(runs, jobs[0])):
+            print(f"{done}; nothing is rented")
+            return [0]
+        missing = [preparing_job([dataset], preparing) for dataset in missing_data(runs, jobs)]
+        app, image = modal.App(f"{VOLUME}-{name}"), make_image()
         machine = make_function(app, image, jobs[0].command, options)
-        cpus = make_function(app, image, "prepare", preparing) if missing else None
-        with modal.enable_output(), app.run(detach=options.detach or asked_to_detach()):
+        cpus: Any = make_function(app, image, "prepare", preparing) if missing else None
+        with modal.enable_output(), app.run(detach=detached(options)):
             for job in missing:
                 print(f"data/{job.run_name} is not in the Volume: preparing it first, on CPUs", flush=True)
-                if status := spawn(cpus, job, preparing).get():
+                if status := cpus.spawn(job, preparing, None).get():
                     return [status] * len(jobs)
-            calls = [spawn(machine, job, options) for job in jobs]
+            launch_of = launches.pop if detached(options) else launches.get  # its container releases it
+            calls = [machine.spawn(job, options, launch_of(job.run_name, None)) for job in jobs]
             statuses = [outcome(job, call, several) for job, call in zip(jobs, calls, strict=True)]
     if not calls:
         print("stopped before it began; the same command goes on with what was prepared")
@@ -113,16 +116,6 @@ def rent(
             files = fetch(runs, job.run_name, job.results)
             print(f"here now: {', '.join(f'{job.run_name}/{x}' for x in job.results)} ({len(files)} files)")
     return statuses
-
-
-@contextmanager
-def opened(name: str) -> Generator["modal.App"]:
-    """Yield a new App. What Modal refuses within, and a run that it ended, becomes a UserError."""
-    try:
-        yield modal.App(f"{VOLUME}-{name}")
-    except (modal.exception.Error, ChildProcessError) as error:
-        why = str(error) or "the run was cancelled; the same command goes on with it"  # at Modal's dashboard
-        raise UserError(f"Modal: {why}") from None
 
 
 def check_run(runs: InVolume, job: Job) -> None:
@@ -154,8 +147,7 @@ def missing_data(runs: InVolume, jobs: list[Job]) -> list[str]:
             continue
         dataset = job.dataset or (read_options(runs, job.run_name) or Options()).dataset
         name = Path(dataset).name  # a run of an earlier version has the whole path
-        there = {entry.path for entry in data.listing(name, below=False)}
-        if name in missing or there & {f"{name}/train.bin", f"{name}/train_00000.bin"}:
+        if name in missing or has_data(data, name):
             continue
         if not has_script(name):
             raise UserError(
@@ -164,6 +156,23 @@ def missing_data(runs: InVolume, jobs: list[Job]) -> list[str]:
             )
         missing.append(name)
     return missing
+
+
+def has_data(data: InVolume, name: str) -> bool:
+    there = {entry.path for entry in data.listing(name, below=False)}
+    return bool(there & {f"{name}/train.bin", f"{name}/train_00000.bin"})
+
+
+def what_is_done(runs: InVolume, job: Job) -> str | None:
+    """Return the line that says why there is nothing to do for a job; None where there is."""
+    name = job.run_name
+    if job.command == "prepare" and has_data(InVolume("data"), name):
+        return f"data/{name} is prepared; to do it anew: modal volume rm -r {VOLUME} data/{name}"
+    if job.command == "train" and (found := standing(runs, name)):
+        asked = given(job.words, Options)
+        if found.saved >= asked.get("max_iters", found.max_iters) and not asked.get("eval_only"):
+            return f"runs/{name} has come to its end, at iter {found.saved:,}"
+    return None
 
 
 def make_function(
@@ -191,25 +200,12 @@ def machine_settings(image: "modal.Image", options: LaunchOptions) -> dict[str, 
     return {
         "image": image,
         "gpu": machine.gpus[0] if len(machine.gpus) == 1 else list(machine.gpus) or None,
-        "cpu": machine.cores,
-        "memory": 1024 * machine.gib,
+        "cpu": (machine.cores, BURST * machine.cores),
+        "memory": (1024 * machine.gib, BURST * 1024 * machine.gib),
         "volumes": {str(MOUNTED): open_volume()},
         "secrets": [find_secret(name) for name in options.secrets],
         "include_source": False,  # it is among the image's files
     }
-
-
-def spawn(function: "modal.Function", job: Job, options: LaunchOptions) -> "modal.FunctionCall":
-    """Start a job. Modal itself starts another attempt, when this machine may be off."""
-    return function.spawn(
-        job.command,
-        job.words,
-        job.run_name,
-        of_a_run=job.of_a_run,
-        seconds=options.timeout_hours * 3600,
-        nodes=options.nodes,
-        sample=list(SAMPLE) if job.sample else None,
-    )
 
 
 def outcome(job: Job, call: "modal.FunctionCall", several: bool) -> int | None:
@@ -231,13 +227,17 @@ def closing_hint(job: Job, status: int, options: LaunchOptions) -> str:
             f"the run, with its checkpoints: modal run app.py::fetch --run-name={name}, "
             f"or modal volume get {VOLUME} runs/{name}"
         )
-    if status == 130 and (options.detach or asked_to_detach()):
+    if status == 130 and detached(options):
         return f"the run goes on: modal run app.py::watch --run-name={name}"
-    if status == 130:
+    if status in (130, 143):
         return "the run was stopped; the same command goes on from its last checkpoint, if it has one"
     return (
         f"the run failed by itself (status {status}): what it said is above; the same again would fail again"
     )
+
+
+def detached(options: LaunchOptions) -> bool:
+    return options.detach or asked_to_detach()
 
 
 def asked_to_detach() -> bool:

@@ -46,6 +46,7 @@ from typing import (
 Own = TypeVar("Own")  # a dataclass of a command's own options
 
 LONGEST_LINE = 1000  # characters of an error
+FLOAT32_MAX = float.fromhex("0x1.fffffep127")  # what is computed with a larger number is inf
 
 
 class UserError(Exception):
@@ -286,7 +287,8 @@ def check_value(name: str, value: Any, origin: str, cls: type[CommandOptions]) -
         return conform(value, kind)
     except ValueError as error:
         expected = str(error) or describe_type(kind)
-        raise UserError(f"{origin}{name} is {spell(value)}, expected {expected}") from error
+        shown = "***" if name == "api_key" else spell(value)
+        raise UserError(f"{origin}{name} is {shown}, expected {expected}") from error
 
 
 def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
@@ -312,6 +314,8 @@ def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
             raise ValueError(f"an integer of a size below {below}")
         return int(value)
     elif kind is float and finite:
+        if abs(value) > FLOAT32_MAX:
+            raise ValueError("a number of a size below 3.4e38, float32's largest")
         return float(value)
     elif kind in (bool, str) and isinstance(value, kind):
         return value

@@ -1,7 +1,8 @@
 """Files that the programs read and write.
 
-A file that is read may be damaged, or somebody else's: bad JSON raises an error of one line, and a name in it
-is no path out of its folder. A file that is written is whole at any time.
+A run, data or hub folder may be damaged, or somebody else's. Every file in it is opened by `open_file`, which
+refuses links, devices and FIFOs. Bad JSON raises an error of one line, a larger one than JSON of its kind can
+be is not read, and a name in it is no path out of its folder. A file that is written is whole at any time.
 """
 
 import errno
@@ -9,19 +10,116 @@ import json
 import math
 import os
 import re
+import stat
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from config.command_line import UserError
 
+GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. Raises ValueError, with a line that says why it cannot be read."""
+# The most bytes that a file may have, by what it holds.
+SETTINGS = 2**20  # options, a config.json
+LISTS = 2**24  # of tensors, or of special tokens
+TOKENIZER = 2**26  # a tokenizer.json; Gemma's, one of the largest, has 2**25
+HOLDS_TOKENIZER = 2**27  # JSON in which a tokenizer.json is a string
+
+
+def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
+    """Open a regular file of a run, data or hub folder. A link might lead anywhere, a FIFO or device hang.
+
+    `root` is that folder, by default the one that holds the file. It may be a link itself; nothing below it
+    may lead out of it. A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
+    """
+    folder = Path(os.path.realpath(path.parent))
+    if not folder.is_relative_to(os.path.realpath(root or folder)):
+        raise OSError(errno.ELOOP, f"a link leads out of {root}", str(path))
+    place, blob = folder / path.name, Path(os.path.realpath(path))
+    # In Hugging Face's cache each file of a snapshot is a link to a blob beside the snapshots.
+    if folder.parent.name == "snapshots" and blob.parent == folder.parents[1] / "blobs":
+        place = blob
+    return open(place, mode, encoding=None if "b" in mode else "utf-8", opener=open_regular)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """Do as os.open, for regular files only."""
+    with suppress(FileNotFoundError):  # looked at first, because opening may act on a device
+        check_regular(path, os.lstat(path), flags)
+    number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
     try:
-        return parse_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
+        check_regular(path, os.fstat(number), flags)
+    except OSError:
+        os.close(number)
+        raise
+    return number
+
+
+def check_regular(path: str, found: os.stat_result, flags: int = os.O_RDONLY) -> None:
+    """Raise OSError unless it is a regular file; to write in, it may have no second name elsewhere."""
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if stat.S_ISLNK(found.st_mode) or (flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1):
+        raise OSError(errno.ELOOP, "a link; only the folder as a whole may be one", path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "no regular file", path)
+
+
+def check_tree(folder: Path) -> None:
+    """Raise UserError for what `open_file` would refuse in a folder and below, where Orbax opens the files.
+
+    TensorStore's data lie in folders `d`. All other files are small; Orbax reads them whatever their size.
+    """
+    with reading(folder):
+        for parent, folders, files in os.walk(folder, onerror=refuse_unless_gone):
+            for path in (parent, *(os.path.join(parent, name) for name in folders + files)):
+                with suppress(FileNotFoundError, IsADirectoryError):  # a run that goes on may delete files
+                    check_regular(path, found := os.lstat(path))
+                    if found.st_size > HOLDS_TOKENIZER and os.path.basename(parent) != "d":
+                        raise OSError(errno.EFBIG, too_large(HOLDS_TOKENIZER), path)
+
+
+def refuse_unless_gone(error: OSError) -> None:
+    if not isinstance(error, GONE):
+        raise error
+
+
+@contextmanager
+def reading(path: Path) -> Generator[None]:
+    """Turn what keeps a file from being read, unless it is gone, into a UserError: that is no damage."""
+    try:
+        yield
+    except GONE:
+        raise
+    except (OSError, MemoryError) as error:
+        named = getattr(error, "filename", None) or path
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise UserError(f"{named}: cannot be read ({why}): put that right; nothing was changed") from None
+
+
+def read_text(path: Path, most: int = SETTINGS, root: Path | None = None) -> str:
+    """Read a text file as `open_file` opens it.
+
+    Raises one of `GONE`, UserError when it cannot be read, and ValueError when its content is not UTF-8 or
+    has more than `most` bytes.
+    """
+    with reading(path), open_file(path, root=root) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(too_large(most))
+    return content.decode("utf-8")
+
+
+def too_large(most: int) -> str:
+    return f"larger than {most / 2**20:g} MiB, which it can never be"
+
+
+def read_json(path: Path, most: int = SETTINGS, root: Path | None = None) -> Any:
+    """Read a JSON file. Raises ValueError when it is missing or damaged; UserError as `read_text` does."""
+    try:
+        return parse_json(read_text(path, most, root))
+    except GONE as error:
         raise ValueError(error.strerror) from None
 
 
@@ -48,20 +146,28 @@ def is_plain_name(name: Any) -> bool:
     return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,200}", name, re.ASCII) is not None
 
 
-def write_whole(path: Path, text: str, advice: str = "choose another --out_dir") -> None:
-    """Write a file beside its place, then rename it there: after a loss of power it is the old or the new.
+@contextmanager
+def written(path: Path, advice: str) -> Generator[IO[bytes]]:
+    """Yield a file to fill, which is then renamed to `path`: after a loss of power it is the old or the new.
 
     Raises UserError, which ends in the `advice`, when that cannot be done.
     """
     with _beside(path, advice) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        with open_file(temporary, "xb") as file:
+            yield file
         put_in_place(temporary, path)
+
+
+def write_whole(path: Path, text: str, advice: str = "choose another --out_dir") -> None:
+    """Write a text file as `written` does."""
+    with written(path, advice) as file:
+        file.write(text.encode())
 
 
 def check_writable(path: Path, advice: str) -> None:
     """Raise UserError, which ends in the `advice`, when a file could not be written. Leaves it as it is."""
     with _beside(path, advice) as temporary:
-        temporary.touch()
+        open_file(temporary, "xb").close()
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
 
@@ -78,6 +184,7 @@ def _beside(path: Path, advice: str) -> Generator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # of a killed process with this number, or planted
         yield temporary
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}): {advice}") from None
@@ -88,7 +195,7 @@ def _beside(path: Path, advice: str) -> Generator[Path]:
 
 def sync(path: Path) -> None:
     """Return when a file, or the names in a folder, are on disk and not only in memory. Raises OSError."""
-    number = os.open(path, os.O_RDONLY)
+    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
     try:
         os.fsync(number)
     except OSError:
@@ -96,6 +203,14 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(number)
+
+
+def cache_folder() -> Path:
+    """Return the folder, which may be missing, for what can be made again."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanojaxgpt"
+    except RuntimeError:  # a user without a home, for whom nothing can be kept
+        return Path(os.devnull) / "nanojaxgpt"
 
 
 def first_line(error: BaseException) -> str:

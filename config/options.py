@@ -197,7 +197,11 @@ def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | N
 
     `shape_of` maps a name such as gpt2, from `--init_from=gpt2`, to the options that its weights decide.
     """
-    values = given(argv, Options)
+    return complete_options(given(argv, Options), shape_of)
+
+
+def complete_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
+    """Return the options of a command line that sets these `values`, as `parse_options`. Raises UserError."""
     options = replace(starting_options(values, shape_of), **values)
     if options.overwrite and options.init_from in RESUMING:
         raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
@@ -211,7 +215,7 @@ def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str,
     """
     init_from = values.get("init_from", Options.init_from)
     path = os.path.join(values.get("out_dir", Options.out_dir), "options.json")
-    if init_from in RESUMING and os.path.exists(path):
+    if init_from in RESUMING and os.path.lexists(path):
         return replace(read_options(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
     if init_from in ("scratch", *RESUMING):
         return Options()

@@ -20,6 +20,7 @@ if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
 from config.command_line import ScriptParser, UserError, command
+from config.files import open_file
 from data.loader import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import token_dtype, write_meta
@@ -49,7 +50,8 @@ def describe(folder: Path, source: Path) -> None:
 def read_tokens(path: Path) -> np.ndarray:
     """Read the uint16 tokens of a .bin file. Raises UserError."""
     try:
-        content = path.read_bytes()
+        with open_file(path) as file:
+            content = file.read()
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}): give the folder that nanoGPT's prepare.py wrote to"
@@ -64,7 +66,8 @@ def read_tokens(path: Path) -> np.ndarray:
 def read_text(path: Path) -> str:
     """Read the text as nanoGPT does, which makes `\\n` of every end of a line. Raises UserError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with open_file(path, "r") as file:
+            text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(
             f"{path}: cannot be read as UTF-8 text ({error}): "
@@ -97,7 +100,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--source", type=Path, metavar="PATH", help="the text (default: <folder>/input.txt)")
     given = parser.parse(argv)
     folder = dataset_dir(given.dataset)
-    describe(folder, given.source or folder / "input.txt")
+    # What a user names may be a link.
+    describe(folder, given.source.resolve() if given.source else folder / "input.txt")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
-from config.files import is_plain_name, read_json, write_whole
+from config.files import HOLDS_TOKENIZER, is_plain_name, read_json, write_whole
 from data.shards import ShardWriter, publish
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, end_of_text, from_json
@@ -105,7 +105,7 @@ def load_progress(path: Path, command: dict[str, Any]) -> Progress | None:
     if not path.exists():
         return None
     try:
-        match read_json(path):
+        match read_json(path, HOLDS_TOKENIZER):
             case {"progress": dict(values), "sha256": sha256} if sha256 == digest(values):
                 progress = Progress(**values)
             case _:

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from config.command_line import UserError, spell
-from config.files import is_plain_name, is_whole, read_json
-from data.shards import Shards
+from config.files import HOLDS_TOKENIZER, is_plain_name, is_whole, open_file, read_json
+from data.shards import Shards, check_sha256
 from data.tokenizer import check_description
 from data.writer import FORMAT
 
@@ -47,6 +47,7 @@ class Meta:
     dtype: str  # "uint16" | "uint32"
     counts: dict[str, int] = field(default_factory=dict)
     shards: dict[str, tuple] = field(default_factory=dict)  # by split: (name, number of tokens) of each file
+    sha256: dict[str, str] = field(default_factory=dict)  # by the name of a file, where it is known
 
     def files(self, split: str) -> tuple[tuple[str, int | None], ...]:
         """Return (name, number of tokens) for each file of a split; the number is None where unknown."""
@@ -133,7 +134,7 @@ def load_meta(dataset: str) -> Meta:
     """
     folder = dataset_dir(dataset)
     path = folder / "meta.json"
-    if not path.exists():
+    if not os.path.lexists(path):
         if (folder / "meta.pkl").exists():
             text = "" if (folder / "input.txt").exists() else " --source=<the text it was made of>"
             raise UserError(
@@ -145,7 +146,7 @@ def load_meta(dataset: str) -> Meta:
         )
         return NANOGPT
     try:
-        return parse_meta(read_json(path))
+        return parse_meta(read_json(path, HOLDS_TOKENIZER))
     except ValueError as error:
         raise UserError(f"{path}: cannot be used ({error}): run prepare.py again to write it anew") from None
 
@@ -184,8 +185,12 @@ def parse_meta(values: Any) -> Meta:
             if not isinstance(shards, dict) or not set(shards) <= set(SPLITS):
                 raise ValueError(f"its shards are {spell(shards)}")
             files = {split: parse_shards(shards[split]) for split in shards}
+            if not isinstance(sums := values.get("sha256", {}), dict):
+                raise ValueError(f"its sha256 is {spell(sums)}")
+            sums = {f"{split}.bin": sha256 for split, sha256 in sums.items()}
+            sums |= {x["file"]: x["sha256"] for split in shards for x in shards[split] if "sha256" in x}
             counts = {"train": train, "val": val}
-            return Meta(vocab_size, check_description(tokenizer), dtype, counts, files)
+            return Meta(vocab_size, check_description(tokenizer), dtype, counts, files, sums)
     raise ValueError("an entry is missing, or is not what this version writes")
 
 
@@ -218,9 +223,9 @@ class Batches:
     one epoch and the start of the next. The tokens after the last whole window, fewer than block_size, are
     left out.
 
-    Opening raises UserError when a .bin is missing, empty, cut short, not as meta.json says, or has ids
-    outside the vocabulary, and when the split is shorter than block_size + 1. Files may change while they are
-    read: each batch is checked as well, and raises UserError then.
+    Opening raises UserError when a .bin is missing, empty, cut short, not as meta.json says (its sha256
+    included), or has ids outside the vocabulary, and when the split is shorter than block_size + 1. Files may
+    change while they are read: each batch is checked as well, and raises UserError then.
     """
 
     def __init__(
@@ -234,7 +239,8 @@ class Batches:
         self.vocab_size = meta.vocab_size
         dtype = np.dtype(meta.dtype).newbyteorder("<")
         self.maps = [
-            (folder / name, _map_file(folder / name, dtype, count)) for name, count in meta.files(split)
+            (folder / name, _map_file(folder / name, dtype, count, meta.sha256.get(name)))
+            for name, count in meta.files(split)
         ]
         self.tokens = Shards([np.frombuffer(memory, dtype) for _, memory in self.maps])
         if len(self.tokens) < block_size + 1:
@@ -320,29 +326,32 @@ class Batches:
             )
 
 
-def _map_file(path: Path, dtype: np.dtype, count: int | None) -> mmap.mmap:
+def _map_file(path: Path, dtype: np.dtype, count: int | None, sha256: str | None) -> mmap.mmap:
     """Map the token ids at `path` into memory. They are read on demand, so the file may exceed the memory.
 
     The map keeps the file open: its `size()` is the file's, at any time.
 
-    Raises UserError when the file is missing, empty, or not `count` tokens long.
+    Raises UserError when the file is missing, empty, not `count` tokens long, or not of that sha256.
     """
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: run the data set's prepare.py")
-    size = path.stat().st_size
-    if size == 0:
-        raise UserError(f"{path}: the file is empty: run prepare.py again")
-    if size % dtype.itemsize:
-        raise UserError(
-            f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: run prepare.py again"
-        )
-    if count is not None and size != count * dtype.itemsize:
-        raise UserError(
-            f"{path}: {size // dtype.itemsize} tokens where meta.json says {count}: "
-            "the file is cut short or of another data set; run prepare.py again"
-        )
     try:
-        with open(path, "rb") as file:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size == 0:
+                raise UserError(f"{path}: the file is empty: run prepare.py again")
+            if size % dtype.itemsize:
+                raise UserError(
+                    f"{path}: {size} bytes are not a whole number of {dtype.name} tokens: "
+                    "run prepare.py again"
+                )
+            if count is not None and size != count * dtype.itemsize:
+                raise UserError(
+                    f"{path}: {size // dtype.itemsize} tokens where meta.json says {count}: "
+                    "the file is cut short or of another data set; run prepare.py again"
+                )
+            if sha256 is not None:
+                check_sha256(path, file, sha256)
             return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file: run the data set's prepare.py") from None
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}): check it") from None

@@ -8,16 +8,21 @@ are written.
 import hashlib
 import json
 import os
+import platform
 import re
+import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
-from config.files import put_in_place, write_whole
+from config.files import cache_folder, open_file, put_in_place, write_whole
 
 SHARD = 10**9  # tokens
+READ_ONCE = 2**26  # bytes: the sha256 of a file up to this size takes at most 70 ms
 
 
 class ShardWriter:
@@ -48,7 +53,8 @@ class ShardWriter:
         rest = memoryview(tokens)
         while rest:
             if self.file is None:
-                self.file, self.hash = open(self._path(), "wb"), hashlib.sha256()
+                self._path().unlink(missing_ok=True)  # of a killed process, beyond its recorded progress
+                self.file, self.hash = open_file(self._path(), "xb"), hashlib.sha256()
             room = (len(self.sha256) + 1) * SHARD - self.tokens
             piece, rest = rest[: room * self.dtype.itemsize], rest[room * self.dtype.itemsize :]
             self.file.write(piece)
@@ -85,7 +91,7 @@ class ShardWriter:
         path = self._path()
         if not path.exists() or path.stat().st_size < size:
             raise UserError(f"{path}: gone, or shorter than it was: delete .prepare.json there to begin anew")
-        self.file = open(path, "r+b")
+        self.file = open_file(path, "r+b")
         self.file.truncate(size)
         while piece := self.file.read(2**20):
             self.hash.update(piece)
@@ -114,6 +120,33 @@ def publish(folder: Path, meta: dict) -> None:
 def temporary_path(folder: Path, split: str, number: int) -> Path:
     """Return the path that a file has while it is written."""
     return folder / f".{split}_{number:05}.bin.tmp"
+
+
+def check_sha256(path: Path, file: IO[bytes], expected: str) -> None:
+    """Raise UserError when the sha256 of a file, opened from `path`, is not the expected one.
+
+    A small file is read each time. A large one is read once on this machine, and then again when its size,
+    time or inode has changed. Raises OSError.
+    """
+    status = os.fstat(file.fileno())
+    same = (platform.node(), str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, expected)
+    mark = cache_folder() / "checked" / hashlib.sha256(repr(same).encode()).hexdigest()
+    if status.st_size > READ_ONCE:
+        if os.path.exists(mark):
+            return
+        print(f"note: {path}: is read once to check it, at about 1 s for a GB", file=sys.stderr)
+    sha256 = hashlib.sha256()
+    while piece := file.read(2**20):
+        sha256.update(piece)
+    if sha256.hexdigest() != expected:
+        raise UserError(
+            f"{path}: its sha256 is not the one in meta.json: the file is damaged or of another data set; "
+            "run prepare.py again, or copy it again"
+        )
+    if status.st_size > READ_ONCE:
+        with suppress(OSError):  # where no mark can be left, the next start reads the file again
+            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mark.touch()
 
 
 class Shards:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from config.command_line import UserError, spell
-from config.files import is_whole, parse_json
+from config.files import GONE, TOKENIZER, is_whole, parse_json, read_text
 
 # The id of "<|endoftext|>" in tiktoken's encodings: tiktoken itself could say it only with their files.
 END_OF_TEXT = {
@@ -230,8 +230,9 @@ def load_tokenizer(name: str) -> TiktokenTokenizer | JsonTokenizer:
     if not name.endswith(".json"):
         return TiktokenTokenizer(name)
     try:
-        return JsonTokenizer(Path(name).read_text(encoding="utf-8"), origin=name)
-    except (OSError, UnicodeDecodeError) as error:
+        # What a user names may be a link.
+        return JsonTokenizer(read_text(Path(name).resolve(), TOKENIZER), origin=name)
+    except (*GONE, ValueError) as error:
         raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
 
 

@@ -6,14 +6,14 @@ in the same way.
 
 import hashlib
 import json
-import os
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from config.command_line import UserError
-from config.files import put_in_place, write_whole
+from config.files import write_whole, written
 from data.tokenizer import Tokenizer
 
 FORMAT = 1  # the version of meta.json; a reader refuses one that it does not know
@@ -74,24 +74,20 @@ def common_meta(tokenizer: Tokenizer, source: str) -> dict:
 def _write_files(folder: Path, splits: dict[str, ArrayLike], tokenizer: Tokenizer, source: str) -> None:
     dtype = token_dtype(tokenizer.vocab_size)
     meta = common_meta(tokenizer, source) | {"counts": {}, "sha256": {}}
-    # The files get their names in this order. The loader takes train.bin as the sign that the data set is
-    # there, so it comes last: a process killed between two renames leaves a data set that will be prepared
-    # again, never bins without their vocabulary.
-    temporary = {
-        name: folder / f".{name}.{os.getpid()}.tmp" for name in ("meta.json", "val.bin", "train.bin")
-    }
-    try:
+    # The last file entered is the first to get its name. The loader takes train.bin as the sign that the data
+    # set is there, so it comes last of all: a process killed between two renames leaves a data set that will
+    # be prepared again, never bins without their vocabulary.
+    with ExitStack() as stack:
+        files = {
+            name: stack.enter_context(written(folder / name, "make room or choose another folder"))
+            for name in ("train.bin", "val.bin", "meta.json")
+        }
         for split, ids in splits.items():
             tokens = _check_ids(folder / f"{split}.bin", ids, tokenizer.vocab_size).astype(dtype)
-            temporary[f"{split}.bin"].write_bytes(tokens.data)
+            files[f"{split}.bin"].write(tokens.data)
             meta["counts"][split] = len(tokens)
             meta["sha256"][split] = hashlib.sha256(tokens.data).hexdigest()
-        temporary["meta.json"].write_text(json.dumps(meta, indent=1) + "\n")
-        for name, path in temporary.items():
-            put_in_place(path, folder / name)
-    finally:  # an interrupted write (Ctrl-C included) leaves nothing behind
-        for path in temporary.values():
-            path.unlink(missing_ok=True)
+        files["meta.json"].write((json.dumps(meta, indent=1) + "\n").encode())
 
 
 def _check_ids(path: Path, ids: ArrayLike, vocab_size: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from config.command_line import command, given
-from config.files import read_json, write_whole
+from config.files import HOLDS_TOKENIZER, read_json, write_whole
 from config.options import Options
 from data.loader import dataset_dir
 from experiments import best, precision
@@ -58,7 +58,7 @@ def write_reference(experiment: Experiment, label: str, record: Record, folder: 
     if mark is None or {run.get("data") for run in runs} != {mark}:
         print(f"{path} stays: the {dataset} that its runs have read is not here")
         return
-    meta = read_json(dataset_dir(dataset) / "meta.json")
+    meta = read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)
     values = {
         "config": experiment.config,
         "options": options,

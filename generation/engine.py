@@ -21,8 +21,9 @@ block_size / 2 costs the reading of as many. Moving the window by one token each
 that, because all positions change.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, product, takewhile
 from typing import NamedTuple
 
@@ -38,6 +39,7 @@ PROMPT_CHUNKS = 16, 128  # tokens of a prompt that are read at once
 # takes 2.6 ms of CPU time, for eight of them 4.8.
 SHORT_PROMPTS = 8
 ROOM = 32  # tokens in a room, at least: see `Engine`
+FIRST = 3  # programs that a short request needs for its first tokens
 FEW = 8  # tokens that are not worth a call of their own: it costs as much as two to four tokens of one row
 
 
@@ -114,14 +116,28 @@ class Engine:
 
     def compile(self) -> None:
         """Compile all that any request may need, so that none has to wait for it. The slots are free."""
-        for W, room in product(self.widths, self.rooms):
-            *_, self.cache = decode(self.decoder, self.cache, self.first_rows(W), np.int32(0), room)
-        for T in self.prompt_chunks:
-            tokens = np.zeros((1, T), np.int32)
-            self._call_read([0], tokens, tokens[0, :1])
-            self._call_read([0], tokens, tokens[0, :1], tokens)
-        if (R := self.short_prompts) > 1:
-            self._call_read([0] * R, np.zeros((R, self.prompt_chunks[0]), np.int32), np.zeros(R, np.int32))
+        for program in self.programs():
+            program()
+
+    def programs(self) -> list[Callable[[], object]]:
+        """Return calls that compile all of it, one by one. The first FIRST of them serve a short request.
+
+        Each goes the way that a request goes, because another type of an argument is another program. Slot 0
+        has to be free, and is afterwards.
+        """
+        chunks, R = self.prompt_chunks, self.short_prompts
+        shapes = [*product([1], chunks, [False, True]), *([(R, chunks[0], False)] if R > 1 else [])]
+        reads = [partial(self._read_zeros, *shape) for shape in shapes]
+        draws = [partial(self._call_decode, W, room, 0) for W, room in product(self.widths, self.rooms)]
+        return [self._add_one, reads[0], *draws[: len(self.rooms)], *reads[1:], *draws[len(self.rooms) :]]
+
+    def _add_one(self) -> None:
+        (key,) = keys_of_rows(jax.random.key(0), 1)
+        self.remove(self.add(Request(np.zeros(1, np.int32), key, 1)))
+
+    def _read_zeros(self, R: int, T: int, told: bool) -> None:
+        tokens = np.zeros((R, T), np.int32)
+        self._call_read([0] * R, tokens, np.zeros(R, np.int32), tokens if told else None)
 
     def first_rows(self, W: int) -> Rows:
         """Return views of the first W rows: what is written there is written into `rows`."""
@@ -205,7 +221,7 @@ class Engine:
             to_read = sequence.context[i : i + T + 1]
             tokens[row, : len(to_read) - 1], following[row, : len(to_read) - 1] = to_read[:-1], to_read[1:]
         told = sequences[0].request.tell_prompt and not sequences[0].made
-        likelihood = self._call_read(slots, tokens, first, following if told else None)
+        likelihood = jax.device_get(self._call_read(slots, tokens, first, following if told else None))
         for slot, sequence, i in zip(slots, sequences, first, strict=True):
             last = min(int(i) + T, len(sequence.context) - 1)
             if likelihood is not None:
@@ -235,11 +251,16 @@ class Engine:
         rows = self.first_rows(W)
         room, most = self._room(int(rows.length.max()), n)
         np.minimum(rows.left, most, out=rows.left)
-        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, min(n, most), room)
+        tokens, likelihood = self._call_decode(W, room, min(n, most))
         tokens = np.asarray(tokens)
         if rows.told.any():
             likelihood = jax.device_get(likelihood)
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
+
+    def _call_decode(self, W: int, room: int, n: int) -> tuple[jax.Array, Likelihood]:
+        rows = self.first_rows(W)
+        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), room)
+        return tokens, likelihood
 
     def _room(self, longest: int, n: int) -> tuple[int, int]:
         """Return how much of the cache a call reads for n tokens more, and how many of them fit in there.
@@ -287,7 +308,7 @@ class Engine:
 
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
-    """Copy what is told of some tokens of a row."""
+    """Copy what is told of some tokens of a row, on the host."""
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
 
 

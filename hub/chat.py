@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError
-from config.files import read_json
+from config.files import LISTS, read_json, read_text
 
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")  # names that a template may use
 
@@ -17,14 +17,15 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     """
     path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
-        config = read_json(path) if path.is_file() else {}
-        text = template.read_text(encoding="utf-8") if template.is_file() else None
+        config = read_json(path, LISTS) if path.is_file() else {}
+        text = read_text(template) if template.is_file() else None
         if not isinstance(config, dict):
             raise ValueError("expected a JSON object")
-    except (OSError, ValueError) as error:
+        text = text or default_template(config.get("chat_template"))
+    except (TypeError, ValueError) as error:  # TypeError: a list or an object as a template's name
         raise UserError(f"{folder}: its chat template cannot be read ({error}): download it again") from None
     found = {name: token_text(config.get(name)) for name in TOKENS}
-    return text or default_template(config.get("chat_template")), {k: v for k, v in found.items() if v}
+    return text, {k: v for k, v in found.items() if v}
 
 
 def token_text(token: Any) -> str | None:

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
-from config.files import is_plain_name, read_json
+from config.files import GONE, LISTS, TOKENIZER, is_plain_name, open_file, read_json, read_text, reading
 from data.tokenizer import check_description
 from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
@@ -93,8 +93,8 @@ class Pretrained:
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
             try:
-                return check_description({"type": "tokenizers", "json": path.read_text(encoding="utf-8")})
-            except (OSError, ValueError) as error:  # ValueError: not UTF-8, or no tokenizer.json
+                return check_description({"type": "tokenizers", "json": read_text(path, TOKENIZER)})
+            except ValueError as error:  # ValueError: not UTF-8, or no tokenizer.json
                 raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
 
@@ -130,8 +130,9 @@ class Tensors:
         self.files = {}  # of each tensor: its open file, and its name there
         for path in weight_files(folder):
             try:
-                file = safe_open(path, framework="numpy")
-            except (OSError, SafetensorError) as error:
+                with reading(path), open_file(path):  # which refuses what safe_open would follow
+                    file = safe_open(path, framework="numpy")
+            except (*GONE, SafetensorError) as error:
                 raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
             for name in file.keys():
                 whole = name if name.startswith((prefix, "lm_head.")) else prefix + name
@@ -191,7 +192,7 @@ def weight_files(folder: Path) -> list[Path]:
             f"and is never read: where you trust it, convert it with torch and transformers, {convert}"
         )
     try:
-        match read_json(index):
+        match read_json(index, LISTS):
             case {"weight_map": dict(shard_of)} if shard_of and all(map(is_plain_name, shard_of.values())):
                 paths = [folder / name for name in sorted(set(shard_of.values()))]
             case _:

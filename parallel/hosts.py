@@ -168,7 +168,7 @@ def shared(folder: Path) -> bool:
 def write_sign(path: Path) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
+        path.touch(exist_ok=False)  # a link with this name would be followed
     except OSError as error:
         raise UserError(
             f"{path.parent}: cannot be written ({error.strerror}): choose another --out_dir"

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from config.devices import GIB, PRICES_READ
-from config.files import put_in_place, write_whole
+from config.files import write_whole, written
 from planning.cost import MEMORY, NETWORK, PRODUCT, START, Cost, Row
 from planning.fit import Memory, Planned
 from planning.ideal import least_sent, sent_along
@@ -200,9 +200,8 @@ def draw(planned: Planned, target: Target, path: Path) -> None:
         xlabel="ms of a step, at best: planned, not measured",
         title=f"{target.count} x {target.device.name}: {1e3 * planned.cost.seconds:.1f} ms a step",
     )
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    put_in_place(temporary, path)
+    with written(path, "choose another place for the picture") as file:
+        figure.savefig(file, format="png", dpi=120)
 
 
 def write_hlo(planned: Planned, folder: Path) -> Path:

@@ -12,6 +12,7 @@ stored by name (`blocks.attn.c_q.weight`), not as objects: restoring runs no cod
 manifest has a checksum of each, which is compared whenever the array is restored.
 """
 
+import errno
 import functools
 import inspect
 import json
@@ -35,7 +36,7 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import first_line, is_number, read_json, sync, write_whole
+from config.files import GONE, check_tree, first_line, is_number, read_json, reading, sync, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -44,6 +45,9 @@ from training.lora import partition_trainable
 from training.state import TrainState
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
+
+# What TensorStore calls bytes that are wrong or missing. Its other errors are of the machine.
+CONTENT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 
 
 class Checkpoints:
@@ -55,7 +59,9 @@ class Checkpoints:
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
+        self.damaged = self.folder.with_name("damaged")  # where those that are not what was saved are moved
         self.shared = shared
+        hide_leftovers_of_orbax()
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
@@ -64,6 +70,7 @@ class Checkpoints:
             multiprocessing_options=processes_of(together=shared),
             async_options=ocp.AsyncOptions(post_finalization_callback=self.sync_unfinished),
         )
+        check_tree(self.folder)
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
         self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
@@ -103,9 +110,11 @@ class Checkpoints:
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint out of the way of the others. Return its new place. Raises UserError."""
         path = self.folder / str(iteration)
-        place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
             place.parent.mkdir(exist_ok=True)
+            if place.parent.is_symlink():
+                raise OSError(errno.ELOOP, f"{place.parent} is a link")
             with suppress(FileNotFoundError):  # another process of this run was faster
                 path.rename(place)
         except OSError as error:
@@ -168,7 +177,9 @@ class Checkpoints:
 
     def manifest(self, iteration: int) -> Manifest:
         """Return what a checkpoint says of itself, and its own validation loss if that became known later."""
-        manifest, metrics = read_manifest(self.folder / str(iteration)), self.manager.metrics(iteration)
+        manifest = read_manifest(path := self.folder / str(iteration))
+        with reading(path):
+            metrics = self.manager.metrics(iteration)
         return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
@@ -199,12 +210,14 @@ class Checkpoints:
         try:
             arrays = self.manager.restore(iteration, args=ocp.args.Composite(**wanted))
             restored = {name: tree_of_arrays(arrays[name], tree) for name, tree in trees.items()}
-        except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
-            why = first_line(error)
-        else:
             why = first_difference(checksums({name: arrays[name] for name in trees}), expected)
+        except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
+            if (unread := why_unread(error)) is not None:
+                raise UserError(
+                    f"{path}: cannot be read ({unread}): put that right; nothing was changed"
+                ) from None
+            why = first_line(error)
         if why is not None:
-            hide_leftovers_of_orbax()
             raise Damaged(path, why)
         return restored
 
@@ -263,9 +276,24 @@ def on_host(x: jax.Array) -> np.ndarray:
     return whole
 
 
+def why_unread(error: BaseException | None) -> str | None:
+    """Say what kept a checkpoint from being read or held; None where the error is of what it contains."""
+    while error is not None:
+        text = str(error).split(" [")[0]  # then TensorStore's own settings follow
+        status = re.match("([A-Z_]{5,}): ", text)  # of TensorStore or XLA
+        number = re.search(r"\[os_error_code='(\d+)'\]", str(error))
+        unread = isinstance(error, (OSError, MemoryError)) and not isinstance(error, GONE)
+        unread |= status is not None and status[1] not in CONTENT
+        unread |= number is not None and int(number[1]) not in (errno.ENOENT, errno.ENOTDIR)
+        if unread:
+            return text.rpartition("Error reading ")[2] or "out of memory"
+        error = error.__cause__ or error.__context__
+    return None
+
+
 @functools.cache  # once is enough
 def hide_leftovers_of_orbax() -> None:
-    """Have Python not print the coroutines, callbacks and errors that Orbax leaves when reading fails."""
+    """Have Python not print the coroutines, callbacks and errors that Orbax leaves when it fails."""
     logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports errors that nobody asked for
     before = sys.unraisablehook
 

@@ -11,11 +11,11 @@ import sys
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import jax
 
 from config.command_line import UserError
+from config.files import cache_folder
 from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
@@ -104,10 +104,9 @@ def keep_compiled_programs() -> None:
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
     try:
-        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-        folder = home / "nanojaxgpt" / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
+        folder = cache_folder() / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # the second, where the user has no home
+    except OSError:
         return
     for name, value in {
         "jax_compilation_cache_dir": str(folder),

@@ -15,10 +15,10 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import IO
 
 from config.command_line import UserError
-from config.files import read_json
+from config.files import open_file, read_json
 from parallel.hosts import on_process_0
 
 BEAT = 5  # seconds between two counts
@@ -44,7 +44,7 @@ class Lock:
 
     def __init__(self, folder: Path):
         self.folder, self.path = folder, folder / "lock"
-        self.file: TextIO | None = None
+        self.file: IO[str] | None = None
         self.created = False
         self.over = threading.Event()
         self.holder = {
@@ -69,9 +69,9 @@ class Lock:
         self.count(file, 0)
         threading.Thread(target=self.count_on, args=(file,), daemon=True).start()
 
-    def open(self) -> TextIO | None:
+    def open(self) -> IO[str] | None:
         """Return the lock's file, locked; None when its holder has deleted it meanwhile."""
-        file = open(self.path, "a+", encoding="utf-8")
+        file = open_file(self.path, "a+")
         kernel_knows = True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -102,7 +102,7 @@ class Lock:
         """Return what the file says of its holder; nothing when it is being written, or damaged."""
         try:
             holder = read_json(self.path)
-        except ValueError:
+        except (ValueError, UserError):
             return {}
         return holder if isinstance(holder, dict) else {}
 
@@ -112,7 +112,7 @@ class Lock:
             "choose another --out_dir, or stop that run first"
         )
 
-    def count(self, file: TextIO, n: int) -> None:
+    def count(self, file: IO[str], n: int) -> None:
         with suppress(OSError):  # of a full disk: the kernel's lock holds
             file.seek(0)
             file.truncate()
@@ -120,7 +120,7 @@ class Lock:
             file.flush()
             os.fsync(file.fileno())  # for those that look from another machine
 
-    def count_on(self, file: TextIO) -> None:
+    def count_on(self, file: IO[str]) -> None:
         n = 0
         while not self.over.wait(BEAT):
             n += 1

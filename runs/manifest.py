@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError, spell
-from config.files import first_line, is_number, is_whole, read_json
+from config.files import HOLDS_TOKENIZER, first_line, is_number, is_whole, read_json, reading
 from config.options import LORA, SHAPE, Options
 from data.tokenizer import check_description
 
@@ -72,7 +72,7 @@ def latest_manifest(out_dir: str) -> Manifest:
     Raises UserError.
     """
     folder = Path(out_dir).resolve() / "checkpoints"
-    while saved := [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]:
+    while saved := iterations_in(folder):
         newest = folder / str(max(saved))
         try:
             return read_manifest(newest)
@@ -82,14 +82,20 @@ def latest_manifest(out_dir: str) -> Manifest:
     raise UserError(f"{folder}: no checkpoint there to start from")
 
 
+def iterations_in(folder: Path) -> list[int]:
+    """Return the iterations of the checkpoints in a folder, from their names. Raises UserError."""
+    with reading(folder):
+        return [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+
+
 def read_manifest(checkpoint: Path) -> Manifest:
     """Read the manifest of the checkpoint in a folder.
 
-    Raises UserError when it is damaged, or when another version of this project has written it.
+    Raises Damaged, or UserError when it cannot be read or another version of this project has written it.
     """
     path = checkpoint / "manifest" / "metadata"
     try:
-        values = read_json(path)
+        values = read_json(path, HOLDS_TOKENIZER, root=checkpoint.parents[1])
         if not isinstance(values, dict):
             raise ValueError("its manifest is no JSON object")
         written = values.get("format", 1)

@@ -16,12 +16,23 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from tqdm import tqdm
 
 from config.command_line import UserError
-from config.files import is_number, is_whole, parse_json, write_whole
+from config.files import (
+    GONE,
+    is_number,
+    is_whole,
+    open_file,
+    parse_json,
+    read_text,
+    reading,
+    write_whole,
+    written,
+)
 from config.options import Options
 from model import GPTConfig
 from runs.reference import Reference
 from runs.speed import Speed
 
+LONGEST = 2**24  # bytes of a line of metrics.jsonl; a loss of power may leave some blocks of zeros
 LOG_EVERY = 30  # seconds between lines of progress where no terminal shows the bar
 
 
@@ -80,7 +91,7 @@ class Metrics:
             if dropped and not options.overwrite:
                 append_lines(self.path.with_name("metrics.dropped.jsonl"), dropped)
             write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
-            self.file = open(self.path, "a", encoding="utf-8")
+            self.file = open_file(self.path, "a")
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
         # All processes evaluate, or none does: one alone would wait for the others without an end.
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
@@ -193,7 +204,7 @@ class Metrics:
             return
         if self.wandb is not None:
             self.wandb.finish()
-        with suppress(OSError):  # of a full disk; the error that ended the run says so
+        with suppress(OSError, UserError):  # of a full disk; the error that ended the run says so
             self.file.close()
             draw(self.records, Path(self.options.out_dir) / "loss.png", self.reference)
         last = self.records[-1] if self.records else {}
@@ -210,15 +221,18 @@ def diverged(iteration: int, found: str) -> UserError:
 
 def read_lines(path: Path) -> list[bytes]:
     """Read the lines of a file that may not be there."""
-    try:
-        return path.read_bytes().splitlines() if path.exists() else []
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}): move it away") from None
+    lines = []
+    with suppress(*GONE), reading(path), open_file(path) as file:
+        while line := file.readline(LONGEST):
+            if len(line) == LONGEST:
+                raise UserError(f"{path}: line {len(lines) + 1} has {LONGEST:,} bytes or more: move it away")
+            lines.append(line.rstrip(b"\r\n"))
+    return lines
 
 
 def append_lines(path: Path, lines: list[bytes]) -> None:
     try:
-        with open(path, "ab") as file:
+        with open_file(path, "ab") as file:
             file.write(b"".join(line + b"\n" for line in lines))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None
@@ -254,15 +268,17 @@ def start_wandb(options: Options, resumed: bool):
     import wandb
 
     path = Path(options.out_dir) / "wandb_id.txt"
-    if not (resumed and path.is_file()):
+    if not (resumed and os.path.lexists(path)):
         write_whole(path, secrets.token_hex(4))
+    if (theirs := path.with_name("wandb")).is_symlink():
+        raise UserError(f"{theirs}: a link, into which nothing is written: move it away")
     with wandb_errors():
         return wandb.init(
             project=options.wandb_project,
             name=options.wandb_run_name,
             config=options.to_json(),
             dir=options.out_dir,
-            id=path.read_text(encoding="utf-8", errors="replace").strip(),
+            id=read_text(path).strip(),
             resume="allow",
         )
 
@@ -298,6 +314,5 @@ def draw(records: list[dict], path: Path, reference: Reference | None = None) ->
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
-    temporary = path.with_name(f".{path.name}.tmp")
-    figure.savefig(temporary, format="png", dpi=120)
-    os.replace(temporary, path)
+    with written(path, "make room there") as file:
+        figure.savefig(file, format="png", dpi=120)

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from config.command_line import UserError
-from config.files import read_json
+from config.files import HOLDS_TOKENIZER, read_json
 from config.options import FREE, RESUMING, Options
 from data.loader import dataset_dir
 
@@ -130,7 +130,7 @@ def other_data(dataset: str, reference: Reference) -> str | None:
     if reference.data is None:
         return None
     try:
-        meta = read_json(dataset_dir(dataset) / "meta.json")
+        meta = read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)
     except ValueError:
         meta = {}
     if isinstance(meta, dict) and meta.get("sha256") == reference.data["sha256"]:

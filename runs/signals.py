@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: a run that is asked to stop finishes its step, saves a checkpoint and ends in order."""
+"""Ctrl-C, SIGTERM and SIGHUP: a run that is asked to stop finishes its step, saves a checkpoint and ends."""
 
 import os
 import signal
@@ -12,23 +12,32 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 @contextmanager
 def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
-    """Within, SIGINT and SIGTERM only make the function yielded return a status; a second ends the run.
+    """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return a status.
 
-    `saves` tells whether a checkpoint is saved then, for the line that says what happens.
+    A second SIGINT or SIGTERM ends the run. A second SIGHUP does not: a terminal that closes sends several.
+    SIGHUP stays ignored where it was, as under nohup. `saves` tells whether a checkpoint is saved then, for
+    the line that says what happens.
 
     The status is 128 + the signal's number, and 0 before one comes. With many processes, a signal to one
     makes it SIGTERM's in all of them, at the same call; so all have to call it equally often. JAX catches
-    SIGTERM and tells the others; SIGINT is passed on to JAX as SIGTERM.
+    SIGTERM and tells the others; the other two are passed on to JAX as SIGTERM.
     """
     notice = b"\nstopping after this step: a checkpoint is saved\n" if saves else b"\nstopping\n"
     received, calls, together = [], count(1), jax.process_count() > 1
     agreed = [] if together else received
+    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
 
     def receive(number, frame):
+        if received and number == hangup:
+            return
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        os.write(2, notice)  # print may be at work right now
+        for stream, text in ((1, b""), (2, notice)):  # by os.write: print may be at work right now
+            try:
+                os.write(stream, text)
+            except OSError:  # a terminal that has closed, where the next print would end the run unsaved
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         if together:
             signal.raise_signal(signal.SIGTERM)
 
@@ -37,7 +46,9 @@ def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
             agreed.append(signal.SIGTERM)
         return 128 + agreed[0] if agreed else 0
 
-    ours = (signal.SIGINT,) if together else (signal.SIGINT, signal.SIGTERM)
+    ours = [signal.SIGINT] if together else [signal.SIGINT, signal.SIGTERM]
+    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:
+        ours.append(hangup)
     before = {number: signal.signal(number, receive) for number in ours}
     try:
         yield stop_asked

@@ -1,6 +1,7 @@
 """Start a run: from its options, its data set and what lies in out_dir to the first step's state."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ import jax
 
 from config.command_line import UserError
 from config.files import write_whole
-from config.options import RESUMING, Options
+from config.options import NOT_RESUMED, RESUMING, Options
 from data.loader import NANOGPT, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
@@ -31,6 +32,7 @@ class Run:
     """A run that is about to start: what it trains, and the checkpoints that it keeps or resumes from."""
 
     options: Options
+    asked: frozenset[str]  # names of the options that the command line sets
     config: GPTConfig
     shapes: TrainState  # shapes, dtypes and shardings of its state
     manifest: Manifest
@@ -38,7 +40,7 @@ class Run:
     resuming: bool  # from the newest checkpoint that is whole
 
 
-def open_run(options: Options) -> Run:
+def open_run(options: Options, asked: frozenset[str]) -> Run:
     """Look for the run's checkpoints, prepare missing data, and describe the model.
 
     Raises UserError when there is nothing to resume, or a run would be lost unasked, when the mesh cannot
@@ -50,7 +52,7 @@ def open_run(options: Options) -> Run:
     shapes = state_shapes(config, options)
     checkpoints.check(shapes)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
-    return Run(options, config, shapes, manifest, checkpoints, resuming)
+    return Run(options, asked, config, shapes, manifest, checkpoints, resuming)
 
 
 def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
@@ -81,6 +83,11 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
     latest = checkpoints.latest()
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
+    if options.init_from == "auto" and latest is None and os.path.lexists(checkpoints.damaged):
+        raise UserError(
+            f"{checkpoints.damaged}: holds checkpoints of this run, and no other is there: move one back to "
+            f"{checkpoints.folder}/<iteration>, or start anew, here with --init_from=scratch"
+        )
     if options.init_from in RESUMING:
         return latest is not None
     if latest is not None and not (options.eval_only or options.overwrite):
@@ -120,7 +127,9 @@ def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
     while saved := checkpoints.iterations():
         path = checkpoints.folder / str(iteration := saved[-1])
         try:
-            manifest = run.manifest.resuming_from(checkpoints.manifest(iteration), path)
+            saved = checkpoints.manifest(iteration)
+            check_unasked(run, saved.options, path)
+            manifest = run.manifest.resuming_from(saved, path)
             base = load_base(checkpoints, iteration, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
@@ -136,6 +145,19 @@ def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
             print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
     raise UserError(f"{checkpoints.folder}: no checkpoint there is whole: start with --init_from=scratch")
+
+
+def check_unasked(run: Run, saved: Options, path: Path) -> None:
+    """Raise UserError where an option that nobody asked for is not what the checkpoint at `path` has."""
+    ours, theirs = vars(run.options), vars(saved)
+    free = {*NOT_RESUMED, *run.asked}
+    differ = [name for name in theirs if name not in free and ours[name] != theirs[name]]
+    if differ:
+        now, then = (" ".join(f"--{name}={values[name]}" for name in differ) for values in (ours, theirs))
+        raise UserError(
+            f"{Path(run.options.out_dir) / 'options.json'} means {now}, but the checkpoint {path} was saved "
+            f"with {then}: the file is damaged, missing or newer; give {then}, or other values, to go on"
+        )
 
 
 def state_from_weights(run: Run) -> tuple[TrainState, Manifest]:

@@ -58,12 +58,10 @@ def make_app(served: Served) -> Starlette:
 
 
 async def health(request: Request) -> JSONResponse:
-    """Say whether the server can compute, how many requests have a slot, and how many wait or have one."""
+    """Say whether the server computes, how many requests have a slot, and how many wait or have one."""
     worker = request.app.state.served.worker
     figures = {"running": len(worker.running), "pending": worker.pending, "slots": worker.slots}
-    if worker.works:
-        return JSONResponse({"status": "ok", **figures})
-    return JSONResponse({"status": "stopped", **figures}, 503)
+    return JSONResponse({"status": worker.status, **figures}, 200 if worker.serves else 503)
 
 
 async def models(request: Request) -> JSONResponse:
@@ -155,11 +153,11 @@ class RequireKey:
     """Answer 401 unless the request has `Authorization: Bearer <key>`."""
 
     def __init__(self, app: ASGIApp, key: str):
-        self.app, self.expected = app, f"Bearer {key}".encode()
+        self.app, self.expected = app, f"bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         given = Headers(scope=scope).get("authorization", "").encode("latin-1")
-        if hmac.compare_digest(given, self.expected):
+        if hmac.compare_digest(given[:6].lower() + given[6:], self.expected):  # any case of the scheme
             return await self.app(scope, receive, send)
         error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
         await error.response()(scope, receive, send)

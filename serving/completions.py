@@ -32,7 +32,8 @@ async def completions(request: HttpRequest) -> Response:
 
 async def chat_completions(request: HttpRequest) -> Response:
     served = request.app.state.served
-    asked = read_chat(await read_fields(request, served.limits.max_body), served)
+    fields = await read_fields(request, served.limits.max_body)
+    asked = await asyncio.to_thread(read_chat, fields, served)  # it waits for the template
     return await respond(request, ChatAnswer(served, asked))
 
 

@@ -84,8 +84,11 @@ def read_common(
         default = min(default, room)
     wanted = newer if newer is not None else wanted
     n = fields.integer("n", 1, 1, SEQUENCES)
-    if n * len(prompts) > SEQUENCES:
-        raise ApiError(f"{len(prompts)} prompts times n={n} are more than {SEQUENCES}", "n")
+    most = min(SEQUENCES, served.worker.room)
+    if n * len(prompts) > most:
+        raise ApiError(
+            f"{len(prompts)} prompts times n={n} are more than {most}, which run or wait here", "n"
+        )
     stream = fields.boolean("stream")
     options = fields.take("stream_options")
     asked = Asked(
@@ -196,15 +199,20 @@ def read_message(message: Any, param: str) -> dict[str, str]:
     if role not in ("system", "developer", "user", "assistant"):
         refuse(f"{param}.role", role, "system, developer, user or assistant")
     if isinstance(content, list):
-        content = join_parts(content)
+        content = join_parts(content, f"{param}.content")
     if not isinstance(content, str):
         refuse(f"{param}.content", content, "a string, or parts of type text")
     fields.finish()
     return {"role": "system" if role == "developer" else role, "content": content}
 
 
-def join_parts(parts: list) -> str | None:
-    """Return the text of a message that comes in parts; None where one is not a text."""
+def join_parts(parts: list, param: str) -> str | None:
+    """Return the text of a message that comes in parts; None where one is no part. Raises ApiError."""
+    for i, part in enumerate(parts):
+        if isinstance(part, dict) and part.get("type") in ("image_url", "input_audio", "file"):
+            raise ApiError(
+                f"{param}[{i}] is of type {part['type']}: the model understands text alone, no images", param
+            )
     return "".join(part["text"] for part in parts) if all(map(is_text, parts)) else None
 
 

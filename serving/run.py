@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError
+from config.files import open_file
 from config.options import RESUMING
 from model import GPT
 from runs.checkpoint import Checkpoints
@@ -78,13 +79,13 @@ class Run:
         others already.
         """
         try:
-            with open(Path(self.out_dir) / "metrics.jsonl", "rb") as opened:
+            with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
                 stat = os.fstat(opened.fileno())
                 name = f"{stat.st_ino:x}"
                 fresh = name != file or offset > stat.st_size
                 opened.seek(0 if fresh else offset)
                 data = opened.read(RECORDS)
-        except FileNotFoundError:
+        except OSError:
             return {"records": [], "offset": 0, "file": "", "fresh": True, "more": False}
         whole = data[: data.rfind(b"\n") + 1]  # a line that is being written counts next time
         records = [record for line in whole.splitlines() if (record := parse_record(line))]

@@ -7,6 +7,9 @@
 
 Two queues are all that the thread and asyncio share: `inbox`, of what the handlers ask for, and a queue for
 each submission, which holds at most what its requests may make. A slow reader thus holds up nobody.
+
+The thread compiles the engine's programs one by one whenever it has nothing else to do. A request that comes
+before its program is compiled waits for that one alone.
 """
 
 import asyncio
@@ -21,7 +24,7 @@ from contextlib import AbstractContextManager
 from config.command_line import UserError
 from config.files import first_line
 from generation.decode import CHUNK
-from generation.engine import Engine, Piece, Request
+from generation.engine import FIRST, Engine, Piece, Request
 from model import GPT
 
 # Seconds that the engine draws at a time, at most, if a token takes less. New requests enter in between, and
@@ -89,16 +92,21 @@ class Worker:
         self.pending = 0  # requests submitted and not finished; asyncio's thread alone changes it
         self.stopping = False
         self.per_token = 0.0  # seconds, of the last step
-        self.ready = threading.Event()
-        self.error: Exception | None = None  # that kept it from starting
+        self.compiled = 0  # programs, of all that the engine has
+        self.begun = threading.Event()
+        self.error: Exception | None = None  # that ended the thread
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called by asyncio's thread
 
     def start(self) -> None:
-        """Start the thread, and return when everything is compiled. Raises UserError."""
+        """Start the thread, and return when it has room for all slots. It then compiles. Raises UserError."""
         self.thread.start()
-        self.ready.wait()
+        self.begun.wait()
+        self.check()
+
+    def check(self) -> None:
+        """Raise UserError if the engine could not start."""
         if self.error:
             raise UserError(f"the engine cannot start ({first_line(self.error)}): try fewer --slots")
 
@@ -106,7 +114,7 @@ class Worker:
         """Have requests computed. Raises Busy if too many wait, and Stopped if the server is stopping."""
         if not self.works:
             raise Stopped("the server is stopping")
-        if self.pending + len(requests) > self.slots + self.max_waiting:
+        if self.pending + len(requests) > self.room:  # of those that run and those that wait
             raise Busy(f"{self.pending} requests are running or waiting: try again later")
         self.loop = asyncio.get_running_loop()
         self.pending += len(requests)
@@ -117,6 +125,18 @@ class Worker:
     @property
     def works(self) -> bool:
         return self.thread.is_alive() and not self.stopping
+
+    @property
+    def serves(self) -> bool:
+        """Whether a request gets its first tokens without waiting for a program to be compiled."""
+        return self.works and self.compiled >= FIRST
+
+    @property
+    def status(self) -> str:
+        if not self.works:
+            return "stopped"
+        n = len(self.engine.programs())
+        return "ok" if self.compiled == n else f"compiling {self.compiled + 1} of {n}"
 
     def cancel(self, job: Job) -> None:
         """Free a job's slot at the next step, or its place among those that wait. A finished one has none."""
@@ -153,13 +173,13 @@ class Worker:
         with self.on_devices():
             try:
                 self.engine = self.make_engine(self.model)
-                self.engine.compile()
                 self.slots = len(self.engine.slots)
+                self.room = self.slots + self.max_waiting
             except Exception as error:
                 self.error = error
                 return
             finally:
-                self.ready.set()
+                self.begun.set()
             while not (self.stopping and not self.waiting and not self.running and self.inbox.empty()):
                 try:
                     self.turn()
@@ -168,8 +188,10 @@ class Worker:
                     self.start_again(error)
 
     def turn(self) -> None:
-        """Take what is in the inbox, fill free slots, and let the engine make a step."""
+        """Take what is in the inbox, fill free slots, and let the engine make a step; if idle, compile."""
         idle = not self.waiting and not self.running
+        if idle and self.inbox.empty() and self.compiled < len(self.engine.programs()):
+            return self.compile_next()
         while idle or not self.inbox.empty():
             self.inbox.get()()
             idle = False
@@ -181,6 +203,17 @@ class Worker:
             self.running[self.engine.add(job.request)] = job
         if self.running:
             self.step()
+
+    def compile_next(self) -> None:
+        """Compile a program before a request needs it. If that fails, the server takes no more requests."""
+        try:
+            self.engine.programs()[self.compiled]()
+        except Exception as error:
+            self.error, self.stopping = error, True
+            return
+        self.compiled += 1
+        if self.status == "ok":
+            print(f"compiled {self.compiled} programs", flush=True)
 
     def step(self) -> None:
         most = max(1, min(CHUNK, int(TURN / self.per_token))) if self.per_token else 1

@@ -87,7 +87,9 @@ def saved_figures(monkeypatch):
 
     def save(figure, path, **settings):
         savefig(figure, path, **settings)
-        figures.append((figure, Path(path).read_bytes()))
+        if hasattr(path, "flush"):  # a file
+            path.flush()
+        figures.append((figure, Path(getattr(path, "name", path)).read_bytes()))
 
     monkeypatch.setattr(Figure, "savefig", save)
     return figures

@@ -14,7 +14,7 @@ import pytest
 import app
 from cloud.commands import COMMANDS, Job
 from cloud.options import LaunchOptions, most_dollars, separate_options
-from cloud.prices import CORE, GIB, Machine
+from cloud.prices import BURST, RATES, Machine
 from cloud.rent import asked_to_detach, closing_hint
 from config.command_line import given, option_types
 from config.options import Options
@@ -96,7 +96,9 @@ def test_options_travel_with_their_values(tmp_path):
         (["--gpu"], "--gpu is '', expected a name"),
         (["--gpu=H1000"], "--gpu=H1000: H1000 is none of T4, L4, A10,"),
         (["--gpu=H100:9"], "H100:9 is none of"),
-        (["--n_layer=2", "--gpu=H100"], "that is above --max-dollars=20: give --max-dollars=59"),
+        (["--gpu=A10:5"], "A10:5 is none of"),
+        (["--retries=11"], "--retries is 11, expected an integer from 0 to Modal's 10"),
+        (["--n_layer=2", "--gpu=H100"], "that is above --max-dollars=20: give --max-dollars=69"),
         (["--timeout-hours=24", "--retries=10"], "above --max-dollars=20"),
         (["--nodes=2", "--gpu=H100", "--max-dollars=200"], "--nodes=2 needs whole machines: --gpu=H100:8"),
         (["--dry-run=maybe"], "--dry_run is 'Maybe', expected True or False"),
@@ -140,20 +142,24 @@ def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
 
 @pytest.mark.parametrize(
     "gpu, price",
-    {"H100": 3.95, "A10G": 1.10, "H100!:2": 7.90, "L4,A100-80GB": 2.50, "h200:8": 36.32, "none": 0}.items(),
+    [
+        *[("H100", 3.95), ("A10G", 1.10), ("H100!:2", 7.90), ("L4,A100-80GB", 2.50), ("h200:8", 36.32)],
+        *[("none", 0), ("A10:4", 4.40), ("rtx-pro-6000", 3.03), ("B200+:2", 14.20)],
+    ],
 )
-def test_the_price_of_a_machine_is_its_gpus_cores_and_memory(gpu, price):
+def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may_use(gpu, price):
     machine = Machine.parse(gpu)
-    rest = machine.cores * CORE + machine.gib * GIB
-    assert machine.price == pytest.approx(price + rest) and 0 < rest < 3
+    rest = BURST * (machine.cores * RATES["cpu_hour_cost"] + machine.gib * RATES["mem_gib_hour_cost"])
+    assert machine.price() == pytest.approx(price + rest) and 0 < rest < 4
     launched = LaunchOptions(gpu=gpu, nodes=2, timeout_hours=3, retries=3)
-    assert most_dollars(launched) == pytest.approx(24 * machine.price)
+    assert most_dollars(launched) == pytest.approx(24 * machine.price())
 
 
 def test_the_most_that_a_launch_can_cost_is_said_first(capsys):
     app.launch("train", ["--dry-run", "config/quickstart.py", "--gpu=H100", "--timeout-hours=2"])
     first, *rest = capsys.readouterr().out.splitlines()
-    assert first.startswith("costs at most $25.03: 3 attempts x 2 h x $4.17 (H100, ")
+    assert first.startswith("costs at most $26.37: 3 attempts x 2 h x $4.40 (H100, ")
+    assert any(line.startswith("that is no ceiling: ") and "budget" in line for line in rest)
     assert any("--device=cuda" in line for line in rest)
 
 
@@ -177,7 +183,7 @@ def test_without_a_word_it_trains_the_quickstart_and_shows_a_sample(monkeypatch,
     assert "config/quickstart.py" in capsys.readouterr().out
     app.launch("train", ["--dry-run", *name])
     printed = capsys.readouterr().out
-    assert "then      sample.py --start=def " in printed and "costs at most $0.5" in printed
+    assert "then      sample.py --start=def " in printed and "costs at most $0.62" in printed
 
 
 def test_modals_own_detach_counts():
@@ -318,11 +324,11 @@ def test_a_server_at_modal_cannot_follow_a_run():
 
 def test_a_deployed_endpoint_is_paid_by_the_day(capsys):
     app.launch("serve", ["--dry-run", "--run-name=x", "--timeout-hours=1"])
-    assert capsys.readouterr().out.startswith("costs at most $1.32: 1 h x ")
+    assert capsys.readouterr().out.startswith("costs at most $1.55: 1 h x ")
     app.launch("serve", ["--dry-run", "--run-name=x", "--detach"])
     printed = capsys.readouterr().out
     assert (
-        printed.startswith("costs at most $31.73: 24 h x ") and "the sum above is that of one day" in printed
+        printed.startswith("costs at most $37.08: 24 h x ") and "the sum above is that of one day" in printed
     )
     assert "above --max-dollars=20" in refusal(
         app.launch, "serve", ["--run-on-remote", "--run-name=x", "--detach"]

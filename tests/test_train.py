@@ -10,6 +10,7 @@ import math
 import os
 import shutil
 import signal
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -21,13 +22,16 @@ from matplotlib.colors import to_rgb
 from matplotlib.image import imread
 
 import train
+from config.command_line import command
 from config.options import read_options
 from data import loader
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
+from runs.signals import stop_signals
 from tests.helpers import (
+    DEADLINE,
     ROOT,
     SPEED_FIELDS,
     assert_same_bits,
@@ -294,15 +298,21 @@ def log(out: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(first_run, tiny, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGHUP", "SIGHUP"]])  # a terminal that closes sends two
+def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
+    first_run, tiny, tmp_path, monkeypatch, capsys, signals
+):
+    numbers = [getattr(signal, name) for name in signals]
+
     def interrupted(*args):
-        signal.raise_signal(signal.SIGINT)
+        for number in numbers:
+            signal.raise_signal(number)
         return compile_step(*args)
 
     compile_step = train.compile_step
     with monkeypatch.context() as patch:
         patch.setattr(train, "compile_step", interrupted)
-        assert train.main(tiny(tmp_path, eval_iters=-1)) == 130
+        assert train.main(tiny(tmp_path, eval_iters=-1)) == 128 + numbers[0]
     assert "stopped at iter 0; go on with" in capsys.readouterr().out
     assert saved_iterations(tmp_path) == [0]
     assert train.main(tiny(tmp_path, eval_iters=-1, init_from="resume")) == 0
@@ -344,6 +354,35 @@ def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny
     for iteration in (5, 10):
         assert kept.manager.metrics(iteration) == theirs.manager.metrics(iteration)
         assert kept.manifest(iteration).best_val_loss == theirs.manifest(iteration).best_val_loss
+
+
+@pytest.mark.slow
+def test_a_terminal_that_closes_leaves_a_checkpoint(tiny, tmp_path):
+    terminal, side = os.openpty()
+    words = [sys.executable, "train.py", *tiny(tmp_path, max_iters=100_000)]
+    process = subprocess.Popen(words, cwd=ROOT, stdin=side, stdout=side, stderr=side, start_new_session=True)
+    try:
+        os.close(side)
+        while '"iter": 9,' not in log(tmp_path):
+            os.read(terminal, 10_000)
+        os.close(terminal)
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(DEADLINE) == 129
+    finally:
+        process.kill()
+    assert saved_iterations(tmp_path)[-1] == iterations(tmp_path, STEP)[-1] + 1
+
+
+@pytest.mark.parametrize("before", [signal.SIG_DFL, signal.SIG_IGN])
+def test_under_nohup_a_run_goes_on(before):
+    handler = signal.signal(signal.SIGHUP, before)
+    try:
+        with stop_signals() as stop_asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert stop_asked() == (129 if before == signal.SIG_DFL else 0)
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, handler)
 
 
 def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypatch, capfd):
@@ -388,6 +427,27 @@ def test_resumes_with_the_runs_own_options(copied_run):
     changed = {k for k, v in goes_on_with.to_json().items() if v != ran_with.to_json()[k]}
     assert changed == {"out_dir", "init_from", "max_iters"}
     assert iterations(copied_run, STEP) == list(range(22))
+
+
+def test_options_that_nobody_asked_for_are_those_of_the_checkpoint(copied_run, tmp_path):
+    path, again = copied_run / "options.json", [f"--out_dir={copied_run}", "--init_from=resume"]
+    path.write_text(path.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.03'))
+    before = contents(copied_run)
+    said = refusal(train.main, again)
+    assert said.startswith(f"{path} means --learning_rate=0.03, but the checkpoint {copied_run}")
+    assert "was saved with --learning_rate=0.01: " in said and contents(copied_run) == before
+    (config := tmp_path / "config.py").write_text("learning_rate = 0.01\n")  # a config file asks for it, too
+    assert train.main([str(config), *again]) == train.main([*again, "--max_iters=21"]) == 0
+
+
+def test_a_launch_that_ended_before_it_saved_is_named_by_what_it_changed(copied_run, monkeypatch):
+    again = [f"--out_dir={copied_run}", "--init_from=resume"]
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "train", lambda *arguments: 137)
+        assert train.main([*again, "--max_iters=22"]) == 137
+    said = refusal(train.main, again)
+    assert "means --max_iters=22, " in said and "was saved with --max_iters=20: " in said
+    assert train.main([*again, "--max_iters=22"]) == 0 and saved_iterations(copied_run)[-1] == 22
 
 
 def test_a_mistyped_folder_to_resume_is_named_before_any_data_set(tmp_path):
@@ -462,6 +522,50 @@ def test_where_no_checkpoint_is_whole_a_run_says_so_and_loses_none(copied_run, t
         spoil(copied_run / "checkpoints" / str(iteration))
     assert "no checkpoint there is whole" in refusal(train.main, tiny(copied_run, init_from="resume"))
     assert len(list((copied_run / "damaged").iterdir())) == 4
+
+
+@pytest.mark.parametrize("unreadable", ["manifest/metadata", "model/_METADATA"])
+def test_a_read_error_stops_the_run_and_moves_nothing(copied_run, tiny, unreadable):
+    """A folder in a file's place is one that the kernel reports to every user, root included."""
+    for iteration in saved_iterations(copied_run):
+        path = copied_run / "checkpoints" / str(iteration) / unreadable
+        path.unlink()
+        path.mkdir()
+    said = refusal(train.main, tiny(copied_run, init_from="auto", max_iters=21))
+    assert "cannot be read (" in said and "s a directory" in said and unreadable in said
+    assert saved_iterations(copied_run) == [5, 10, 15, 20] and not (copied_run / "damaged").exists()
+
+
+def test_auto_does_not_start_anew_beside_damaged_checkpoints(copied_run, tiny):
+    (copied_run / "damaged").mkdir()
+    for path in (copied_run / "checkpoints").iterdir():
+        path.rename(copied_run / "damaged" / path.name)
+    before = contents(copied_run)
+    said = refusal(train.main, tiny(copied_run, init_from="auto"))
+    assert said.startswith(f"{copied_run / 'damaged'}: holds checkpoints") and "--init_from=scratch" in said
+    assert contents(copied_run) == before
+
+
+TRAPS = ("metrics.dropped.jsonl", "lock", f".loss.png.{os.getpid()}.tmp", ".loss.png.tmp")
+
+
+@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("hard", [False, True])
+def test_a_run_folder_of_somebody_else_writes_only_into_itself(copied_run, tiny, tmp_path, name, hard):
+    (outside := tmp_path / "outside").write_bytes(b"kept\n")
+    with open(copied_run / "metrics.jsonl", "a") as file:
+        file.write("touch owned\n")
+    (copied_run / name).unlink(missing_ok=True)
+    (os.link if hard else os.symlink)(outside, copied_run / name)
+    with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
+        command(lambda argv: train.main(tiny(copied_run, init_from="resume", max_iters=21)))
+    assert outside.read_bytes() == b"kept\n"
+
+
+def test_a_run_folder_may_be_a_link_as_a_whole(copied_run, tiny, tmp_path):
+    (tmp_path / "out").symlink_to(copied_run)
+    assert train.main(tiny(tmp_path / "out", init_from="resume", max_iters=21)) == 0
+    assert newest_checkpoint(copied_run) == 21 and (tmp_path / "out").is_symlink()
 
 
 def test_auto_starts_and_then_resumes(tiny, tmp_path, capsys):
@@ -568,14 +672,13 @@ def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
     ],
 )
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny, changes):
-    text = refusal(
-        train.main, tiny(copied_run, init_from="resume", max_iters=40, grad_clip=0, decay_lr=False, **changes)
-    )
+    again = dict(init_from="resume", grad_clip=0, decay_lr=False)
+    text = refusal(train.main, tiny(copied_run, max_iters=40, **again, **changes))
     assert "nan" in text and "iter 21" in text and "learning_rate" in text
     assert saved_iterations(copied_run) == [5, 10, 15, 20]
     assert all(np.isfinite(x).all() for x in saved_state(copied_run).values())
     assert iterations(copied_run, STEP) == list(range(21))
-    train.main(tiny(copied_run, init_from="resume", max_iters=21))  # as the line says
+    train.main(tiny(copied_run, max_iters=21, **again))  # as the line says
     assert saved_iterations(copied_run)[-1] == 21
 
 
@@ -620,10 +723,8 @@ def damage_cut_short(folder):
     os.truncate(folder / "train.bin", 1000)
 
 
-def damage_large_id(folder):
-    with open(folder / "train.bin", "r+b") as file:
-        file.seek(600)
-        file.write((28).to_bytes(2, "little"))
+def damage_low_bits(folder):
+    (folder / "train.bin").write_bytes(bytes(x ^ 1 for x in (folder / "train.bin").read_bytes()))
 
 
 @pytest.mark.parametrize(
@@ -634,10 +735,10 @@ def damage_large_id(folder):
         (damage_empty, "train.bin: the file is empty"),
         (damage_odd, "train.bin: 3001 bytes are not a whole number of uint16 tokens"),
         (damage_cut_short, "train.bin: 500 tokens where meta.json says 1500"),
-        (damage_large_id, "train.bin: token id 28 does not fit vocab_size 28"),
+        (damage_low_bits, "train.bin: its sha256 is not the one in meta.json"),
         (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used"),
     ],
-    ids=["no train.bin", "no val.bin", "empty", "odd", "cut short", "large id", "meta.json"],
+    ids=["no train.bin", "no val.bin", "empty", "odd", "cut short", "low bits", "meta.json"],
 )
 def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
     damage(broken_data)

@@ -1,14 +1,16 @@
 """Do to a run, on purpose, all that can happen to one, and compare it with a run that nothing disturbed.
 
-    python -m tests.torture --kills=50 --flips=200 --seconds=600
+    python -m tests.torture --kills=50 --flips=200 --seconds=400
 
 A tiny run is killed, stopped and interrupted at random moments: while it starts, steps, evaluates, saves and
-resumes. Bits of its checkpoints are flipped and their files cut short, its disk fills up, and a second run is
-started in its folder. Every weight, every loss and every line on stderr is looked at. It prints what was
-tried and what was found, and exits with 1 if anything was wrong.
+resumes. Bits of its checkpoints, its options and its data are flipped, files of checkpoints are cut short,
+its disk fills up, and a second run is started in its folder. Links, devices and FIFOs take the place of its
+files, or these may not be read. Every weight, every loss and every line on stderr is looked at. It prints
+what was tried and what was found, and exits with 1 if anything was wrong.
 """
 
 import argparse
+import io
 import os
 import shutil
 import signal
@@ -18,11 +20,16 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import equinox as eqx
 import numpy as np
 
+import train
+from config.command_line import UserError, command
+from config.options import NOT_RESUMED, read_options
+from data.loader import Batches
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
@@ -38,8 +45,26 @@ OPTIONS = {
     **{"max_iters": MAX_ITERS, "lr_decay_iters": MAX_ITERS, "eval_interval": 100, "eval_iters": 2},
     **{"keep_checkpoints": 3, "init_from": "auto"},
 }
+# For root, too, permissions hold without these rights.
+OBEYING = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 # XLA compiles so small a model several times faster like this, and the arithmetic is the same.
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": OLD_LOOPS}
+
+
+# The files of a run folder that a program opens, and those that it may find there.
+FILES = (
+    *("options.json", "metrics.jsonl", "metrics.dropped.jsonl", "lock", f"checkpoints/{MAX_ITERS}"),
+    *(
+        f"checkpoints/{MAX_ITERS}/{name}"
+        for name in ("manifest/metadata", "metrics/metrics", "model/manifest.ocdbt")
+    ),
+)
+TRAPS: dict[str, Callable[[Path, Path], None]] = {
+    "a link out": lambda path, outside: path.symlink_to(outside),
+    "a second name": lambda path, outside: os.link(outside, path),
+    "an endless device": lambda path, outside: path.symlink_to("/dev/zero"),
+    "a FIFO": lambda path, outside: os.mkfifo(path),
+}
 
 
 class Torture:
@@ -66,7 +91,15 @@ class Torture:
         options = OPTIONS | {"out_dir": self.folder / out, "dataset": self.folder / "data"}
         return subprocess.Popen(
             [
-                *("bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", sys.executable, "train.py"),
+                *(
+                    "bash",
+                    "-c",
+                    f'ulimit -f {limit}; exec "$@"',
+                    "bash",
+                    *OBEYING,
+                    sys.executable,
+                    "train.py",
+                ),
                 *(f"--{name}={value}" for name, value in options.items()),
             ],
             cwd=ROOT,
@@ -76,10 +109,10 @@ class Torture:
             text=True,
         )
 
-    def ended(self, run: subprocess.Popen) -> tuple[int, str]:
+    def ended(self, run: subprocess.Popen, seconds: int = 300) -> tuple[int, str]:
         """Wait for a run's end, and return its status and what it said on stderr."""
         try:
-            errors = run.communicate(timeout=300)[1]
+            errors = run.communicate(timeout=seconds)[1]
         except subprocess.TimeoutExpired:
             run.kill()
             return 999, run.communicate()[1]
@@ -150,15 +183,48 @@ class Torture:
             self.faults.append(f"{what} of {path}: {type(error).__name__}: {error}")
         path.write_bytes(whole)
 
-    def flip(self) -> None:
-        def spoil(whole: bytes) -> bytes:
-            place = int(self.draw.integers(8 * len(whole)))
-            return whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :]
+    def flipped(self, whole: bytes) -> bytes:
+        place = int(self.draw.integers(8 * len(whole)))
+        return whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :]
 
-        self.damage("a flipped bit", spoil)
+    def flip(self) -> None:
+        self.damage("a flipped bit", self.flipped)
 
     def cut(self) -> None:
         self.damage("a truncated file", lambda whole: whole[: int(self.draw.integers(len(whole)))])
+
+    def flip_options(self) -> None:
+        """Flip a bit of options.json: a resume refuses, or takes the options that the run had."""
+        run = shutil.copytree(self.folder / "reference", self.folder / "options", dirs_exist_ok=True)
+        path = run / "options.json"
+        had = read_options(str(path)).to_json()
+        path.write_bytes(self.flipped(path.read_bytes()))
+        status, words = 0, [f"--out_dir={run}", "--init_from=resume"]
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()) as errors:
+            try:
+                command(lambda argv: train.main(words))
+            except SystemExit as ended:
+                status = ended.code
+        what = f"a flipped bit of options.json, {'refused' if status else 'in what a resume does not take'}"
+        self.tried[what] += 1
+        self.check(what, (status, errors.getvalue()), (0, 2))
+        if status == 0:
+            took = read_options(str(path)).to_json()
+            wrong = [name for name in had if name not in NOT_RESUMED and took[name] != had[name]]
+            self.faults += [f"{what}: {name} has become {took[name]}" for name in wrong]
+
+    def flip_tokens(self) -> None:
+        path = self.folder / "data" / "train.bin"
+        whole = path.read_bytes()
+        path.write_bytes(self.flipped(whole))
+        try:
+            Batches(str(path.parent), "train", batch_size=4, block_size=8, seed=0)
+            self.faults.append(f"a flipped bit of {path}: was not noticed")
+        except UserError as error:
+            self.tried["a flipped bit of train.bin, found"] += 1
+            if not str(error).startswith(f"{path}: "):
+                self.faults.append(f"a flipped bit of {path}: it is not named: {error}")
+        path.write_bytes(whole)
 
     def resume_after_a_flip(self) -> None:
         """Spoil the newest checkpoint of a run that has not ended: it goes on from the one before."""
@@ -182,6 +248,39 @@ class Torture:
         shutil.rmtree(self.folder / "full")
         self.tried["full disks"] += 1
 
+    def trap(self) -> None:
+        """Put what is no file of the run in the place of each of its files: it writes and reads no other."""
+        outside, first = self.folder / "outside", int(self.draw.integers(len(TRAPS)))
+        for i, name in enumerate(FILES, start=first):
+            what, put = list(TRAPS.items())[i % len(TRAPS)]
+            out = shutil.copytree(self.folder / "reference", self.folder / "trapped")
+            with open(out / "metrics.jsonl", "a") as file:
+                file.write("a line to be dropped\n")
+            shutil.rmtree(out / name) if (out / name).is_dir() else (out / name).unlink(missing_ok=True)
+            outside.write_text("kept")
+            put(out / name, outside)
+            # What is only read may have a second name; it does not hold what the run has written.
+            statuses = (0, 2) if what == "a second name" else (2,)
+            self.check(f"{what} as {name}", self.ended(self.start("trapped"), seconds=60), statuses)
+            if outside.read_text() != "kept":
+                self.faults.append(f"{what} as {name}: the run wrote outside of its folder")
+            shutil.rmtree(out)
+            self.tried[f"{what} in place of a file"] += 1
+
+    def forbid(self) -> None:
+        """Let each of a run's files not be read: it ends in a line and moves no checkpoint."""
+        for name in (name for name in FILES if name not in ("lock", "metrics.dropped.jsonl")):
+            out = shutil.copytree(self.folder / "reference", self.folder / "forbidden")
+            (out / name).chmod(0)
+            self.check(
+                f"without permission for {name}", self.ended(self.start("forbidden"), seconds=60), (2,)
+            )
+            if (out / "damaged").exists() or not (out / "checkpoints" / str(MAX_ITERS)).exists():
+                self.faults.append(f"without permission for {name}: good checkpoints were moved")
+            (out / name).chmod(0o700)
+            shutil.rmtree(out)
+            self.tried["files without permission"] += 1
+
     def start_twice(self) -> None:
         first = self.start("twice")
         while not (self.folder / "twice" / "lock").exists() and first.poll() is None:
@@ -202,9 +301,17 @@ def torture(folder: Path, kills: int, flips: int, seconds: float, seed: int = 0)
     victim = Torture(folder, seed)
     for _ in range(flips):
         victim.flip()
+        victim.flip_tokens()
     for _ in range(flips // 10):
         victim.cut()
-    for once in (victim.resume_after_a_flip, victim.fill_disk, victim.start_twice):
+        victim.flip_options()
+    for once in (
+        victim.resume_after_a_flip,
+        victim.fill_disk,
+        victim.start_twice,
+        victim.trap,
+        victim.forbid,
+    ):
         once()
     while victim.signals_sent() < kills and time.monotonic() < until:
         victim.kill()
@@ -218,8 +325,8 @@ def main() -> None:
     )
     add = parser.add_argument
     add("--kills", type=int, default=50, help="signals to the run")
-    add("--flips", type=int, default=200, help="flipped bits of a checkpoint")
-    add("--seconds", type=float, default=600, help="after which no more signals are sent")
+    add("--flips", type=int, default=200, help="flipped bits of a checkpoint and of train.bin")
+    add("--seconds", type=float, default=400, help="after which no more signals are sent")
     add("--seed", type=int, default=0)
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="torture-"))

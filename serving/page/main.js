@@ -68,6 +68,13 @@ function describe() {
     `${name}, ${version} · ${short(count)} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
 }
 
+// Say how far the server is with compiling, until it is done.
+async function watchCompiling() {
+  const { status } = await (await fetch("health")).json();
+  document.getElementById("status").textContent = status === "ok" ? "" : `· ${status}`;
+  if (status !== "ok") setTimeout(watchCompiling, 1000);
+}
+
 for (const tab of tabs) {
   tab.addEventListener("click", () => { location.hash = `#/${tab.getAttribute("aria-controls")}`; });
 }
@@ -95,3 +102,4 @@ document.getElementById("key").addEventListener("submit", (event) => {
 });
 show(place());
 start();
+watchCompiling();

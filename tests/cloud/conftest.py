@@ -43,9 +43,11 @@ def at_modal(project, tmp_path, tiny_data):
     volume = tmp_path / "modal" / "volumes" / "nanojaxgpt"
     shutil.copytree(tiny_data, volume / "data" / "tiny")
 
+    dicts = {}
+
     def modal(*words, environment=None, python=("-m", "modal"), meanwhile=None, cwd=project, **server):
         async def talk():
-            async with ModalServer(tmp_path / "modal", **server) as stand_in:
+            async with ModalServer(tmp_path / "modal", dicts=dicts, **server) as stand_in:
                 command = [sys.executable, *python, *words]
                 running = asyncio.ensure_future(stand_in.command(command, cwd, environment))
                 if meanwhile is not None:
@@ -54,7 +56,7 @@ def at_modal(project, tmp_path, tiny_data):
 
         return asyncio.run(talk())
 
-    modal.volume = volume
+    modal.volume, modal.dicts = volume, dicts
     return modal
 
 

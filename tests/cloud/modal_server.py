@@ -38,8 +38,12 @@ class ModalServer(Service):
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 
-    def __init__(self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = ()):
+    def __init__(
+        self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None, rates=None
+    ):
         super().__init__(requests=[])
+        self.dicts = {} if dicts is None else dicts  # by name; keys and values are as the client pickles them
+        self.rates = rates or {}
         self.state, self.secrets, self.disturbances = state, secrets or {}, list(disturbances)
         self.ids = itertools.count(1)
         self.apps, self.mounts, self.files, self.images = {}, {}, {}, []
@@ -74,7 +78,7 @@ class ModalServer(Service):
         """Run a command that is to talk to this server. Returns its exit status and what it printed."""
         login = {"MODAL_SERVER_URL": self.url, "MODAL_CONFIG_PATH": os.devnull, "COLUMNS": "200"}
         login |= {"MODAL_TOKEN_ID": "ak-test", "MODAL_TOKEN_SECRET": "as-test"}
-        self.client = await asyncio.create_subprocess_exec(
+        client = self.client = await asyncio.create_subprocess_exec(
             *map(str, words),
             cwd=cwd,
             env=os.environ | login | (environment or {}),
@@ -82,8 +86,8 @@ class ModalServer(Service):
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )
-        printed, _ = await self.client.communicate()
-        return self.client.returncode, printed.decode()
+        printed, _ = await client.communicate()
+        return client.returncode, printed.decode()
 
     def sent(self, call: str) -> list:
         """The requests of one kind, in order."""
@@ -207,6 +211,39 @@ class ModalServer(Service):
         urls = [f"{self.http_url}/{path.relative_to(self.state)}"] * bool(size)
         return pb.VolumeGetFile2Response(get_urls=urls, size=size, len=size)
 
+    # Dicts, and what Modal says of its prices
+
+    async def DictGetOrCreate(self, r):
+        self.dicts.setdefault(r.deployment_name, {})
+        metadata = pb.DictMetadata(name=r.deployment_name)
+        return pb.DictGetOrCreateResponse(dict_id=f"di-{r.deployment_name}", metadata=metadata)
+
+    def entries(self, dict_id: str) -> dict[bytes, bytes]:
+        return self.dicts[dict_id.removeprefix("di-")]
+
+    async def DictUpdate(self, r):
+        (entry,), entries = r.updates, self.entries(r.dict_id)
+        created = not (r.if_not_exists and entry.key in entries)
+        if created:
+            entries[entry.key] = entry.value
+        return pb.DictUpdateResponse(created=created)
+
+    async def DictGet(self, r):
+        value = self.entries(r.dict_id).get(r.key)
+        return pb.DictGetResponse(found=value is not None, value=value)
+
+    async def DictPop(self, r):
+        value = self.entries(r.dict_id).pop(r.key, None)
+        return pb.DictPopResponse(found=value is not None, value=value)
+
+    async def WorkspaceNameLookup(self, r):
+        return pb.WorkspaceNameLookupResponse(username="me")
+
+    async def WorkspaceBillingRates(self, r):
+        if not self.rates:
+            raise GRPCError(Status.PERMISSION_DENIED, "only managers may see this")
+        return pb.WorkspaceBillingRatesResponse(rates=self.rates)
+
     # Functions
 
     def metadata(self, function, app_id: str, function_id: str):
@@ -255,6 +292,8 @@ class ModalServer(Service):
         )
 
     async def FunctionGetOutputs(self, r):
+        if r.function_call_id not in self.calls:  # one of a stand-in before this one
+            raise GRPCError(Status.NOT_FOUND, f"no call {r.function_call_id}")
         call = self.calls[r.function_call_id]
         try:
             await asyncio.wait_for(call.ended.wait(), max(r.timeout, 0.01))

@@ -92,11 +92,13 @@ def test_documents_in_the_volume_are_prepared_on_cpus_once(at_modal, tokenizer_j
     (create,) = server.sent("FunctionCreate")
     resources = create.function.resources
     assert not resources.gpu_config.count and (resources.milli_cpu, resources.memory_mb) == (2000, 16384)
+    assert (resources.milli_cpu_max, resources.memory_mb_max) == (4000, 32768)
     counts = json.loads((volume / "data" / "mine" / "meta.json").read_text())["counts"]
     assert min(counts.values()) > 0 and "40 documents" in printed
     before = contents(volume / "data" / "mine")
     status, printed, server = at_modal(*words)
-    assert status == 0 and "/vol/data/mine is prepared" in printed
+    assert status == 0 and "data/mine is prepared; to do it anew" in printed
+    assert not server.sent("FunctionCreate")
     assert contents(volume / "data" / "mine") == before
 
 

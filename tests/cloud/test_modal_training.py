@@ -3,11 +3,15 @@
 The stand-in notes what is asked of Modal. What is to run in a container really runs in one.
 """
 
+import asyncio
 import os
+import shlex
 import shutil
+import sys
 
 import numpy as np
 import pytest
+from modal._serialization import serialize
 
 from tests.cloud.launches import LONG, containers, errors, files_to_send, first_checkpoint, remote, weights
 from tests.cloud.modal_service import Disturbance
@@ -114,6 +118,66 @@ def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed,
 
 @pytest.mark.slow
 @containers
+def test_a_run_whose_machine_is_taken_away_too_often_stops(at_modal, project, tiny, tmp_path):
+    copy = shutil.copytree(project, tmp_path / "project")
+    path = copy / "cloud" / "options.py"
+    assert path.read_text().count("RESTARTS = 10 ") == 1
+    path.write_text(path.read_text().replace("RESTARTS = 10 ", "RESTARTS = 0 "))
+    disturbance = Disturbance("preempt", first_checkpoint)
+    words = [*remote(tiny, **LONG), "--retries=0"]
+    status, printed, server = at_modal(*words, cwd=copy, disturbances=[disturbance])
+    assert status == 143 and len(server.containers) == 2 and "resuming at iter" not in printed
+    assert errors(printed)[0].startswith("error: Modal has taken its machine away more than 0 times")
+    assert "the run was stopped; the same command goes on" in printed
+    status, printed, _ = at_modal(*words)
+    assert status == 0 and "resuming at iter" in printed
+
+
+@pytest.mark.slow
+@containers
+def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
+    """The other is refused before it rents, though the first has written nothing yet, and while it trains."""
+    words, others = remote(tiny, **LONG), []
+
+    async def launch_again(server, running):
+        command = [sys.executable, "-m", "modal", *words]
+        second = asyncio.ensure_future(server.command(command, project))
+        while not first_checkpoint(at_modal.volume):
+            await asyncio.sleep(0.05)
+        others.append(await server.command(command, project))
+        others.append(await second)
+
+    status, printed, server = at_modal(*words, meanwhile=launch_again)
+    launches = [(status, printed), *others]
+    assert sorted(status for status, _ in launches) == [0, 2, 2] and len(server.containers) == 1
+    for status, printed in launches:
+        assert status == 0 or "runs/run belongs to another launch" in errors(printed)[0]
+    status, printed, server = at_modal(*words)
+    assert status == 0 and not server.containers, printed
+
+
+@pytest.mark.slow
+@containers
+def test_a_name_that_its_launch_could_not_release(at_modal, tiny):
+    """It is taken over where that launch's call has ended; one that did not begin has to be released."""
+    claims = at_modal.dicts["nanojaxgpt"] = {serialize("run"): serialize("other")}
+    status, printed, server = at_modal(*remote(tiny))
+    assert status == 2 and not server.containers and len(claims) == 1
+    *_, program = shlex.split(errors(printed)[0].partition("python -c ")[2])
+    assert at_modal("-c", program, python=())[0] == 0 and not claims
+    claims |= {serialize("run"): serialize("other"), serialize("other"): serialize({"call": "fc-1"})}
+    status, printed, server = at_modal(*remote(tiny))
+    assert status == 0 and len(server.containers) == 1 and serialize("run") not in claims
+
+
+def test_the_price_is_what_modal_says_now(at_modal, tiny):
+    status, printed, server = at_modal(*remote(tiny), rates={"gpu_hour_cost_a10g": "10"})
+    assert status == 2 and "A10, cores and memory; Modal's rates now)" in printed
+    assert "give --max-dollars=126" in errors(printed)[0]
+
+
+@pytest.mark.slow
+@containers
 def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, mesh="data:3"))
     assert status == 2 and len(server.containers) == 1
@@ -141,8 +205,9 @@ def test_when_no_attempt_is_left_it_says_so_in_one_line(at_modal, tiny):
 def test_a_launch_does_not_change_a_run_unasked(at_modal, tiny):
     status, printed, _ = at_modal(*remote(tiny))
     assert status == 0, printed
-    status, printed, _ = at_modal(*remote(tiny))  # the same: it has ended
-    assert status == 0 and saved_iterations(at_modal.volume / "runs" / "run") == [5, 10]
+    status, printed, server = at_modal(*remote(tiny))  # the same: it has ended
+    assert status == 0 and not server.sent("FunctionCreate")
+    assert "runs/run has come to its end, at iter 10; nothing is rented" in printed
     before = weights(at_modal.volume / "runs" / "run")
     status, printed, server = at_modal(*remote(tiny, learning_rate=0.5, max_iters=20))
     assert status == 2 and not server.containers

@@ -7,6 +7,7 @@ the tests: SKYPILOT_PYTHON names the Python of one that has it.
 import config.interrupt  # noqa: F401  now: imported within a test, it would have Ctrl-C end them all
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -36,7 +37,8 @@ def start_on_machine(
         path.write_text(f"#!/bin/sh\n{text}\n")
         path.chmod(0o755)
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
-    environment |= {name: value for name, value in task["envs"].items() if value is not None} | variables
+    defaults = task["envs"] | task["secrets"]
+    environment |= {name: value for name, value in defaults.items() if value is not None} | variables
     text = task[section].replace("/runs/", f"{folder}/runs/")  # nobody may write at /
     text += f"\n{APPENDED}\n" if section == "run" else ""
     (folder / "runs").mkdir(exist_ok=True)
@@ -68,6 +70,10 @@ def started(folder: Path, **variables) -> list[str]:
     script, *words, uploaded = printed.splitlines()
     assert (status, script, uploaded) == (0, "train.py", "uploaded")
     return [word.replace(f"{folder}/runs/", "/runs/") for word in words]
+
+
+def test_a_machine_that_has_nothing_to_do_is_given_back():
+    assert TASK["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
 
 
 def test_one_machine_trains_into_the_bucket(tmp_path, monkeypatch):
@@ -169,12 +175,27 @@ def test_the_server_listens_to_the_balancer_and_wants_a_key(tmp_path):
     assert options.port == SERVICE["resources"]["ports"]
 
 
-def by_skypilot(program: str, home: Path) -> str:
-    """The last line that a program prints in the environment that has SkyPilot."""
+def test_the_request_that_the_file_shows_goes_to_the_endpoint(tmp_path):
+    """SkyPilot's endpoint begins with its scheme."""
+    (line,) = [line for line in SERVE.read_text().splitlines() if line.startswith("#   curl ")]
+    commands = {"sky": "echo http://192.0.2.1:30001", "curl": 'echo "$1"'}
+    task = {"envs": {}, "secrets": {}, "show": line.lstrip("# ")}
+    assert on_machine("show", tmp_path, commands, task=task) == (0, "http://192.0.2.1:30001/v1/completions\n")
+
+
+@pytest.mark.parametrize("task", [TASK, SERVICE], ids=["train", "serve"])
+def test_no_key_is_among_what_skypilot_shows(task):
+    assert {name for name in task["envs"] | task["secrets"] if re.search("KEY|TOKEN", name)} == {
+        *task["secrets"]
+    }
+
+
+def by_skypilot(program: str, home: Path) -> list[str]:
+    """The last two lines that a program prints in the environment that has SkyPilot."""
     command = [os.environ["SKYPILOT_PYTHON"], "-c", f"import sky, yaml\n{program}"]
     environment = os.environ | {"HOME": str(home)}
     printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    return printed.splitlines()[-1]
+    return printed.splitlines()[-2:]
 
 
 @pytest.mark.skipif("SKYPILOT_PYTHON" not in os.environ, reason="SKYPILOT_PYTHON is not set")
@@ -185,17 +206,19 @@ values = yaml.safe_load(open({str(FILE)!r}))
 task = sky.Task.from_yaml_config(values, env_overrides=[("BUCKET", "my-bucket")])
 task.set_resources_override({{"accelerators": {accelerator!r}}})  # as `sky launch --gpus` does
 (resources,) = task.resources
-print(resources.accelerators, task.num_nodes, *task.storage_mounts)
+print(resources.accelerators, task.num_nodes, *task.storage_mounts, *sorted(task.secrets))
+print(resources.autostop_config.idle_minutes, resources.autostop_config.down)
 """
-    assert by_skypilot(program, tmp_path) == f"{{'{accelerator}': 1}} 1 /runs"
+    said = [f"{{'{accelerator}': 1}} 1 /runs HF_TOKEN WANDB_API_KEY", "10 True"]
+    assert by_skypilot(program, tmp_path) == said
 
 
 @pytest.mark.skipif("SKYPILOT_PYTHON" not in os.environ, reason="SKYPILOT_PYTHON is not set")
 def test_skypilot_reads_the_file_that_serves(tmp_path):
     program = f"""
 values = yaml.safe_load(open({str(SERVE)!r}))
-envs = [("BUCKET", "my-bucket"), ("API_KEY", "a-key-of-mine")]
-task = sky.Task.from_yaml_config(values, env_overrides=envs)
+envs, secrets = [("BUCKET", "my-bucket")], [("API_KEY", "a-key-of-mine")]
+task = sky.Task.from_yaml_config(values, env_overrides=envs, secrets_overrides=secrets)
 print(task.service.readiness_path, *task.storage_mounts, {{port for r in task.resources for port in r.ports}})
 """
-    assert by_skypilot(program, tmp_path) == "/health /runs {'8000'}"
+    assert by_skypilot(program, tmp_path)[-1] == "/health /runs {'8000'}"

@@ -5,7 +5,15 @@ import stat
 
 import pytest
 
-from config.files import check_writable, is_plain_name, is_whole, read_json, write_whole
+from config.files import (
+    check_tree,
+    check_writable,
+    is_plain_name,
+    is_whole,
+    open_file,
+    read_json,
+    write_whole,
+)
 from tests.damage import damaged
 from tests.helpers import contents, refusal
 
@@ -18,8 +26,8 @@ def test_json_that_cannot_be_read_is_a_value_error_of_one_line(tmp_path):
             read_json(path)
         except ValueError as error:
             assert str(error) and "\n" not in str(error), what
-    for missing in (tmp_path / "none", tmp_path):
-        with pytest.raises(ValueError, match="No such file|Is a directory"):
+    for missing in (tmp_path / "none", path / "none"):
+        with pytest.raises(ValueError, match="No such file|Not a directory"):
             read_json(missing)
 
 
@@ -55,3 +63,69 @@ def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):
             said = refusal(*act)
             assert said.startswith(f"{path}: cannot be written (") and said.endswith("): advice")
     assert contents(tmp_path) == {"file": b"in the way"}
+
+
+TRAPS = {
+    "link": lambda path, outside: path.symlink_to(outside),
+    "link to nothing yet": lambda path, outside: path.symlink_to(outside.with_name("new")),
+    "device": lambda path, outside: path.symlink_to("/dev/zero"),
+    "FIFO": lambda path, outside: os.mkfifo(path),
+}
+
+
+@pytest.mark.parametrize("trap", TRAPS)
+@pytest.mark.parametrize("mode", ["rb", "r+b", "ab", "a+", "xb"])
+def test_only_a_regular_file_is_opened(tmp_path, trap, mode):
+    (outside := tmp_path / "outside").write_text("kept")
+    (folder := tmp_path / "folder").mkdir()
+    TRAPS[trap](folder / "file", outside)
+    with pytest.raises(OSError, match="link|no regular file|exists"):
+        open_file(folder / "file", mode)
+    assert outside.read_text() == "kept" and not outside.with_name("new").exists()
+    assert str(folder / "file") in refusal(check_tree, folder)
+
+
+def test_no_file_outside_of_its_folder_is_opened_and_the_folder_may_be_a_link(tmp_path):
+    (tmp_path / "there" / "below").mkdir(parents=True)
+    (tmp_path / "there" / "below" / "file").write_text("text")
+    (folder := tmp_path / "folder").symlink_to("there")
+    assert open_file(folder / "below" / "file", root=folder).read() == b"text"
+    (tmp_path / "there" / "out").symlink_to(tmp_path)
+    with pytest.raises(OSError, match="a link leads out of"):
+        open_file(folder / "out" / "file", root=folder)
+
+
+def test_a_file_with_another_name_elsewhere_is_read_and_not_written(tmp_path):
+    (tmp_path / "file").write_text("text")
+    os.link(tmp_path / "file", tmp_path / "other")
+    assert open_file(tmp_path / "other").read() == b"text"
+    with pytest.raises(OSError, match="link"):
+        open_file(tmp_path / "other", "ab")
+
+
+def test_a_blob_of_hugging_faces_cache_is_read_through_its_link(tmp_path):
+    snapshot, blobs = tmp_path / "snapshots" / "0123", tmp_path / "blobs"
+    snapshot.mkdir(parents=True), blobs.mkdir()
+    (blobs / "abc").write_text("{}")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    assert read_json(snapshot / "config.json") == {}
+    (tmp_path / "elsewhere").write_text("{}")
+    (blobs / "bad").symlink_to(tmp_path / "elsewhere")
+    (snapshot / "bad.json").symlink_to("../../blobs/bad")
+    assert "link" in refusal(read_json, snapshot / "bad.json")
+
+
+def test_json_larger_than_it_can_be_is_not_read(tmp_path):
+    with open(tmp_path / "values.json", "wb") as file:
+        file.truncate(2**40)  # which takes no room
+    with pytest.raises(ValueError, match="larger than 1 MiB"):
+        read_json(tmp_path / "values.json")
+    assert "larger than 128 MiB" in refusal(check_tree, tmp_path)
+
+
+def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
+    (outside := tmp_path / "outside").write_text("kept")
+    (folder := tmp_path / "folder").mkdir()
+    (folder / f".file.{os.getpid()}.tmp").symlink_to(outside)
+    write_whole(folder / "file", "text")
+    assert outside.read_text() == "kept" and contents(folder) == {"file": b"text"}

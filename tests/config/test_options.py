@@ -355,6 +355,7 @@ def test_a_wrong_type_in_a_config_file_says_what_was_expected(name, value, expec
         ("--batch_size=1.5", "--batch_size is 1.5, expected an integer, 1 or more"),
         ("--batch_size=", "--batch_size is '', expected an integer, 1 or more"),
         ("--learning_rate=1e999", "--learning_rate is inf, expected a number above 0"),
+        ("--min_lr=1e39", "--min_lr is 1e+39, expected a number of a size below 3.4e38, float32's largest"),
         ("--bias=yes", "--bias is 'yes', expected True or False"),
         ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu, relu2"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),

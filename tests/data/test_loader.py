@@ -2,13 +2,16 @@
 
 import json
 import pickle
+import shutil
 import textwrap
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from config.command_line import UserError
 from data import loader
+from data import shards as shards_module
 from data.loader import Batches, Meta, dataset_dir, load_meta, parse_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
@@ -168,6 +171,7 @@ def test_a_missing_split_is_named(dataset):
     ],
 )
 def test_a_damaged_bin_is_refused_at_open(dataset, damage, message):
+    edit_meta(dataset, sha256={})  # for what is seen without it
     path = dataset / "train.bin"
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(UserError, match=message) as error:
@@ -184,7 +188,7 @@ def test_ids_are_checked_as_they_are_drawn(dataset, monkeypatch, large):
         monkeypatch.setattr(loader, "CHECK_AT_OPEN", 100)
     else:
         np.zeros_like(ids).tofile(path)
-    edit_meta(dataset, vocab_size=60)
+    edit_meta(dataset, vocab_size=60, sha256={})
     draw = batches(dataset, batch_size=1, sampling="epoch")
     with open(path, "r+b") as file:  # the same file: a new one of that name would not be seen
         file.write(ids.tobytes())
@@ -223,7 +227,9 @@ def test_a_split_shorter_than_a_window_is_refused(dataset):
 
 
 def test_meta_says_what_was_written(dataset):
-    assert load_meta(str(dataset)) == Meta(
+    meta = load_meta(str(dataset))
+    assert meta.sha256.keys() == {"train.bin", "val.bin"}
+    assert replace(meta, sha256={}) == Meta(
         1000, {"type": "char", "symbols": SYMBOLS}, "uint16", {"train": 103, "val": 50}
     )
 
@@ -298,6 +304,37 @@ def test_a_shard_outside_of_its_folder_is_refused(dataset, name):
     assert refusal(batches, dataset).startswith(f"{dataset / 'meta.json'}: cannot be used (a shard is ")
 
 
+def flip_a_bit(path):
+    whole = bytearray(path.read_bytes())
+    whole[100] ^= 1
+    path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_flipped_bit_of_the_tokens_is_found_and_their_file_named(dataset, several):
+    path = dataset / "train.bin"
+    if several:  # the split is in two files, as ShardWriter lists them
+        shutil.copy(path, path := dataset / "train_00001.bin")
+        sha256 = json.loads((dataset / "meta.json").read_text())["sha256"]["train"]
+        files = [{"file": name, "tokens": 103, "sha256": sha256} for name in ("train.bin", path.name)]
+        edit_meta(dataset, shards={"train": files}, sha256={})
+    batches(dataset)
+    flip_a_bit(path)
+    assert refusal(batches, dataset).startswith(f"{path}: its sha256 is not the one in meta.json")
+
+
+def test_a_large_file_is_checked_once_and_again_when_it_has_changed(dataset, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(shards_module, "READ_ONCE", 100)
+    for cache, notes in ((tmp_path / "cache", (1, 0)), ("/dev/null", (1, 1))):  # the second cannot be written
+        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+        for expected in notes:
+            batches(dataset)
+            assert capsys.readouterr().err.count("is read once to check it") == expected
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    flip_a_bit(dataset / "train.bin")
+    assert "its sha256 is not" in refusal(batches, dataset)
+
+
 # Finding and preparing
 
 
@@ -361,6 +398,16 @@ def test_a_script_of_anybody_else_is_not_run(data_folder, tmp_path, linked, monk
         said = refusal(prepare_if_missing, name)
         assert f"dataset={name}" in said and "if you trust it, run `python " in said
     assert not (tmp_path / "theirs" / "executed").exists()
+
+
+@pytest.mark.parametrize("name", ["train.bin", "meta.json"])
+def test_a_link_in_a_data_set_is_refused_and_one_to_it_is_good(tiny_data, tmp_path, name):
+    (tmp_path / "linked").symlink_to(tiny_data)
+    batches(str(tmp_path / "linked"))
+    copy = shutil.copytree(tiny_data, tmp_path / "copy")
+    (copy / name).unlink()
+    (copy / name).symlink_to(tiny_data / name)
+    assert f"{copy / name}: cannot be read (a link" in refusal(batches, str(copy))
 
 
 @pytest.mark.parametrize("name", ["a" * 300, "a\0b", "~nobody-of-that-name/data", "\ud800"])

@@ -46,6 +46,16 @@ def test_files_in_order_hold_all_tokens_and_meta_describes_each(dataset):
     assert not list(dataset.glob(".*.tmp"))
 
 
+def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
+    (outside := tmp_path / "outside").write_bytes(b"kept")
+    (tmp_path / "data").mkdir()
+    shards.temporary_path(tmp_path / "data", "train", 0).symlink_to(outside)
+    writer = ShardWriter(tmp_path / "data", "train", IDS.dtype)
+    writer.append(IDS.tobytes())
+    writer.finish()
+    assert outside.read_bytes() == b"kept"
+
+
 @pytest.mark.parametrize("sampling", ["random", "epoch"])
 def test_batches_are_those_of_one_file(dataset, tmp_path_factory, sampling):
     single = tmp_path_factory.mktemp("single")

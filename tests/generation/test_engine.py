@@ -147,6 +147,25 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
     ]
 
 
+@pytest.mark.parametrize("mesh", ["data:1", pytest.param("tensor:2", marks=pytest.mark.slow)])
+def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
+    """Of any length, alone and together, and whatever is told of it."""
+    with jax.set_mesh(make_mesh(mesh)):
+        engine = Engine(jax.jit(shard)(large(replace(CONFIG, block_size=64, n_layer=1))), 2)
+        engine.compile()
+        assert (engine.rooms, engine.prompt_chunks) == ([32, 48, 64], [16, 32])
+        caplog.clear()
+        with jax.log_compiles():
+            for prompts in ([3], [40], [2, 3], [60, 30], [1], [20, 20]):
+                for tell in (False, True):
+                    for P, key in zip(prompts, keys_of_rows(jax.random.key(2**32 - 1), 2), strict=False):
+                        prompt = np.arange(P, dtype=np.int32)
+                        engine.add(Request(prompt, key, 60, top_k=5, tell=tell, tell_prompt=tell))
+                    while not engine.idle:
+                        engine.step()
+    assert not [record.message for record in caplog.records if "Compiling" in record.message]
+
+
 def test_slots_that_are_freed_are_used_again(model):
     engine = Engine(model, 3)
     slots = [engine.add(request(seed, max_new_tokens=50)) for seed in range(3)]

@@ -190,6 +190,38 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
             assert gone in errors or "another task died" in errors
 
 
+SLOW_DISK = """
+import os, time
+fsync = os.fsync
+os.fsync = lambda file: (time.sleep(0.5), fsync(file))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [0, 1])
+def test_signals_to_a_process_that_saves_change_nothing_and_when_one_has_ended_all_have_saved(
+    tiny, tmp_path, slow
+):
+    """As with `srun --kill-on-bad-exit`: SIGTERM to the others when one ends with 143, and soon SIGKILL."""
+    (tmp_path / "sitecustomize.py").write_text(SLOW_DISK)
+    port, environments = free_port(), [{}, {}]
+    environments[slow] = {"PYTHONPATH": str(tmp_path)}
+    words = tiny(tmp_path / "out", **RUN | {"mesh": "fsdp:2", "max_iters": 10**6, "eval_interval": 10**6})
+    processes = launch(lambda i: words + where(i, port), devices=1, environments=environments)
+    wait_until(lambda: started(tmp_path / "out") > 5, *processes)
+    signalled = 0
+    while all(process.poll() is None for process in processes):
+        for process in processes:
+            process.send_signal(signal.SIGTERM)
+        signalled += 1
+        time.sleep(0.05)
+    for process in processes:
+        process.kill()
+    statuses = {status for status, _, _ in ended(processes)}
+    assert 143 in statuses and statuses <= {143, -signal.SIGKILL} and signalled > 20
+    assert saved_state(tmp_path / "out", at := newest_checkpoint(tmp_path / "out")) and at > 5
+
+
 @pytest.mark.slow
 def test_a_signal_to_one_stops_the_evaluation_of_both(tiny, tmp_path):
     """The evaluation would take hours; the run stops before its first step, and then takes it."""

@@ -17,11 +17,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs import manifest as manifest_module
-from runs.checkpoint import Checkpoints, checksum, checksums
+from runs.checkpoint import Checkpoints, checksum, checksums, why_unread
 from runs.load import load_run
 from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
-from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
+from tests.helpers import assert_same_bits, error_line, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
 from training.state import TrainState, create_state, model_config
 from training.step import compile_step
@@ -274,6 +274,17 @@ def test_a_changed_number_in_a_manifest_is_found(tmp_path, two_checkpoints):
     assert "its manifest is not what was saved" in refusal(load_run, str(tmp_path))
 
 
+def test_a_manifest_of_another_depth_is_one_line(tmp_path, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
+    values = json.loads(path.read_text())
+    values["options"]["n_layer"] = 100_000
+    path.write_text(json.dumps(values | {"checksum": manifest_module.checksum_of_json(values)}))
+    done = run_python("sample.py", f"--out_dir={tmp_path}", "--device=cpu")
+    assert f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged" in error_line(done.stderr)
+    assert done.stderr.count("\n") == 1 and done.returncode == 2
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
 def test_a_checksum_sees_every_bit_and_every_exchange_of_elements(dtype):
     x = np.asarray(jnp.arange(30).reshape(5, 6).astype(dtype))
@@ -290,6 +301,39 @@ def test_a_checksum_is_the_same_on_any_mesh():
     with jax.set_mesh(mesh := make_mesh("fsdp:4,tensor:2")):
         sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec(None, "fsdp", "tensor")))
         assert checksums({"model": {"x": sharded}}) == checksums({"model": {"x": x}})
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [
+        (OSError(5, "Input/output error", "there/file"), "Input/output error: 'there/file'"),
+        (MemoryError(), "out of memory"),
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), "Out of memory allocating 9"),
+        (
+            ValueError("NOT_FOUND: Error reading \"a\": Error reading there: No device [os_error_code='19']"),
+            "there: No device",
+        ),
+        (ValueError("NOT_FOUND: there: No such file [os_error_code='2']"), None),
+        (ValueError("DATA_LOSS: Error reading there: CRC-32C checksum verification failed"), None),
+        (FileNotFoundError(2, "No such file"), None),
+        (KeyError("tree_metadata"), None),
+    ],
+)
+def test_only_wrong_contents_are_damage(error, said):
+    found = why_unread(error)
+    assert found is None if said is None else said in found
+    wrapped = Exception("reading an array")
+    wrapped.__cause__ = error  # as Orbax raises it
+    assert why_unread(wrapped) == found
+
+
+def test_a_checkpoint_with_a_link_is_refused_before_orbax_follows_it(tmp_path, tiny, two_checkpoints):
+    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+    array = largest_file(tmp_path / "checkpoints" / "2")
+    array.rename(tmp_path / "array")
+    array.symlink_to(tmp_path / "array")
+    for read in (lambda: Checkpoints(str(tmp_path)), lambda: load_run(str(tmp_path))):
+        assert refusal(read).startswith(f"{array}: cannot be read (a link")
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
@@ -340,6 +384,7 @@ def test_a_disk_too_small_is_said_before_anything_is_written(tmp_path, tiny, mon
 # A limit on the size of a file stops the writing in the middle, as a full disk does.
 FILL = """
 import resource, sys
+from dataclasses import replace
 import jax.numpy as jnp
 from config.command_line import UserError
 from runs.checkpoint import Checkpoints
@@ -347,8 +392,9 @@ from training.state import TrainState, create_state, model_config
 
 checkpoints = Checkpoints(sys.argv[1], keep=1)
 manifest = checkpoints.manifest(1)
-state = create_state(model_config(manifest.options, manifest.vocab_size), manifest.options)
-resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+wide = replace(manifest.options, n_embd=256)  # several writes fail at once
+state = create_state(model_config(wide, manifest.vocab_size), wide)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
 try:
     checkpoints.save(TrainState(state.model, state.opt_state, jnp.asarray(2, jnp.int32)), manifest)
     checkpoints.wait()
@@ -361,7 +407,7 @@ def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     save(tmp_path, tiny[0], 1)
     done = run_python("-c", FILL, tmp_path)
     assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot save a checkpoint")
-    assert done.stdout.count("\n") == 1
+    assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
     assert unfinished and "2" not in unfinished  # what a killed process leaves, too
 

@@ -196,6 +196,13 @@ def test_an_out_dir_that_cannot_be_written_is_one_line(options, tmp_path):
     assert str(tmp_path / "file" / "run") in said and "--out_dir" in said
 
 
+def test_a_line_without_an_end_is_one_line(options):
+    (path := Path(options.out_dir) / "metrics.jsonl").parent.mkdir()
+    with open(path, "wb") as file:
+        file.truncate(2**40)  # which takes no room
+    assert refusal(start, options).startswith(f"{path}: line 1 has ")
+
+
 def test_a_disk_that_fills_up_is_one_line(options):
     metrics = start(options)
     with open("/dev/full", "w") as metrics.file:

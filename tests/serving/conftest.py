@@ -61,7 +61,7 @@ class Server:
         with log.open("w") as file:
             self.process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file)
         deadline = time.monotonic() + DEADLINE
-        while "\nserving " not in log.read_text():
+        while "\ncompiled " not in log.read_text():
             if self.process.poll() is not None or time.monotonic() > deadline:
                 self.end()
                 pytest.fail(log.read_text())

@@ -17,6 +17,7 @@ from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen, load_served
 from serving.app import make_app
+from serving.connections import Connection
 from serving.served import Served
 from tests.helpers import wait_until
 
@@ -48,17 +49,18 @@ def train_run(folder: Path, **changes) -> Path:
 
 
 @contextmanager
-def serving(**options) -> Iterator[tuple[str, Served]]:
-    """Serve in a thread; yield the address, and what is served."""
+def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
+    """Serve in a thread; yield the address and what is served, once all is compiled."""
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.start()
         app = make_app(served)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        settings = {"http": Connection, "log_level": "warning", "timeout_graceful_shutdown": 1}
+        server = uvicorn.Server(uvicorn.Config(app, **settings))
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
-        wait_until(lambda: server.started)
+        wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}", served
         finally:

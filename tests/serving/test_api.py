@@ -294,7 +294,7 @@ def test_tokens_and_back(server, ids):
         ({"max_tokens": 201}, "max_tokens", "from 1 to 200"),
         ({"max_tokens": 0}, "max_tokens", "from 1 to 200"),
         ({"n": 129}, "n", "from 1 to 128"),
-        ({"n": 65, "prompt": ["a", "b"]}, "n", "more than 128"),
+        ({"n": 65, "prompt": ["a", "b"]}, "n", "2 prompts times n=65 are more than"),
         ({"logprobs": 21}, "logprobs", "from 0 to 20"),
         ({"stop": ["a"] * 5}, "stop", "a list of up to 4"),
         ({"stop": ""}, "stop", "not empty"),
@@ -325,7 +325,10 @@ def test_a_bad_field_is_named(complete, options, param, says):
         (["hi"], "expected an object with role and content"),
         ([{"role": "robot", "content": "hi"}], "messages[0].role is 'robot'"),
         ([{"role": "user", "content": 5}], "messages[0].content"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "parts of type text"),
+        (
+            [{"role": "user", "content": [{"type": "image_url"}]}],
+            "the model understands text alone, no images",
+        ),
     ],
 )
 def test_a_bad_message_is_named(chat, messages, says):

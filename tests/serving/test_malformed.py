@@ -1,11 +1,22 @@
-"""300 malformed requests: each is answered by a 4xx with the error object, and the server goes on."""
+"""300 malformed requests: each is answered by a 4xx with the error object, and the server goes on.
 
+And 60 that are slow or silent: their connections are closed.
+"""
+
+import contextlib
 import json
 import random
+import resource
 import socket
+import time
 
+import h11
 import httpx
 import pytest
+
+from serving.connections import SECONDS
+from tests.helpers import DEADLINE, wait_until
+from tests.serving.served_run import ask, serving
 
 PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 GOOD = {
@@ -109,3 +120,56 @@ def test_what_is_no_http_does_not_stop_it(server, head):
         except TimeoutError:  # it waits for the rest
             pass
     assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_slow_or_silent_client_is_closed(char_run, monkeypatch):
+    """At any byte of a request, the first of a connection or another; drop by drop, too."""
+    monkeypatch.setitem(SECONDS, h11.IDLE, 0.5)
+    monkeypatch.setitem(SECONDS, h11.SEND_BODY, 1.0)
+    draw = random.Random(0)
+    body = json.dumps(GOOD["/tokenize"]).encode()
+    whole = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with serving(out_dir=str(char_run)) as (url, _), contextlib.ExitStack() as opened:
+
+        def connect(first: bytes) -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), DEADLINE)
+            connection.sendall(first)
+            return opened.enter_context(connection)
+
+        cuts = [
+            0,
+            1,
+            len(whole) - len(body),
+            len(whole) - 1,
+            *(draw.randrange(len(whole)) for _ in range(26)),
+        ]
+        silent = [connect(whole[:cut]) for cut in cuts] + [connect(whole + whole[: cut or 1]) for cut in cuts]
+        slow = connect(whole[:9])
+        with pytest.raises(OSError):
+            for byte in b"a" * int(DEADLINE * 20):
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+        answers = [b"".join(iter(lambda c=connection: c.recv(4096), b"")) for connection in silent]
+        assert not answers[0]
+        assert all(
+            answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n") for answer in answers[1 : len(cuts)]
+        )
+        assert all(
+            answer.count(b"HTTP/1.1 200") == 1 and b"HTTP/1.1 408" in answer
+            for answer in answers[len(cuts) :]
+        )
+        assert ask(f"{url}/health")[0] == 200
+
+
+def test_before_it_runs_out_of_files_it_refuses_connections(serve, char_run):
+    server = serve(f"--out_dir={char_run}", "--slots=1")
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (220, 220))
+    with contextlib.ExitStack() as opened:
+        for _ in range(120):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        answer = httpx.get(f"{server.url}/health")
+        assert answer.status_code == 503 and "too many connections" in answer.json()["error"]["message"]
+        for _ in range(200):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+    assert "Too many open files" not in server.log.read_text()

@@ -361,3 +361,12 @@ def test_the_key_is_asked_for_and_used(open_page, browser, run):
         assert page.locator("#key").is_hidden()
         write(page, "the ")
         page.context.close()
+
+
+def test_it_says_how_far_the_server_is_with_compiling(open_page):
+    page = open_page()
+    page.route("**/health", lambda route: route.fulfill(json={"status": "compiling 3 of 8"}))
+    page.reload()
+    page.wait_for_selector("#status:has-text('compiling 3 of 8')")
+    page.unroute("**/health")
+    page.wait_for_selector("#status:empty", state="attached")

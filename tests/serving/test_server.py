@@ -1,10 +1,12 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
 import json
+import re
 import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx
@@ -13,9 +15,11 @@ import openai
 import pytest
 
 import serve as command
+from generation.engine import Engine
 from runs.load import load_run
 from runs.manifest import latest_manifest
-from tests.helpers import DEADLINE, refusal, save_run
+from tests.helpers import DEADLINE, refusal, save_run, wait_until
+from tests.serving.served_run import serving
 from training.state import create_state, model_config
 
 KEY = "correct horse".replace(" ", "-")
@@ -82,6 +86,9 @@ def test_without_the_key_nothing_is_answered(server, client):
         assert error(httpx.post(f"{server.url}{path}", json={}))[0] == 401
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
     assert httpx.get(server.url).status_code == 200
+    for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401), ("bearer:", 401)):
+        headers = {"Authorization": f"{scheme} {KEY}"}
+        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
@@ -128,7 +135,7 @@ def test_a_path_or_method_that_there_is_not(server, post):
     [
         (["--host=0.0.0.0"], "give an --api_key"),
         (["--host=example.org"], "give an --api_key"),
-        (["--api_key=short"], "8 characters or more"),
+        (["--api_key=short"], "--api_key is ***, expected 8 characters or more"),
         (["--port=70000"], "a port, from 0 to 65535"),
         (["--slots=0"], "an integer, 1 or more"),
         (["--overflow=wrap"], "one of window, error"),
@@ -165,7 +172,13 @@ def test_too_many_requests_are_told_to_come_again(server, client, post):
         assert caught.value.response.headers["retry-after"] == "1"
     wait_for(server, running=0, pending=0)
     assert post(prompt="a").status_code == 200
-    assert error(post(prompt="a", n=3))[0] == 429
+
+
+def test_more_than_can_ever_wait_is_no_reason_to_try_again(post):
+    assert error(post(prompt="a", n=3)) == (
+        400,
+        "1 prompts times n=3 are more than 2, which run or wait here",
+    )
 
 
 # --- clients that leave, or do not read -------------------------------------------------------------------
@@ -204,6 +217,36 @@ def test_a_slow_reader_holds_up_nobody(server, post):
             received += slow.recv(2**20)
     events = [json.loads(x[6:]) for x in received.decode().splitlines() if x.startswith("data: {")]
     assert sum(len(event["choices"][0]["text"]) for event in events) == 30000
+
+
+# --- while it compiles ------------------------------------------------------------------------------------
+
+
+def test_it_listens_while_it_compiles_and_requests_wait(char_run, monkeypatch):
+    programs, gate = Engine.programs, threading.Event()
+    monkeypatch.setattr(Engine, "programs", lambda engine: [lambda: gate.wait(DEADLINE), *programs(engine)])
+    with serving(compiled=False, out_dir=str(char_run)) as (url, served), ThreadPoolExecutor() as pool:
+        health = httpx.get(f"{url}/health")
+        assert health.status_code == 503 and re.fullmatch(r"compiling 1 of \d+", health.json()["status"])
+        asked = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "a"}, timeout=DEADLINE)
+        wait_until(lambda: served.worker.pending == 1)
+        gate.set()
+        assert asked.result().status_code == 200
+        wait_until(lambda: httpx.get(f"{url}/health").json()["status"] == "ok")
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_what_cannot_be_compiled_is_one_line(char_run, monkeypatch):
+    def fail():
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(Engine, "programs", lambda engine: [fail])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        said = refusal(command.main, [f"--out_dir={char_run}", "--device=cpu", "--port=0"])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert said == "the engine cannot start (no room): try fewer --slots"
 
 
 # --- one that is started for the test ---------------------------------------------------------------------
