@@ -11,14 +11,15 @@ from tests.helpers import ROOT
 # Each folder may import these folders of the project, and itself.
 ALLOWED = {
     "config": set(),
-    "layers": set(),
+    "layers": {"config"},
     "model": {"layers"},
     "data": {"config"},
     "parallel": {"config", "data", "layers", "model"},
-    "training": {"config", "layers", "model", "parallel"},
+    "variants": {"layers", "model", "parallel"},
+    "training": {"config", "layers", "model", "parallel", "variants"},
     "generation": {"layers", "model"},
     "inside": {"layers", "model"},
-    "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
+    "hub": {"config", "data", "model", "parallel", "variants"},  # formats: never runs, which loads them
     "evaluation": {"config", "data", "model", "parallel", "training"},
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
