@@ -26,7 +26,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from layers.activation import gelu, relu2, swiglu
 from layers.attention import fits, fused_attention
-from layers.context import Context, context_at, context_of
+from layers.context import Context, context_of
 from layers.dropout import dropout, keys_of_layers, split_key
 from layers.embedding import look_up
 from layers.fold import fold_norms
@@ -301,11 +301,11 @@ class GPT(eqx.Module):
         x = self.embed(tokens, context, key=key)
         return self.ln_f(self.apply_blocks(self.blocks, x, context, key=key))
 
-    def context(self, tokens: Int[Array, "B T"], positions=None, *, key: DropoutKey = None) -> Context:
-        """Find what blocks read besides the stream. Give `positions` to tokens behind those of a cache."""
+    def context(self, tokens: Int[Array, "B T"], places=None, begun=0, *, key: DropoutKey = None) -> Context:
+        """Find what blocks read besides the stream. `places` and `begun` are of tokens that follow others."""
         config = self.config
         check_length(tokens.shape[1], config)
-        context = context_of(tokens, config) if positions is None else context_at(positions, config)
+        context = context_of(tokens, config, places, begun)
         if self.wve is not None:
             values = look_up(self.wve, tokens, config.dtype).reshape(*tokens.shape, config.kv_heads, -1)
             context = context._replace(values=values.swapaxes(1, 2))  # (B, K, T, C)

@@ -25,6 +25,7 @@ class Cache(NamedTuple):
 
     keys: list[Float[Array, "B K S C"]]  # one for each layer
     values: list[Float[Array, "B K S C"]]
+    documents: Int[Array, "B 1 S 1"] | None = None  # where each token's document begins; None without eot
 
     @classmethod
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
@@ -32,7 +33,9 @@ class Cache(NamedTuple):
         shape = (batch_size, config.kv_heads, config.block_size, config.head_size)
         dtype = result_dtype(config.dtype)
         keys, values = ([jnp.zeros(shape, dtype) for _ in range(config.n_layer)] for _ in range(2))
-        return cls(keys, values)
+        if config.eot is None:
+            return cls(keys, values)
+        return cls(keys, values, jnp.zeros((batch_size, 1, config.block_size, 1), jnp.int32))
 
 
 def shard_cache(cache: Cache) -> Cache:
@@ -43,8 +46,12 @@ def shard_cache(cache: Cache) -> Cache:
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return cache
-    heads = "tensor" if cache.keys[0].shape[1] % mesh.shape["tensor"] == 0 else None
-    return jax.tree.map(lambda x: lax.with_sharding_constraint(x, P(None, heads)), cache)
+
+    def split_heads(x):
+        heads = "tensor" if x.shape[1] % mesh.shape["tensor"] == 0 else None
+        return lax.with_sharding_constraint(x, P(None, heads))
+
+    return jax.tree.map(split_heads, cache)
 
 
 def unstack_blocks(model: GPT) -> list[Block]:
@@ -59,14 +66,19 @@ def forward_with_cache(
 
     The cache may have room for fewer than block_size tokens. A row with room for fewer than T overwrites its
     last tokens, and is not to be read again. `blocks` are `unstack_blocks(model)`, made once: making them for
-    each token would copy all the weights each time, and take as long as the token itself. A row is read as
-    one document, whatever `eot` is.
+    each token would copy all the weights each time, and take as long as the token itself.
     """
     config = model.config
     within = replace(config, dtype=result_dtype(config.dtype))  # attention reads the cache as it is
-    positions = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
-    mask = causal_mask(positions, cache.keys[0].shape[2], config.window)
-    context = model.context(tokens, positions)
+    places = length[:, None] + jnp.arange(tokens.shape[1])  # (B, T)
+    S, documents, begun = cache.keys[0].shape[2], cache.documents, 0
+    if documents is not None:  # in an empty row 0, whatever an earlier sequence has left there
+        last = jnp.arange(S) == length[:, None] - 1
+        begun = jnp.where(last, documents[:, 0, :, 0], 0).max(axis=1, keepdims=True)
+    context = model.context(tokens, places, begun)
+    if documents is not None and context.documents is not None:
+        documents = write(documents, context.documents[:, None, :, None], length)
+    mask = causal_mask(places, S, config.window, context.documents)
     x = model.embed(tokens, context)
     keys, values = [], []
     for block, old_keys, old_values in zip(blocks, cache.keys, cache.values, strict=True):
@@ -76,7 +88,7 @@ def forward_with_cache(
         values.append(write(old_values, v, length))
         x = x + block.attn.output(attention(q, keys[-1], values[-1], mask, within), opening)
         x = x + block.mlp(block.ln_2(x))
-    return model.ln_f(x), Cache(keys, values)
+    return model.ln_f(x), Cache(keys, values, documents)
 
 
 def write(

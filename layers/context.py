@@ -20,13 +20,18 @@ class Context(NamedTuple):
     first: Float[Array, "B T D"] | None = None  # the first embedding, with residual_scalars
 
 
-def context_of(tokens: Int[Array, "B T"], config) -> Context:
-    """Make the context of whole rows: from one `eot` to the next is a document, which reads no other."""
-    positions = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T), known when compiled
+def context_of(tokens: Int[Array, "B T"], config, places=None, begun=0) -> Context:
+    """Make the context of tokens at those places of their rows, (B, T); None: of whole rows.
+
+    From one `eot` to the next is a document, which reads no other. `begun` (B, 1) is the place where the
+    document begins that the tokens before these end in.
+    """
+    if places is None:
+        places = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T), known when compiled
     if config.eot is None:
-        return context_at(positions, config)
-    doc_start = lax.cummax(jnp.where(tokens == config.eot, positions, 0), axis=1)  # (B, T)
-    return context_at(positions - doc_start, config, doc_start)
+        return context_at(places, config)
+    documents = lax.cummax(jnp.where(tokens == config.eot, places, begun), axis=1)  # (B, T)
+    return context_at(places - documents, config, documents)
 
 
 def context_at(positions: Int[Array | np.ndarray, "_ T"], config, documents=None) -> Context:

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
-from model import GPT, Block, GPTConfig, context_at
+from layers.context import context_at
+from model import GPT, Block, GPTConfig
 
 MODELS = {
     "quickstart": GPTConfig(128, 96, 4, 4, n_embd=128, position="rope", norm="rmsnorm"),
