@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from layers.mask import causal_mask
 from layers.mix import mix
@@ -92,8 +92,8 @@ def forward_with_cache(
 
 
 def write(
-    old: Float[Array, "B K S C"], new: Float[Array, "B K T C"], length: Int[Array, " B"]
-) -> Float[Array, "B K S C"]:
+    old: Shaped[Array, "B K S C"], new: Shaped[Array, "B K T C"], length: Int[Array, " B"]
+) -> Shaped[Array, "B K S C"]:
     """Return `old` with `new` behind the length of each row.
 
     Row by row: with one scatter for all, a step of 16 rows takes 1.3 times as long on a CPU.
