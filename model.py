@@ -32,7 +32,7 @@ from layers.embedding import look_up
 from layers.fold import fold_norms
 from layers.mask import causal_mask
 from layers.mix import gate, mix
-from layers.mup import width_ratio
+from layers.mup import head_ratio, width_ratio
 from layers.products import contract, matmul, result_dtype
 from layers.remat import remat
 from layers.residual import shard_residual
@@ -69,6 +69,7 @@ class GPTConfig:
     residual_scalars: bool = False  # a block weighs the residual stream, and adds some of the first embedding
     attention_gate: bool = False  # a head's output is scaled by a gate, from the block's input
     mup_base_width: int = 0  # n_embd of the model whose learning rates are tuned, see `wider`; 0: no µP
+    mup_base_n_head: int = 0  # n_head of that model; 0: as many as this one has
     logit_softcap: float = 0.0  # bounds the logits, as in Gemma 2 (arXiv:2408.00118); 0: no bound
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
@@ -99,6 +100,11 @@ class GPTConfig:
     def wider(self) -> float:
         """How many times as wide as its base the model is, for µP (layers/mup.py); 1 without µP."""
         return width_ratio(self.n_embd, self.mup_base_width)
+
+    @property
+    def wider_heads(self) -> float:
+        """How many times as wide its heads are."""
+        return head_ratio(self)
 
     @property
     def residual_std(self) -> float:
@@ -211,7 +217,7 @@ class CausalSelfAttention(eqx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         if context.rotary is not None:
             q, k = rotate(q, *context.rotary), rotate(k, *context.rotary)
-        return q / math.sqrt(self.config.wider), k, v, openings[0] if openings else None
+        return q / math.sqrt(self.config.wider_heads), k, v, openings[0] if openings else None
 
     def output(self, y: Float[Array, "B H T C"], opening: Array | None, key: DropoutKey = None) -> Array:
         """Project what the heads have read, through their gates, back into the residual stream, (B, T, D)."""

@@ -111,7 +111,7 @@ class CausalSelfAttention(nn.Module):
         if K < H:
             k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
         dropout = self.config.dropout if self.training else 0.0
-        scale = 1 / math.sqrt(C * self.config.wider)
+        scale = 1 / math.sqrt(C * self.config.wider_heads)
         y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale)
         if self.head_gate is not None:
             y = y * 2 * torch.sigmoid(self.head_gate(x)).transpose(1, 2)[..., None]

@@ -86,6 +86,7 @@ class Options:
     residual_scalars: bool = False  # a block weighs the stream, and adds some of the first embedding
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
     mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP (layers/mup.py); 0: off
+    mup_base_n_head: NonNegativeInt = 0  # n_head of the model with that n_embd; 0: as many as this one has
     logit_softcap: NonNegative = 0.0  # bounds the logits by tanh, as in Gemma 2; 0: no bound
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
@@ -148,6 +149,7 @@ SHAPE = (
     *("block_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden", "position"),
     *("rope_theta", "rope_scaling", "norm", "norm_eps", "mlp", "bias", "qk_norm", "window", "tie_embeddings"),
     *("value_embeddings", "residual_scalars", "attention_gate", "logit_softcap", "mup_base_width"),
+    "mup_base_n_head",
 )
 
 # These options decide which adapters a LoRA run trains, and how the weights below them are stored.

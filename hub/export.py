@@ -92,7 +92,7 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
 def multiplier(name: str, config: GPTConfig) -> float:
     """Return what an array is to be divided by, for a model without µP to compute what one in µP does."""
     if ".c_q." in name:
-        return math.sqrt(config.wider)
+        return math.sqrt(config.wider_heads)
     return config.wider if name.startswith("ln_f.") else 1.0
 
 

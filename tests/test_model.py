@@ -504,6 +504,8 @@ def test_attention_weights_are_dropped_out():
         (dict(eot=-1), "eot=-1 "),
         (dict(logit_softcap=-1.0), "logit_softcap=-1.0 "),
         (dict(mup_base_width=-1), "mup_base_width=-1 "),
+        (dict(mup_base_n_head=2), "mup_base_n_head=2 needs mup_base_width"),
+        (dict(mup_base_width=18), "mup_base_width=18 .*n_head, 12: give that as mup_base_n_head"),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):

@@ -22,7 +22,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from config.options import Options
-from layers.mup import width_ratio
+from layers.mup import head_ratio, width_ratio
 from model import GPT
 
 # `wsd` decays over this part of the run: a linear decay over so many steps ends where a cosine does.
@@ -70,19 +70,21 @@ def own_rates(options: Options) -> optax.GradientTransformation:
     """Scale the updates of those parameters that have a learning rate of their own.
 
     In µP (layers/mup.py), a matrix in the blocks of a model n times as wide as its base has an n-th of the
-    rate. The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), which
-    is constant where both sides grow, and `like_adam` lets it grow by sqrt(n). An adapter's B, whose inputs
-    are as many at each width, has the rate that is given.
+    rate. The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), and
+    `like_adam` lets it grow by sqrt(n), the root of what the inputs grow by: so its rate is divided by n, and
+    multiplied by the root of what the outputs grow by. An adapter's B, whose inputs are as many at each
+    width, has the rate that is given.
     """
-    n = width_ratio(options.n_embd, options.mup_base_width)
+    n, r = width_ratio(options.n_embd, options.mup_base_width), head_ratio(options)
 
     def scale(path, x):
         if path[-1].name in ("stream_mix", "value_mix"):
             return options.scalar_learning_rate / options.learning_rate * x
-        if n == 1 or path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
+        if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
             return x
-        both_sides_grow = path[-1].name == "weight" and takes_muon(path, x)
-        return x / (math.sqrt(n) if options.optimizer in ("muon", "normuon") and both_sides_grow else n)
+        muon = options.optimizer in ("muon", "normuon") and path[-1].name == "weight" and takes_muon(path, x)
+        outputs = r if x.ndim == 4 else n  # Muon's matrix in (L, in, heads, C) is a head's
+        return x / (n / math.sqrt(outputs) if muon else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 

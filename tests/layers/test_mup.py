@@ -45,3 +45,22 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     base = size_of_logits(1, 0)
     assert size_of_logits(4, BASE) < 1.25 * base
     assert size_of_logits(4, 0) > 1.75 * base
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_scores_are_as_large_where_heads_are_added_that_are_as_wide(optimizer):
+    tokens = random_batch(OPTIONS, V)[0, 0]
+
+    @jax.jit
+    def mean_score(model):
+        """Of the first layer, without its sign."""
+        block, context = jax.tree.map(lambda x: x[0], model.blocks), model.context(tokens)
+        q, k, *_ = block.attn.heads(block.ln_1(model.embed(tokens, context)), context)
+        return np.sqrt(1 / q.shape[-1]) * abs(q @ k.swapaxes(2, 3)).mean()
+
+    def score(n, **base):
+        options = replace(OPTIONS, n_embd=n * BASE, n_head=n * OPTIONS.n_head, optimizer=optimizer, **base)
+        return float(mean_score(trained(options, 4).model))
+
+    wide = score(4, mup_base_width=BASE, mup_base_n_head=OPTIONS.n_head)
+    assert wide == pytest.approx(score(1), rel=0.15)  # with each head's width as its base: half
