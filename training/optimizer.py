@@ -92,8 +92,10 @@ def own_rates(options: Options) -> optax.GradientTransformation:
 def scale_by_muon(beta1: float, beta2: float, even: bool = False) -> optax.GradientTransformation:
     """Take Muon's direction, with Nesterov momentum `beta1`, for matrices in the blocks, Adam's for all else.
 
-    With `even`, take NorMuon's. It is put together here because `optax.contrib.muon` gives all else another
-    Adam, Nesterov's, and decays either every parameter of it or none.
+    The momentum is Optax's, whose means are corrected for beginning at 0. Keller Jordan's are not; the two
+    differ in the first 1 / (1 - beta1) steps or so. With `even`, take NorMuon's direction. It is put together
+    here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays either every
+    parameter of it or none.
     """
     # A weight is (L, in, ..., out). Each layer's is a matrix of its own, and so is each head's.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
@@ -115,6 +117,8 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
 
     What is nearly an orthogonal matrix still moves some outputs little, step after step. NorMuon
     (arXiv:2510.05491) lets them catch up. The mean is over the inputs, so the state is (L, 1, ..., out).
+    The paper gives every matrix an RMS of 0.2 instead. Its authors' code keeps Newton-Schulz's norm, as here,
+    which is less where momentum has a low rank; at the best rate both end alike (docs/book/08-ladder.md).
     """
 
     def init(params):
