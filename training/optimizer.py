@@ -118,7 +118,7 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
     What is nearly an orthogonal matrix still moves some outputs little, step after step. NorMuon
     (arXiv:2510.05491) lets them catch up. The mean is over the inputs, so the state is (L, 1, ..., out).
     The paper gives every matrix an RMS of 0.2 instead. Its authors' code keeps Newton-Schulz's norm, as here,
-    which is less where momentum has a low rank; at the best rate both end alike (docs/book/08-ladder.md).
+    which is less where momentum has a low rank; at the best rate both end alike (docs/benchmarks.md).
     """
 
     def init(params):
