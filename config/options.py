@@ -110,6 +110,8 @@ class Options:
     attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
     # n_embd that the rate was tuned at, for µP (variants.py); 0: off
     mup_base_width: Variant[NonNegativeInt] = 0
+    # n_head of the model with that n_embd; 0: as many as this one has
+    mup_base_n_head: Variant[NonNegativeInt] = 0
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves

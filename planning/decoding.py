@@ -99,7 +99,7 @@ def weight_bytes(config: GPTConfig) -> int:
     """
     model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
     read = sum(x.size for x in jax.tree.leaves(model))
-    read -= sum(table.size for table in (model.wpe, model.wve) if table is not None)
+    read -= 0 if model.wpe is None else model.wpe.size
     read -= 0 if model.lm_head is None else model.wte.size
     return jnp.dtype(config.compute.dtype).itemsize * read
 
