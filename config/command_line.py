@@ -138,9 +138,10 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     paths, arguments = parse_words(argv, cls)
     found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
     found |= {name: ("--", value) for name, value in arguments.items()}
-    for name in IGNORED & found.keys():
+    for name in IGNORED.keys() & found.keys():
+        origin, value = found.pop(name)
+        check_value(name, value, origin, cls)
         print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
-        del found[name]
     return {
         name: check_value(name, translate_from_torch(name, value), origin, cls)
         for name, (origin, value) in found.items()
@@ -172,7 +173,7 @@ def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], 
                     example = not default if isinstance(default, bool) else default
                     example = str(example).strip() or "TEXT"
                     raise UserError(f"--{key} needs a value, as in --{key}={example}")
-            kind = option_types(cls).get(name, str)
+            kind = IGNORED.get(name) or option_types(cls)[name]
             arguments[name] = text if takes_text(kind, text) else parse_literal(text)
         elif word.endswith(".py") and not word.startswith("-"):
             paths.append(word)
@@ -248,7 +249,7 @@ def describe_error(error: BaseException) -> str:
         return type(error).__name__
 
 
-IGNORED = {"backend", "compile"}  # nanoGPT's options for PyTorch
+IGNORED = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, and their types
 FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the two are not quite the same
     ("dtype", "float16"): ("bfloat16", "which needs no loss scaling"),
     ("device", "mps"): ("cpu", "the nearest that JAX supports"),
@@ -282,7 +283,7 @@ def check_value(name: str, value: Any, origin: str, cls: type[CommandOptions]) -
 
     Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
     """
-    kind = option_types(cls)[check_name(name, origin, cls)]
+    kind = IGNORED.get(check_name(name, origin, cls)) or option_types(cls)[name]
     try:
         return conform(value, kind)
     except ValueError as error:

@@ -202,7 +202,7 @@ def test_a_bad_option_is_named(flag):
 @pytest.mark.parametrize(
     "options",
     [
-        *("document_mask=True", "window=4", "optimizer=normuon"),
+        *("document_mask=True", "window=4", "optimizer=normuon", "attention_gate=True"),
         # Adapters alone train in less time than all weights do.
         *("lora_rank=4", "rope_scaling=32.0", "norm_eps=1e-06"),
         "optimizer=muon, lora_rank=2",

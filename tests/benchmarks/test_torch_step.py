@@ -11,7 +11,7 @@ import torch
 
 from benchmarks.torch_step import TorchStep
 from config.options import Options
-from tests.helpers import MODERN, moved
+from tests.helpers import moved
 from training.state import create_state, model_config
 from training.step import compile_step
 
@@ -21,9 +21,7 @@ SHAPES = {
     "llama": dict(
         position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
     ),
-    "modern": MODERN | dict(n_kv_head=2, mup_base_width=8),
-    # qk_norm=False: the bias of k_norm adds the same to all scores of a query, its gradient is rounding alone
-    "modern, beside GPT-2's": MODERN | dict(position="learned", norm="layernorm", bias=True, qk_norm=False),
+    "relu2": dict(position="rope", norm="rmsnorm", mlp="relu2", n_kv_head=2),
 }
 
 
@@ -32,12 +30,10 @@ def as_in_torch(tree, name: str) -> np.ndarray:
 
     The twin's c_attn is queries, keys and values one after another; for SwiGLU its c_fc is the gate and c_fc.
     """
-    room, *rest = name.removesuffix(".weight" if name[:2] in ("wt", "wp", "wv", "lm") else "").split(".")
+    room, *rest = name.removesuffix(".weight" if name[:2] in ("wt", "wp", "lm") else "").split(".")
     if room != "blocks":
         return np.asarray(attrgetter(".".join([room, *rest]))(tree))
     layer, part, *path = rest
-    if not path:
-        return np.asarray(getattr(tree.blocks, part)[int(layer)])
     layers = path[:1]
     if part == "attn" and layers == ["c_attn"]:
         layers = ["c_q", "c_k", "c_v"]

@@ -76,6 +76,9 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
 def no_room(monkeypatch):
     """A device has no room for whole weights and gradients."""
     monkeypatch.setattr("training.step.GATHERED_FRACTION", 0)
+    jax.clear_caches()  # what was traced with room
+    yield
+    jax.clear_caches()
 
 
 def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_device(no_room):
