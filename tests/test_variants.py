@@ -19,8 +19,8 @@ from tests.helpers import (
     run_python,
 )
 from tests.models import TINY, changed, forward, large, random_tokens
+from training.recipe import compile_step
 from training.state import create_state, model_config
-from training.step import compile_step
 from variants import without_multipliers
 
 V, BASE = 32, 32

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import variants
 from config.command_line import UserError
 from experiments import runner
 from experiments.record import (
@@ -42,6 +41,7 @@ from tests.helpers import (
     start_python,
     wait_until,
 )
+from tools.benchmarks import variants
 
 SIZE = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 4, "batch_size": 2, "warmup_iters": 1}
 SIZE |= {"max_iters": 6, "lr_decay_iters": 6, "eval_interval": 3, "eval_iters": 1, "dtype": "float32"}

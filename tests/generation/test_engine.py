@@ -8,11 +8,11 @@ import pytest
 
 from generation.decode import LIKELIEST, decode, read
 from generation.engine import Engine, Request, generate, keys_of_rows
-from inside.views import nats
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
 from tests.helpers import MODERN
 from tests.models import TINY, changed, forward, large
+from tools.inside.views import nats
 
 CONFIG = replace(TINY, block_size=24, n_kv_head=2, position="rope")
 S, V = CONFIG.block_size, CONFIG.vocab_size

@@ -10,7 +10,8 @@ import jax, numpy as np
 from config.options import parse_options
 from parallel.mesh import make_mesh
 from training.state import create_state, model_config
-from training.step import make_recipe, train_step
+from training.recipe import make_recipe
+from training.step import train_step
 
 options, root = parse_options(["config/quickstart.py"]), sys.argv[1]
 batch = np.zeros((1, options.batch_size, options.block_size), np.int32)
