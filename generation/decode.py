@@ -23,7 +23,7 @@ from model import GPT, Block
 # D 128, T 64, V 65) on 2 CPU cores, one sample: 0.33 ms per token one by one, 0.15 in chunks of 8, 0.11
 # of 16, 0.09 of 32, 0.11 of 64.
 CHUNK = 32
-LIKELIEST = 20  # tokens whose probabilities are told, at most: as many as OpenAI's API allows
+LIKELIEST = 20  # tokens whose probabilities are returned, at most: as many as OpenAI's API allows
 
 
 class Decoder(eqx.Module):
@@ -53,16 +53,16 @@ class Rows(NamedTuple):
     temperature: Float[np.ndarray, " W"]
     top_k: Int[np.ndarray, " W"]
     top_p: Float[np.ndarray, " W"]
-    told: Int[np.ndarray, " W"]  # 1: its request asks how likely the tokens are
+    wants_logprobs: Int[np.ndarray, " W"]  # 1: its request asks for log-probabilities
 
     @classmethod
     def empty(cls, slots: int) -> "Rows":
         """Return the rows of slots that are free."""
-        token, length, left, made, top_k, told = np.zeros((6, slots), np.int32)
+        token, length, left, made, top_k, wants_logprobs = np.zeros((6, slots), np.int32)
         temperature, top_p = np.zeros((2, slots), np.float32)
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         key = np.zeros((slots, *one.shape), one.dtype)
-        return cls(token, length, left, made, key, temperature, top_k + 1, top_p + 1, told)
+        return cls(token, length, left, made, key, temperature, top_k + 1, top_p + 1, wants_logprobs)
 
 
 class Likelihood(NamedTuple):
@@ -107,7 +107,7 @@ def cast_products(model: GPT) -> GPT:
     return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
 
-@partial(jax.jit, donate_argnames="cache", static_argnames="room")
+@partial(jax.jit, donate_argnames="cache", static_argnames="bucket")
 def read(
     decoder: Decoder,
     cache: Cache,
@@ -115,15 +115,15 @@ def read(
     tokens: Int[Array, "R T"],
     length: Int[Array, " R"],
     following: Int[Array, "R T"] | None,
-    room: int,
+    bucket: int,
 ) -> tuple[Likelihood | None, Cache]:
     """Read tokens into the cache of R slots, behind the `length` that each has.
 
-    Only the first `room` tokens of the cache are read and written. Padding behind the tokens is read too:
+    Only the first `bucket` tokens of the cache are read and written. Padding behind the tokens is read too:
     what it leaves in the cache is overwritten before anything reads it. A slot may be given several times,
-    with the same tokens. Where `following` has the token after each of them, tell how likely those are.
+    with the same tokens. Where `following` has the token after each of them, return how likely those are.
     """
-    part = jax.tree.map(lambda x: x[slots, :, :room], cache)
+    part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
 
     def put_back(i, cache):
@@ -135,16 +135,16 @@ def read(
     return likelihood, shard_cache(cache)
 
 
-@partial(jax.jit, donate_argnames="cache", static_argnames="room")
+@partial(jax.jit, donate_argnames="cache", static_argnames="bucket")
 def decode(
-    decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""], room: int
+    decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""], bucket: int
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Only the first `room` tokens of the cache are read and written, because attention over the rest, which is
-    empty, takes time. `room` is more than the tokens that any row has afterwards, waiting rows included, or
+    Only the first `bucket` tokens of the cache are read and written, because attention over the rest, which is
+    empty, takes time. `bucket` is more than the tokens that any row has afterwards, waiting rows included, or
     all of the cache. Of a row's tokens the first `left` count; the others mean nothing. How likely they are
-    is told if one of the rows asks for it, and is zeros if none does.
+    is computed if one of the rows asks for it, and is zeros if none does.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)
@@ -158,13 +158,17 @@ def decode(
         settings = dict(temperature=rows.temperature, top_k=rows.top_k, top_p=rows.top_p)
         token = sample(logits[:, 0], keys, **settings)
         likelihood = lax.cond(
-            rows.told.any(), Likelihood.of, lambda *_: Likelihood.zeros(W, 1, V), token[:, None], logits
+            rows.wants_logprobs.any(),
+            Likelihood.of,
+            lambda *_: Likelihood.zeros(W, 1, V),
+            token[:, None],
+            logits,
         )
         put = partial(lax.dynamic_update_slice_in_dim, start_index=i, axis=1)
         return jax.tree.map(put, drawn, (token[:, None], likelihood)), token, part
 
     drawn = jnp.zeros((W, CHUNK), jnp.int32), Likelihood.zeros(W, CHUNK, V)
-    part = jax.tree.map(lambda x: x[:W, :, :room], cache)
+    part = jax.tree.map(lambda x: x[:W, :, :bucket], cache)
     (tokens, likelihood), _, part = lax.fori_loop(0, n, draw_next, (drawn, rows.token, part))
     cache = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, 0, axis=0), cache, part)
     return tokens, likelihood, shard_cache(cache)

@@ -38,7 +38,7 @@ PROMPT_CHUNKS = 16, 128  # tokens of a prompt that are read at once
 # Prompts that are read in one call. On 2 CPU cores with the quickstart's model a call for one of 16 tokens
 # takes 2.6 ms of CPU time, for eight of them 4.8.
 SHORT_PROMPTS = 8
-ROOM = 32  # tokens in a room, at least: see `Engine`
+BUCKET = 32  # tokens in a bucket of the cache, at least: see `Engine`
 FIRST = 3  # programs that a short request needs for its first tokens
 FEW = 8  # tokens that are not worth a call of their own: it costs as much as two to four tokens of one row
 
@@ -54,8 +54,8 @@ class Request:
     top_k: int | None = None
     top_p: float | None = None
     stop: tuple[int, ...] = ()  # tokens that end the continuation, of which they are the last
-    tell: bool = False  # whether to tell how likely the new tokens are
-    tell_prompt: bool = False  # and those of the prompt, from the second on
+    logprobs: bool = False  # whether to return the new tokens' log-probabilities
+    prompt_logprobs: bool = False  # and the prompt's, from the second token on
 
 
 class Piece(NamedTuple):
@@ -87,8 +87,8 @@ class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. It belongs to one thread.
 
     Attention reads the first part of the cache, as long as the sequences need. It has one of a few lengths,
-    the `rooms`: a program is compiled for each that is used. Where `longest` tells how many tokens the
-    sequences come to, shorter rooms are left out, so that one program serves from the start.
+    the `buckets`: a program is compiled for each that is used. Where `longest` tells how many tokens the
+    sequences come to, shorter buckets are left out, so that one program serves from the start.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
@@ -97,8 +97,8 @@ class Engine:
         self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PROMPT_CHUNKS})
         self.short_prompts = min(SHORT_PROMPTS, slots)
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
-        least = min(max(ROOM, longest), self.block_size)
-        self.rooms = [room for i in (1, 4, 8, 12, 16) if (room := self.block_size * i // 16) >= least]
+        least = min(max(BUCKET, longest), self.block_size)
+        self.buckets = [bucket for i in (1, 4, 8, 12, 16) if (bucket := self.block_size * i // 16) >= least]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # the slots whose prompt is not read, the first come first
         self.rows = Rows.empty(slots)
@@ -128,16 +128,16 @@ class Engine:
         chunks, R = self.prompt_chunks, self.short_prompts
         shapes = [*product([1], chunks, [False, True]), *([(R, chunks[0], False)] if R > 1 else [])]
         reads = [partial(self._read_zeros, *shape) for shape in shapes]
-        draws = [partial(self._call_decode, W, room, 0) for W, room in product(self.widths, self.rooms)]
-        return [self._add_one, reads[0], *draws[: len(self.rooms)], *reads[1:], *draws[len(self.rooms) :]]
+        draws = [partial(self._call_decode, W, bucket, 0) for W, bucket in product(self.widths, self.buckets)]
+        return [self._add_one, reads[0], *draws[: len(self.buckets)], *reads[1:], *draws[len(self.buckets) :]]
 
     def _add_one(self) -> None:
         (key,) = keys_of_rows(jax.random.key(0), 1)
         self.remove(self.add(Request(np.zeros(1, np.int32), key, 1)))
 
-    def _read_zeros(self, R: int, T: int, told: bool) -> None:
+    def _read_zeros(self, R: int, T: int, following: bool) -> None:
         tokens = np.zeros((R, T), np.int32)
-        self._call_read([0] * R, tokens, np.zeros(R, np.int32), tokens if told else None)
+        self._call_read([0] * R, tokens, np.zeros(R, np.int32), tokens if following else None)
 
     def first_rows(self, W: int) -> Rows:
         """Return views of the first W rows: what is written there is written into `rows`."""
@@ -153,7 +153,7 @@ class Engine:
         self.rows.temperature[slot] = request.temperature
         self.rows.top_k[slot] = min(request.top_k or self.vocab_size, self.vocab_size)
         self.rows.top_p[slot] = 1.0 if request.top_p is None else request.top_p
-        self.rows.told[slot] = request.tell
+        self.rows.wants_logprobs[slot] = request.logprobs
         self.unread.append(slot)
         self._place(slot)
         return slot
@@ -162,7 +162,7 @@ class Engine:
         """Free a slot, whatever its sequence has yet to make."""
         self.slots[slot] = None
         self.rows.left[slot] = self.rows.length[slot] = 0
-        self.rows.told[slot] = self.rows.temperature[slot] = 0
+        self.rows.wants_logprobs[slot] = self.rows.temperature[slot] = 0
         if slot in self.unread:
             self.unread.remove(slot)
 
@@ -196,7 +196,7 @@ class Engine:
     def _is_short(self, slot: int) -> bool:
         sequence = self._at(slot)
         whole = sequence.length == 0 and 0 < sequence.unread <= self.prompt_chunks[0]
-        return whole and not sequence.request.tell_prompt
+        return whole and not sequence.request.prompt_logprobs
 
     def read(self) -> list[Piece]:
         """Read a chunk of the first unread prompt, or several short prompts."""
@@ -212,7 +212,7 @@ class Engine:
         return pieces
 
     def _read_chunk(self, slots: list[int], T: int) -> list[Piece]:
-        """Read T tokens of each slot's context. A single slot's are told of, if its request asks for it."""
+        """Read T tokens of each slot's context. A single slot gets the likelihoods that its request asks for."""
         sequences, pieces = [self._at(slot) for slot in slots], []
         first, tokens, following = np.zeros(len(slots), np.int32), *np.zeros((2, len(slots), T), np.int32)
         for row, sequence in enumerate(sequences):
@@ -220,8 +220,8 @@ class Engine:
             first[row] = i = min(sequence.length, self.block_size - T)
             to_read = sequence.context[i : i + T + 1]
             tokens[row, : len(to_read) - 1], following[row, : len(to_read) - 1] = to_read[:-1], to_read[1:]
-        told = sequences[0].request.tell_prompt and not sequences[0].made
-        likelihood = jax.device_get(self._call_read(slots, tokens, first, following if told else None))
+        wanted = sequences[0].request.prompt_logprobs and not sequences[0].made
+        likelihood = jax.device_get(self._call_read(slots, tokens, first, following if wanted else None))
         for slot, sequence, i in zip(slots, sequences, first, strict=True):
             last = min(int(i) + T, len(sequence.context) - 1)
             if likelihood is not None:
@@ -232,9 +232,9 @@ class Engine:
         return pieces
 
     def _call_read(self, slots: list[int], tokens, first, following=None) -> Likelihood | None:
-        room = self.block_size if len(slots) == 1 else self.rooms[0]
+        bucket = self.block_size if len(slots) == 1 else self.buckets[0]
         rows = np.array(slots, np.int32), tokens, first, following
-        likelihood, self.cache = read(self.decoder, self.cache, *rows, room)
+        likelihood, self.cache = read(self.decoder, self.cache, *rows, bucket)
         return likelihood
 
     def draw(self, most: int = CHUNK) -> list[Piece]:
@@ -249,27 +249,27 @@ class Engine:
         last = int(np.flatnonzero(self.rows.left)[-1])
         W = next(width for width in self.widths if width > last)
         rows = self.first_rows(W)
-        room, most = self._room(int(rows.length.max()), n)
+        bucket, most = self._bucket(int(rows.length.max()), n)
         np.minimum(rows.left, most, out=rows.left)
-        tokens, likelihood = self._call_decode(W, room, min(n, most))
+        tokens, likelihood = self._call_decode(W, bucket, min(n, most))
         tokens = np.asarray(tokens)
-        if rows.told.any():
+        if rows.wants_logprobs.any():
             likelihood = jax.device_get(likelihood)
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
-    def _call_decode(self, W: int, room: int, n: int) -> tuple[jax.Array, Likelihood]:
+    def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
         rows = self.first_rows(W)
-        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), room)
+        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), bucket)
         return tokens, likelihood
 
-    def _room(self, longest: int, n: int) -> tuple[int, int]:
+    def _bucket(self, longest: int, n: int) -> tuple[int, int]:
         """Return how much of the cache a call reads for n tokens more, and how many of them fit in there.
 
-        A call ends where its room does, so that no token reads the room of those that come after it.
+        A call ends where its bucket does, so that no token reads the bucket of those that come after it.
         """
-        for room in self.rooms[:-1]:
-            if (most := room - 1 - longest) >= min(n, FEW):
-                return room, most
+        for bucket in self.buckets[:-1]:
+            if (most := bucket - 1 - longest) >= min(n, FEW):
+                return bucket, most
         return self.block_size, n
 
     def _take(self, slot: int, tokens: Int[np.ndarray, " CHUNK"], likelihood: Likelihood) -> Piece:
@@ -287,14 +287,14 @@ class Engine:
         self.rows.left[slot] = 0
         self.rows.made[slot] = sequence.made
         finished = len(stopped) > 0 or sequence.made == request.max_new_tokens
-        told = part_of(likelihood, slot, slice(n)) if request.tell else None
+        logprobs = part_of(likelihood, slot, slice(n)) if request.logprobs else None
         if len(sequence.context) > S:
             sequence.context, sequence.length = sequence.context[-max(1, S // 2) :], 0
             self.unread.append(slot)
         self._place(slot)
         if finished:
             self.remove(slot)
-        return Piece(slot, new, told, None, finished)
+        return Piece(slot, new, logprobs, None, finished)
 
     def _place(self, slot: int) -> None:
         """Give `decode` the last token and the length; it writes behind the length of waiting rows, too."""
@@ -308,7 +308,7 @@ class Engine:
 
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
-    """Copy what is told of some tokens of a row, on the host."""
+    """Copy the likelihoods of some tokens of a row to the host."""
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
 
 

@@ -115,13 +115,13 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2,
     contexts, chunks = [], []  # the tokens that each new one reads; where prompts are read, and how much
     read, decode = engine.read, engine.decode
 
-    def spied_read(decoder, cache, slots, tokens, length, following, room):
+    def spied_read(decoder, cache, slots, tokens, length, following, bucket):
         chunks.append((*length.tolist(), tokens.shape[1], len(contexts)))
-        return read(decoder, cache, slots, tokens, length, following, room)
+        return read(decoder, cache, slots, tokens, length, following, bucket)
 
-    def spied_decode(decoder, cache, rows, n, room):
+    def spied_decode(decoder, cache, rows, n, bucket):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
-        return decode(decoder, cache, rows, n, room)
+        return decode(decoder, cache, rows, n, bucket)
 
     monkeypatch.setattr(engine, "read", spied_read)
     monkeypatch.setattr(engine, "decode", spied_decode)

@@ -31,7 +31,7 @@ def request(seed: int, **settings) -> Request:
         "temperature": [0.0, 0.7, 1.3][seed % 3],
         "top_k": [None, 5, 30][seed // 3 % 3],
         "top_p": [None, 0.8][seed % 2],
-        "tell": seed % 4 == 1,
+        "logprobs": seed % 4 == 1,
     } | settings
     prompt = random.integers(0, V, random.integers(1, 2 * S), dtype=np.int32)
     return Request(prompt, jax.random.key(seed), **settings)
@@ -100,19 +100,21 @@ def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, mo
         for seed, P in enumerate([3, 140, 20, 5, 73, 110, 1, 40])
     ]
     expected = together(Engine(long_model, 3, longest=150), requests)
-    rooms = []
+    buckets = []
 
-    def spied_decode(decoder, cache, rows, n, room):
+    def spied_decode(decoder, cache, rows, n, bucket):
         filled = int((rows.length + rows.left).max())
-        rooms.append((room, filled))
-        return decode(decoder, cache, rows, n, room)
+        buckets.append((bucket, filled))
+        return decode(decoder, cache, rows, n, bucket)
 
     monkeypatch.setattr("generation.engine.decode", spied_decode)
     assert together(Engine(long_model, 3), requests) == expected
-    assert {room for room, _ in rooms} == {37, 112, 150}
-    assert all(filled < room or room == 150 for room, filled in rooms)
-    # A room is chosen that holds eight tokens more, if so many are to come.
-    assert all(filled >= smaller - 8 for room, filled in rooms for smaller in (37, 75, 112) if smaller < room)
+    assert {bucket for bucket, _ in buckets} == {37, 112, 150}
+    assert all(filled < bucket or bucket == 150 for bucket, filled in buckets)
+    # A bucket is chosen that holds eight tokens more, if so many are to come.
+    assert all(
+        filled >= smaller - 8 for bucket, filled in buckets for smaller in (37, 75, 112) if smaller < bucket
+    )
     assert [alone(long_model, one) for one in requests] == expected
 
 
@@ -129,12 +131,12 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
     """Prompts of one token need no reading, and one whose probabilities are asked for is read alone."""
     calls = []
 
-    def spied_read(decoder, cache, slots, tokens, length, following, room):
-        calls.append((sorted(set(slots.tolist())), tokens.shape, room))
-        return read(decoder, cache, slots, tokens, length, following, room)
+    def spied_read(decoder, cache, slots, tokens, length, following, bucket):
+        calls.append((sorted(set(slots.tolist())), tokens.shape, bucket))
+        return read(decoder, cache, slots, tokens, length, following, bucket)
 
     requests = [
-        Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 20, tell_prompt=P == 16)
+        Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 20, prompt_logprobs=P == 16)
         for P in (9, 3, 17, 4, 5, 6, 7, 8, 2, 10, 11, 16, 1, 12, 3)
     ]
     expected = [alone(long_model, one) for one in requests]
@@ -154,14 +156,16 @@ def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
     with jax.set_mesh(make_mesh(mesh)):
         engine = Engine(jax.jit(shard)(large(replace(CONFIG, block_size=64, n_layer=1))), 2)
         engine.compile()
-        assert (engine.rooms, engine.prompt_chunks) == ([32, 48, 64], [16, 32])
+        assert (engine.buckets, engine.prompt_chunks) == ([32, 48, 64], [16, 32])
         caplog.clear()
         with jax.log_compiles():
             for prompts in ([3], [40], [2, 3], [60, 30], [1], [20, 20]):
-                for tell in (False, True):
+                for logprobs in (False, True):
                     for P, key in zip(prompts, keys_of_rows(jax.random.key(2**32 - 1), 2), strict=False):
                         prompt = np.arange(P, dtype=np.int32)
-                        engine.add(Request(prompt, key, 60, top_k=5, tell=tell, tell_prompt=tell))
+                        engine.add(
+                            Request(prompt, key, 60, top_k=5, logprobs=logprobs, prompt_logprobs=logprobs)
+                        )
                     while not engine.idle:
                         engine.step()
     assert not [record.message for record in caplog.records if "Compiling" in record.message]
@@ -194,10 +198,10 @@ def test_a_stop_token_is_the_last(model):
 def test_it_says_how_likely_tokens_are(shape):
     """Of the prompt and of the new tokens, by the model's own logits, before temperature and top-k."""
     model = large(changed(CONFIG, **shape))
-    asked = request(1, max_new_tokens=6, temperature=0.7, top_k=3, tell=True, tell_prompt=True)
+    asked = request(1, max_new_tokens=6, temperature=0.7, top_k=3, logprobs=True, prompt_logprobs=True)
     asked = replace(asked, prompt=asked.prompt[:15])
     engine = Engine(model, 2)
-    engine.add(replace(asked, tell=False, tell_prompt=False))
+    engine.add(replace(asked, logprobs=False, prompt_logprobs=False))
     engine.add(asked)
     pieces = [piece for _ in iter(lambda: engine.idle, True) for piece in engine.step()]
     assert all(piece.likelihood is None and piece.prompt is None for piece in pieces if piece.slot == 0)
@@ -224,7 +228,7 @@ def test_documents_are_as_likely_as_training_has_them(shape):
         told = {}
         for P in lengths:
             prompt = random.integers(0, 6, P, dtype=np.int32)
-            slot = engine.add(Request(prompt, jax.random.key(P), S - P, tell=True, tell_prompt=True))
+            slot = engine.add(Request(prompt, jax.random.key(P), S - P, logprobs=True, prompt_logprobs=True))
             told[slot] = prompt, []
         for piece in (piece for _ in iter(lambda: engine.idle, True) for piece in engine.step()):
             tokens, chosen = told[piece.slot]
@@ -238,7 +242,7 @@ def test_documents_are_as_likely_as_training_has_them(shape):
 def test_a_prompt_may_be_read_without_drawing(model):
     engine = Engine(model, 1)
     for P in (1, 2, S):
-        engine.add(Request(np.zeros(P, np.int32), jax.random.key(0), 0, tell_prompt=True))
+        engine.add(Request(np.zeros(P, np.int32), jax.random.key(0), 0, prompt_logprobs=True))
         pieces = [piece for _ in iter(lambda: engine.idle, True) for piece in engine.step()]
         assert sum(len(piece.prompt.chosen) for piece in pieces if piece.prompt is not None) == P - 1
         assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]

@@ -80,8 +80,8 @@ def engine_requests(asked: Asked, served: Served) -> list[Request]:
             asked.top_k,
             asked.top_p,
             stop=asked.ends,
-            tell=told,
-            tell_prompt=told and asked.echo,
+            logprobs=told,
+            prompt_logprobs=told and asked.echo,
         )
         for prompt, key in zip(prompts, keys, strict=True)
     ]
