@@ -141,8 +141,8 @@ def decode(
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Only the first `bucket` tokens of the cache are read and written, because attention over the rest, which is
-    empty, takes time. `bucket` is more than the tokens that any row has afterwards, waiting rows included, or
+    Only the first `bucket` tokens of the cache are read and written, because attention over the empty rest
+    takes time. `bucket` is more than the tokens that any row has afterwards, waiting rows included, or
     all of the cache. Of a row's tokens the first `left` count; the others mean nothing. How likely they are
     is computed if one of the rows asks for it, and is zeros if none does.
     """

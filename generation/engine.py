@@ -212,7 +212,7 @@ class Engine:
         return pieces
 
     def _read_chunk(self, slots: list[int], T: int) -> list[Piece]:
-        """Read T tokens of each slot's context. A single slot gets the likelihoods that its request asks for."""
+        """Read T tokens of each slot's context. A single slot gets what its request asks for."""
         sequences, pieces = [self._at(slot) for slot in slots], []
         first, tokens, following = np.zeros(len(slots), np.int32), *np.zeros((2, len(slots), T), np.int32)
         for row, sequence in enumerate(sequences):
