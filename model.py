@@ -3,15 +3,17 @@
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
 
-`gelu` + `bias` with the rest at its defaults is GPT-2; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama.
-Parameters have GPT-2's names, with queries, keys and values apart. One legend holds in every file:
+`gelu` + `bias` with the rest at its defaults is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without
+`bias` is Llama's. Parameters have GPT-2's names, but queries, keys and values are separate. One legend holds in
+every file:
 
     B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
     F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the key/value cache's length)
 
-Weights are float32. Matrix products take operands in `Compute.dtype`; norms, softmax and rotations are
-float32. A layer reaches other tokens through `attend` alone, a function that layers/attention.py makes for
-entire rows and generation/cache.py for tokens that follow those of a cache.
+Weights are float32. Matrix products take operands in `Compute.dtype` and give `Compute.result`; norms, softmax
+and rotations are float32. A layer sees other tokens only through `attend(q, k, v, key)`, which applies rope,
+mask and window: layers/attention.py makes it for whole sequences, generation/cache.py for new tokens after
+cached ones.
 """
 
 import math
@@ -34,7 +36,7 @@ from layers.stack import apply_blocks
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """The shape of a model, and how it is computed. Raises ValueError for a shape that cannot be."""
+    """The shape of a model, and how it is computed. Raises ValueError for an impossible shape."""
 
     block_size: int = 1024
     vocab_size: int = 50304
@@ -51,7 +53,7 @@ class GPTConfig:
     mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # arXiv:2002.05202, 1606.08415, 2109.08668
     bias: bool = False
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # tokens that a token reads, itself the last; None: all up to it
+    window: int | None = None  # how many tokens each attends to, itself included; None: all up to it
     tie_embeddings: bool = True
     dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
@@ -70,22 +72,22 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """F: 4 D, or about 8/3 D for SwiGLU, whose three matrices then have the others' parameters."""
+        """F: 4 D, or about 8/3 D for SwiGLU, whose three matrices then hold about as many parameters."""
         default = 64 * math.ceil(8 * self.n_embd / 3 / 64) if self.mlp == "swiglu" else 4 * self.n_embd
         return self.n_hidden or default
 
     @property
     def residual_std(self) -> float:
-        """The standard deviation of c_proj's first weights, 0.02 / sqrt(2 L), as in nanoGPT."""
+        """The standard deviation of c_proj's initial weights, 0.02 / sqrt(2 L), as in nanoGPT."""
         return 0.02 / math.sqrt(2 * self.n_layer)
 
     def build(self, key: PRNGKeyArray) -> "GPT":
-        """Make the model of this config. The config in variants.py makes models with its ideas."""
+        """Make the model of this config. The config of variants.py builds its variants instead."""
         return GPT(self, key=key)
 
 
 class Norm(eqx.Module):
-    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis, in float32, rounded for a product."""
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis, in float32, cast for the next product."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
@@ -136,12 +138,20 @@ class Attention(eqx.Module):
         q, k, v = each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        y = attend(q, k, v, weights_key)  # (B, T, H, C)
+        y = attend(q, k, v, weights_key)  # (B, T, H, C), after rope, mask and softmax
         return dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.dropout, output_key)
 
     def readers(self) -> list[Linear]:
-        """Return the layers that read x."""
+        """Return the layers that read x: a norm's weight moves into them (layers/stack.py)."""
         return [self.c_q, self.c_k, self.c_v]
+
+
+# The backward pass keeps only the inputs of these. It is faster to recompute the rest than to read it back.
+ACTIVATIONS = {
+    "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
+    "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
+    "swiglu": jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x),
+}
 
 
 class MLP(eqx.Module):
@@ -169,14 +179,6 @@ class MLP(eqx.Module):
     def readers(self) -> list[Linear]:
         """Return the layers that read x."""
         return [self.c_fc] if self.c_gate is None else [self.c_gate, self.c_fc]
-
-
-# The backward pass keeps only the inputs of these and computes the rest again: it is faster.
-ACTIVATIONS = {
-    "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
-    "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
-    "swiglu": jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x),
-}
 
 
 class Block(eqx.Module):

@@ -1,14 +1,14 @@
 """Train a GPT.
 
     python train.py config/quickstart.py                        every option: python train.py --help
-    python train.py config/quickstart.py --batch_size=32        --key=value goes over the config file
+    python train.py config/quickstart.py --batch_size=32        --key=value overrides the config file
     python train.py --out_dir=out-quickstart --init_from=resume     goes on where a run stopped
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
-    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   its adapters
+    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   adapts those
 
-SIGTERM and Ctrl-C save a checkpoint and end a run with status 143 and 130, for a launcher to start it again;
-0 says that it has reached max_iters. A resumed run's weights are, to the bit, those of a run that never
-stopped: batches and dropout follow from the seed and the iteration alone.
+SIGTERM and Ctrl-C save a checkpoint and end a run with status 143 and 130, respectively, for a launcher to
+start it again; 0 means that it has reached max_iters. A resumed run's weights are, to the bit, those of a run
+that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -121,7 +121,7 @@ def train(
             try:
                 with metrics.making_batch():
                     x, y = batches(i)
-            except UserError:  # somebody has changed the data: what is trained is not lost
+            except UserError:  # somebody has changed the data: save what has been trained
                 metrics.catch_up()
                 checkpoints.keep(state, manifest)
                 raise

@@ -32,7 +32,7 @@ from training.step import Recipe, loss_of_microbatch, train_step
 
 
 def make_recipe(options: Options, state: TrainState) -> Recipe:
-    """Decide what a step does on this mesh. Raises UserError for a pipeline that cannot be."""
+    """Decide what a step does on this mesh. Raises UserError for an impossible pipeline."""
     model = state.model
     return Recipe(
         options,

@@ -3,8 +3,9 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-A call of `train_step` waits for the step's end. The training loop calls the step that `compile_step` returns:
-it only starts the step, and the loop goes on while an accelerator works.
+Calling `train_step` blocks until the step is done, and uses up the state. The training loop calls the step
+that `compile_step` in training/recipe.py returns instead: it dispatches asynchronously, so that the loop goes
+on while an accelerator works.
 """
 
 from collections.abc import Callable
@@ -25,11 +26,13 @@ from training.state import TrainState
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step does, decided once. Equal options, models and meshes make equal recipes, compiled once."""
+    """What a step does, decided once (training/recipe.py)."""
 
+    # Recipes that are equal in these three are equal, and JAX compiles one step for them.
     options: Options
     config: GPTConfig
     mesh: AbstractMesh
+    # What follows from them:
     value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
     optimizer: optax.GradientTransformation = field(compare=False)
     learning_rate: Callable = field(compare=False)  # of a step's number
@@ -46,6 +49,7 @@ def train_step(
     weights, frozen = eqx.partition(state.model, recipe.trained)
     x, y = eqx.filter_shard((x, y), recipe.batch_sharding)
     dropout, seed = recipe.options.dropout, recipe.options.seed
+    # Key 0 of the seed has drawn the weights.
     key = jax.random.fold_in(jax.random.key(seed), 1 + state.step) if dropout else None
     loss, gradients = recipe.value_and_grad(weights, frozen, x, y, key)
     updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, weights)
@@ -66,5 +70,5 @@ def mean_loss(
 
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
-    """Return the mean loss of one microbatch. `frozen` has what is not trained, and None for what is."""
+    """Return the mean loss of one microbatch. `frozen` holds the weights that are not trained."""
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)
