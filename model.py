@@ -4,16 +4,16 @@
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
 
 `gelu` + `bias` with the rest at its defaults is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without
-`bias` is Llama's. Parameters have GPT-2's names, but queries, keys and values are separate. One legend holds in
-every file:
+`bias` is Llama's. Parameters have GPT-2's names, but queries, keys and values are separate. One legend
+holds in every file:
 
     B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
     F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the key/value cache's length)
 
-Weights are float32. Matrix products take operands in `Compute.dtype` and give `Compute.result`; norms, softmax
-and rotations are float32. A layer sees other tokens only through `attend(q, k, v, key)`, which applies rope,
-mask and window: layers/attention.py makes it for whole sequences, generation/cache.py for new tokens after
-cached ones.
+Weights are float32. Matrix products take operands in `Compute.dtype` and give `Compute.result`; norms,
+softmax and rotations are float32. A layer sees other tokens only through `attend(q, k, v, key)`, which
+applies rope, mask and window: layers/attention.py makes it for whole sequences, generation/cache.py for new
+tokens after cached ones.
 """
 
 import math
