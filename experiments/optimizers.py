@@ -16,7 +16,11 @@ RATES = {
     "normuon": (4e-3, 8e-3, 16e-3),
 }
 LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}
-LION = {f"lion {rate:g}": MINIATURE | {"learning_rate": rate} for rate in (4e-4, 8e-4, 1.6e-3, 3.2e-3)}
+LION = {
+    f"lion {rate:g}": MINIATURE
+    | {"optimizer": "lion", "learning_rate": rate, "min_lr": rate / 10, "weight_decay": 0.5}
+    for rate in (4e-4, 8e-4, 1.6e-3, 3.2e-3)
+}
 
 
 EXPERIMENTS = [
