@@ -32,7 +32,7 @@ from typing import Any
 
 from config.command_line import CommandOptions, UserError, command, given, split_options
 from config.options import Options
-from data.loader import is_small
+from data.registry import is_small
 from tools.cloud import look
 from tools.cloud.commands import COMMANDS, FIRST, SAMPLE, SMALL, SMALL_DATA, Job, run_job
 from tools.cloud.endpoint import cost_of_endpoint, describe_endpoint, serve_run

@@ -37,7 +37,9 @@ import numpy as np
 from config.command_line import UserError, command, split_options
 from config.devices import peak_flops
 from config.options import Options, parse_options
-from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
+from data.batches import Batches
+from data.meta import load_or_assume_meta
+from data.registry import dataset_dir, is_prepared
 from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh

@@ -29,7 +29,9 @@ import numpy as np
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
-from data.loader import Batches, load_meta, prepare_if_missing
+from data.batches import Batches
+from data.meta import load_meta
+from data.registry import prepare_if_missing
 from data.tokenizer import end_of_text, from_json
 from model import GPT
 from parallel.hosts import on_process_0

@@ -34,7 +34,7 @@ import jax
 from config.command_line import UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import Options, parse_options
-from data.loader import Meta, load_or_assume_meta
+from data.meta import Meta, load_or_assume_meta
 from tools.planning import report
 from tools.planning.decoding import decoding_table, plan_decoding
 from tools.planning.fit import Planned, largest, plan, remedies

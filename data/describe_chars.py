@@ -21,7 +21,7 @@ if __name__ == "__main__":
 
 from config.command_line import ScriptParser, UserError, command
 from config.files import open_file
-from data.loader import dataset_dir
+from data.registry import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import token_dtype, write_meta
 

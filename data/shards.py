@@ -1,4 +1,4 @@
-"""The token files of one split as one sequence, written from end to end and read without a copy.
+"""Write the token files of one split from end to end, and go on after a kill.
 
 A file holds at most SHARD tokens, because some tools fail on larger files. A single file is `train.bin`, as
 nanoGPT's is; several are `train_00000.bin`, `train_00001.bin` and so on. They have temporary names while they
@@ -8,21 +8,15 @@ are written.
 import hashlib
 import json
 import os
-import platform
 import re
-import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import IO
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
-from config.files import cache_folder, open_file, put_in_place, write_whole
+from config.files import open_file, put_in_place, write_whole
 
 SHARD = 10**9  # tokens
-READ_ONCE = 2**26  # bytes: the sha256 of a file up to this size takes at most 70 ms
 
 
 class ShardWriter:
@@ -120,87 +114,3 @@ def publish(folder: Path, meta: dict) -> None:
 def temporary_path(folder: Path, split: str, number: int) -> Path:
     """Return the path that a file has while it is written."""
     return folder / f".{split}_{number:05}.bin.tmp"
-
-
-def check_sha256(path: Path, file: IO[bytes], expected: str) -> None:
-    """Raise UserError when the sha256 of a file, opened from `path`, is not the expected one.
-
-    A small file is read each time. A large one is read once on this machine, and then again when its size,
-    time or inode has changed. Raises OSError.
-    """
-    status = os.fstat(file.fileno())
-    same = (platform.node(), str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, expected)
-    mark = cache_folder() / "checked" / hashlib.sha256(repr(same).encode()).hexdigest()
-    if status.st_size > READ_ONCE:
-        if os.path.exists(mark):
-            return
-        print(f"note: {path}: is read once to check it, at about 1 s for a GB", file=sys.stderr)
-    sha256 = hashlib.sha256()
-    while piece := file.read(2**20):
-        sha256.update(piece)
-    if sha256.hexdigest() != expected:
-        raise UserError(
-            f"{path}: its sha256 is not the one in meta.json: the file is damaged or of another data set; "
-            "run prepare.py again, or copy it again"
-        )
-    if status.st_size > READ_ONCE:
-        with suppress(OSError):  # where no mark can be left, the next start reads the file again
-            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark.touch()
-
-
-class Shards:
-    """The arrays of tokens in several files, read as one sequence."""
-
-    def __init__(self, arrays: list[np.ndarray]):
-        self.arrays = arrays
-        self.ends = np.cumsum([len(array) for array in arrays])
-        self.begins = self.ends - [len(array) for array in arrays]
-        self.nbytes = sum(array.nbytes for array in arrays)
-
-    def __len__(self) -> int:
-        return int(self.ends[-1])
-
-    def __getitem__(self, index: slice) -> np.ndarray:
-        """Return the tokens of a slice without a step: a view, or a copy if they lie in two files or more."""
-        start, stop, _ = index.indices(len(self))
-        pieces = [
-            array[max(start - begin, 0) : stop - begin]
-            for array, begin, end in zip(self.arrays, self.begins, self.ends, strict=True)
-            if start < end and begin < stop
-        ]
-        return pieces[0] if len(pieces) == 1 else np.concatenate([self.arrays[0][:0], *pieces])
-
-    def max(self) -> int:
-        """Return the largest token id."""
-        return max(array.max() for array in self.arrays)
-
-    def windows(self, width: int) -> "np.ndarray | Windows":
-        """Return a view whose row s is the `width` tokens from s on.
-
-        Indexed by an array of n starts, it copies their rows at once: (n, width).
-        """
-        return sliding_window_view(self.arrays[0], width) if len(self.arrays) == 1 else Windows(self, width)
-
-
-class Windows:
-    """`sliding_window_view` over several files. It has `len(windows)` and `windows[starts]`."""
-
-    def __init__(self, tokens: Shards, width: int):
-        self.tokens, self.width = tokens, width
-        self.views = [sliding_window_view(a, width) if len(a) >= width else a[:0] for a in tokens.arrays]
-
-    def __len__(self) -> int:
-        return len(self.tokens) - self.width + 1
-
-    def __getitem__(self, starts: np.ndarray) -> np.ndarray:
-        """Copy the windows that begin at these starts, which are not negative: (len(starts), width)."""
-        rows = np.empty((len(starts), self.width), self.tokens.arrays[0].dtype)
-        shard = np.searchsorted(self.tokens.ends, starts, side="right")
-        inside = starts + self.width <= self.tokens.ends[shard]
-        for i in np.unique(shard[inside]):
-            here = inside & (shard == i)
-            rows[here] = self.views[i][starts[here] - self.tokens.begins[i]]
-        for row in np.flatnonzero(~inside):  # the few that reach over the end of a file
-            rows[row] = self.tokens[starts[row] : starts[row] + self.width]
-        return rows

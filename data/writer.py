@@ -14,9 +14,8 @@ from numpy.typing import ArrayLike
 
 from config.command_line import UserError
 from config.files import write_whole, written
+from data.meta import FORMAT
 from data.tokenizer import Tokenizer
-
-FORMAT = 1  # the version of meta.json; a reader refuses one that it does not know
 
 
 def write_dataset(

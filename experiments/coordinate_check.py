@@ -24,7 +24,8 @@ import numpy as np
 from config.command_line import ScriptParser, UserError, command
 from config.files import read_json, write_whole
 from config.options import Options
-from data.loader import load_meta, prepare_if_missing
+from data.meta import load_meta
+from data.registry import prepare_if_missing
 from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import machine
 from experiments.report import save_svg

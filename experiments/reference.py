@@ -11,7 +11,7 @@ from pathlib import Path
 from config.command_line import command, given
 from config.files import HOLDS_TOKENIZER, read_json, write_whole
 from config.options import Options
-from data.loader import dataset_dir
+from data.registry import dataset_dir
 from experiments import best, precision
 from experiments.record import ROOT, Experiment, Record, data_mark, read_record
 from experiments.report import draw_curves, seed_interval

@@ -39,7 +39,7 @@ from types import FrameType
 from config.command_line import ScriptParser, UserError, command
 from config.files import first_line
 from config.options import Options
-from data.loader import prepare_if_missing
+from data.registry import prepare_if_missing
 from experiments.record import (
     KEEPING,
     ROOT,

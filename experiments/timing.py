@@ -11,7 +11,8 @@ from typing import Any
 import jax
 
 from config.options import Options
-from data.loader import load_meta, prepare_if_missing
+from data.meta import load_meta
+from data.registry import prepare_if_missing
 from data.tokenizer import end_of_text
 from experiments.record import Experiment, Record, machine
 from parallel.mesh import make_mesh

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from config.options import Options
-from data.loader import Batches
+from data.batches import Batches
 from parallel.sharding import batch_sharding
 
 

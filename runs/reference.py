@@ -20,7 +20,7 @@ import jax
 from config.command_line import UserError
 from config.files import HOLDS_TOKENIZER, read_json
 from config.options import FREE, RESUMING, Options
-from data.loader import dataset_dir
+from data.registry import dataset_dir
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
 MANY = 6  # options that differ, from which on a run is not a variant of the config but something else

@@ -11,7 +11,8 @@ import jax
 from config.command_line import UserError
 from config.files import write_whole
 from config.options import NOT_RESUMED, RESUMING, Options
-from data.loader import NANOGPT, load_meta, prepare_if_missing
+from data.meta import NANOGPT, load_meta
+from data.registry import prepare_if_missing
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPTConfig

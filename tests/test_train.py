@@ -24,7 +24,7 @@ from matplotlib.image import imread
 import train
 from config.command_line import command
 from config.options import read_options
-from data import loader
+from data import registry
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
@@ -217,7 +217,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
 
 
 def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(loader, "DATA", tmp_path / "data")
+    monkeypatch.setattr(registry, "DATA", tmp_path / "data")
     monkeypatch.setattr(sys, "path", list(sys.path))  # a prepare.py puts its repository there
     folder = tmp_path / "data" / "python_char"
     folder.mkdir(parents=True)

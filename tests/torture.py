@@ -29,7 +29,7 @@ import numpy as np
 import train
 from config.command_line import UserError, command
 from config.options import NOT_RESUMED, read_options
-from data.loader import Batches
+from data.batches import Batches
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from config.command_line import UserError
 from config.options import Options
-from data.loader import Batches
+from data.batches import Batches
 from model import GPT
 from parallel.batches import assemble, example_batch, rows_here
 from parallel.pipeline.loop import make_pipeline

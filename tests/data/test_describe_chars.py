@@ -8,8 +8,9 @@ import shlex
 import numpy as np
 import pytest
 
-from data import describe_chars, loader
-from data.loader import Batches, load_meta
+from data import describe_chars, registry
+from data.batches import Batches
+from data.meta import load_meta
 from data.tokenizer import from_json
 from tests.helpers import contents, error_line, refusal, run_python
 
@@ -85,7 +86,7 @@ def test_it_is_what_our_own_preparation_writes(folder, tmp_path):
 
 
 def test_a_name_below_data_and_a_text_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setattr(loader, "DATA", tmp_path / "data")
+    monkeypatch.setattr(registry, "DATA", tmp_path / "data")
     folder = prepare_as_nanogpt(tmp_path / "data" / "mine")
     text = (folder / "input.txt").rename(tmp_path / "elsewhere.txt")
     assert "--source=<the text it was made of>" in refusal(load_meta, "mine")

@@ -12,8 +12,9 @@ import tokenizers
 
 from config.command_line import UserError
 from data import sources
+from data.batches import Batches
 from data.documents import Progress, load_progress, tokenize_in_parallel, write_documents
-from data.loader import Batches, load_meta
+from data.meta import load_meta
 from data.prepare import main
 from data.sources import DocumentBatch, Files
 from data.tokenizer import from_json, load_tokenizer

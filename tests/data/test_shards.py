@@ -8,8 +8,11 @@ import pytest
 
 from config.command_line import UserError
 from data import shards
-from data.loader import Batches, load_meta, prepare_if_missing
-from data.shards import Shards, ShardWriter, publish
+from data.batches import Batches
+from data.meta import Meta, load_meta
+from data.registry import prepare_if_missing
+from data.shards import ShardWriter, publish
+from data.token_files import TokenFiles
 
 IDS = np.arange(1000, 1103, dtype="<u2")
 
@@ -69,24 +72,18 @@ def test_batches_are_those_of_one_file(dataset, tmp_path_factory, sampling):
     prepare_if_missing(str(dataset))  # finds nothing to do
 
 
-def test_any_slice_and_any_window_is_that_of_one_array():
-    one = np.arange(30)
-    for cuts in ([], [1], [10, 11], [3, 4, 29], [5, 10, 15, 20, 25]):
-        many = Shards(np.split(one, cuts))
-        assert len(many) == 30 and many.max() == 29
-        for start in range(31):
-            for stop in range(31):
-                np.testing.assert_array_equal(many[start:stop], one[start:stop])
-        for width in (1, 4, 30):
-            starts = np.random.default_rng(0).permutation(31 - width)
-            windows = many.windows(width)
-            assert len(windows) == 31 - width
-            np.testing.assert_array_equal(windows[starts], starts[:, None] + np.arange(width))
-
-
-def test_a_slice_within_a_file_is_not_copied():
-    array = np.arange(10)
-    assert np.shares_memory(Shards([array, array])[12:15], array)
+@pytest.mark.parametrize("ends", [[30], [1, 30], [10, 11, 30], [3, 4, 29, 30], [5, 10, 15, 20, 25, 30]])
+def test_any_window_is_that_of_one_file(tmp_path, ends):
+    files, begin = [], 0
+    for end in ends:
+        np.arange(begin, end, dtype="<u2").tofile(tmp_path / f"{end}.bin")
+        files.append((f"{end}.bin", end - begin))
+        begin = end
+    tokens = TokenFiles(tmp_path, Meta(30, None, "uint16", shards={"train": tuple(files)}), "train")
+    assert len(tokens) == 30
+    for width in range(1, 31):
+        starts = np.arange(31 - width)
+        np.testing.assert_array_equal(tokens.read(starts.tolist(), width), starts[:, None] + np.arange(width))
 
 
 @pytest.mark.parametrize("size", [1, 7, 50, 104])

@@ -9,8 +9,8 @@ from typing import Any
 from config.command_line import UserError, check_value, given
 from config.files import is_plain_name
 from config.options import NOT_RESUMED, RESUMING, SHAPE, Options
-from data.loader import is_small, known_datasets
 from data.prepare import parse
+from data.registry import is_small, known_datasets
 from data.sources import Hub
 from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.commands import Job

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 
 from config.devices import GIB
 from config.options import Options
-from data.loader import Meta
+from data.meta import Meta
 from generation.decode import CHUNK, Rows, decode, start
 from model import GPTConfig
 from parallel.mesh import AXES, mesh_of

@@ -1,4 +1,4 @@
-"""The loader: which batches it gives, and which data sets it refuses."""
+"""Reading a data set: how it is found, which batches it gives, and which files are refused."""
 
 import json
 import pickle
@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from config.command_line import UserError
-from data import loader
-from data import shards as shards_module
-from data.loader import Batches, Meta, dataset_dir, load_meta, parse_meta, prepare_if_missing
+from data import registry, token_files
+from data.batches import Batches
+from data.meta import Meta, load_meta, parse_meta
+from data.registry import dataset_dir, prepare_if_missing
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.damage import assert_named
@@ -33,7 +34,7 @@ def dataset(tmp_path):
 @pytest.fixture
 def data_folder(tmp_path, monkeypatch):
     """A data/ folder of its own for tests that look up names."""
-    monkeypatch.setattr(loader, "DATA", tmp_path / "data")
+    monkeypatch.setattr(registry, "DATA", tmp_path / "data")
     (tmp_path / "data").mkdir()
     return tmp_path / "data"
 
@@ -185,7 +186,7 @@ def test_ids_are_checked_as_they_are_drawn(dataset, monkeypatch, large):
     """A large file is not read when it is opened, and a small one may change after that."""
     path, ids = dataset / "train.bin", np.fromfile(dataset / "train.bin", "<u2")
     if large:
-        monkeypatch.setattr(loader, "CHECK_AT_OPEN", 100)
+        monkeypatch.setattr(token_files, "CHECK_AT_OPEN", 100)
     else:
         np.zeros_like(ids).tofile(path)
     edit_meta(dataset, vocab_size=60, sha256={})
@@ -324,7 +325,7 @@ def test_a_flipped_bit_of_the_tokens_is_found_and_their_file_named(dataset, seve
 
 
 def test_a_large_file_is_checked_once_and_again_when_it_has_changed(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(shards_module, "READ_ONCE", 100)
+    monkeypatch.setattr(token_files, "READ_ONCE", 100)
     for cache, notes in ((tmp_path / "cache", (1, 0)), ("/dev/null", (1, 1))):  # the second cannot be written
         monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
         for expected in notes:
