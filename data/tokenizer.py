@@ -1,20 +1,19 @@
 """Text to token ids and back.
 
-There are three tokenizers with the same methods. `CharTokenizer` has one symbol per character, for small data
-sets. `TiktokenTokenizer` has OpenAI's byte pairs, such as GPT-2's, through the tiktoken library.
-`JsonTokenizer` reads any Hugging Face `tokenizer.json` through the tokenizers library.
-
-`load_tokenizer` makes one from a name that a user gives. `to_json` describes a tokenizer for `meta.json` and
-for checkpoints, and `from_json` makes it again from that description.
+`CharTokenizer` has one symbol per character. `TiktokenTokenizer` has OpenAI's byte pairs, such as GPT-2's.
+`JsonTokenizer` reads any Hugging Face `tokenizer.json`. `load_tokenizer` makes one from a name that a user
+gives. `to_json` describes it for `meta.json` and checkpoints, and `from_json` makes it again from that.
 """
 
 import codecs
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int32
 
 from config.command_line import UserError, spell
 from config.files import GONE, TOKENIZER, is_whole, parse_json, read_text
@@ -39,7 +38,38 @@ BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byt
 Stream = Callable[..., str]
 
 
-class CharTokenizer:
+class Tokenizer(ABC):
+    """What the three have in common: `decode` and `stream` follow from `bytes_of`."""
+
+    vocab_size: int
+
+    @abstractmethod
+    def encode(self, text: str) -> Int32[np.ndarray, " T"]:
+        """Return the token ids of a text, in which the name of a special token may mean that token."""
+
+    @abstractmethod
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes that a token stands for after other text, perhaps a part of a character's."""
+
+    @abstractmethod
+    def to_json(self) -> dict:
+        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Return the text of these token ids. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
+        return self.stream()(ids, final=True)
+
+    def stream(self) -> Stream:
+        """Return a function from the next token ids to the text that they complete.
+
+        A token may end in the middle of a character. Its bytes are kept until the rest of the character
+        arrives, or until `final=True`, when bytes without the rest become U+FFFD.
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
+
+
+class CharTokenizer(Tokenizer):
     """Token i is the i-th character of `symbols`. Raises UserError when these are not a vocabulary's."""
 
     def __init__(self, symbols: str):
@@ -67,24 +97,14 @@ class CharTokenizer:
             )
         return ids
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of these token ids. An id that no symbol has becomes U+FFFD."""
-        return "".join(self.symbols[i] if i < self.vocab_size else "\ufffd" for i in ids)
-
-    def stream(self) -> Stream:
-        """Return a function from the next token ids to the text that they complete, here at once."""
-        return lambda ids, final=False: self.decode(ids)
-
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, in UTF-8."""
-        return self.decode([token]).encode()
+        return (self.symbols[token] if token < self.vocab_size else "\ufffd").encode()
 
     def to_json(self) -> dict:
-        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
         return {"type": "char", "symbols": self.symbols}
 
 
-class TiktokenTokenizer:
+class TiktokenTokenizer(Tokenizer):
     """A byte-pair encoding of the tiktoken library, such as "gpt2".
 
     Raises UserError when tiktoken is not installed, has no such encoding, or can neither find nor download
@@ -118,32 +138,17 @@ class TiktokenTokenizer:
         """Return token ids, uint32, of text from any source: "<|endoftext|>" in it is plain text."""
         return self._encoding.encode_to_numpy(text, disallowed_special=())
 
-    def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of these token ids. Bytes that are not UTF-8 become U+FFFD."""
-        return self.stream()(ids, final=True)
-
-    def stream(self) -> Stream:
-        """Return a function from the next token ids to the text that they complete.
-
-        A token may end in the middle of a character. Its bytes are kept until the rest of the character
-        arrives, or until `final=True`, when bytes without the rest become U+FFFD.
-        """
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
-
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that a token stands for, which may be a part of a character's."""
         try:
             return self._encoding.decode_single_token_bytes(int(token))
         except KeyError:  # a model whose vocabulary is padded (50,257 to 50,304) may draw a padding token
-            return "\N{REPLACEMENT CHARACTER}".encode()
+            return "\ufffd".encode()
 
     def to_json(self) -> dict:
-        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
         return {"type": "tiktoken", "name": self.name}
 
 
-class JsonTokenizer:
+class JsonTokenizer(Tokenizer):
     """The tokenizer that the text of a Hugging Face `tokenizer.json` describes.
 
     Raises UserError, which begins with `origin`, when the text is no tokenizer.json, or the tokenizers
@@ -181,14 +186,10 @@ class JsonTokenizer:
         return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, np.uint32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of these token ids. Bytes that are not UTF-8 become U+FFFD.
-
-        An id that no token has is left out: a model whose vocabulary is padded may draw one.
-        """
+        # An id that no token has is left out: a model whose vocabulary is padded may draw one.
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def stream(self) -> Stream:
-        """Return a function from the next token ids to the text they complete, as TiktokenTokenizer does."""
         decoder, kept = self._stream(skip_special_tokens=False), []
 
         def feed(ids: Iterable[int], final: bool = False) -> str:
@@ -205,8 +206,7 @@ class JsonTokenizer:
         return feed
 
     def bytes_of(self, token: int) -> bytes:
-        """Return the bytes that a token stands for behind other text, perhaps a part of a character's."""
-        # Decoded behind itself, because a text's first token may lose a space.
+        # Decoded after itself, because a text's first token may lose a space.
         text = self.decode([token, token]).removeprefix(self.decode([token]))
         if "\ufffd" not in text:
             return text.encode()
@@ -218,11 +218,7 @@ class JsonTokenizer:
         return text.encode()
 
     def to_json(self) -> dict:
-        """Describe the tokenizer in JSON values, of which `from_json` makes it again."""
         return {"type": "tokenizers", "json": self._text}
-
-
-Tokenizer = CharTokenizer | TiktokenTokenizer | JsonTokenizer
 
 
 def load_tokenizer(name: str) -> TiktokenTokenizer | JsonTokenizer:
@@ -256,16 +252,14 @@ def check_description(description: Any) -> dict | None:
     match description:
         case None:
             return None
-        case {"type": "char", "symbols": str()}:
-            names = ("type", "symbols")
-        case {"type": "tiktoken", "name": str()}:
-            names = ("type", "name")
+        case {"type": "char", "symbols": str(symbols)}:
+            return {"type": "char", "symbols": symbols}
+        case {"type": "tiktoken", "name": str(name)}:
+            return {"type": "tiktoken", "name": name}
         case {"type": "tokenizers", "json": str(text)}:
-            names = ("type", "json")
             _added_tokens(text)
-        case _:
-            raise ValueError(f"unknown tokenizer {spell(description)}")
-    return {name: description[name] for name in names}
+            return {"type": "tokenizers", "json": text}
+    raise ValueError(f"unknown tokenizer {spell(description)}")
 
 
 def end_of_text(description: dict | None) -> int | None:
@@ -281,15 +275,11 @@ def end_of_text(description: dict | None) -> int | None:
 
 def _added_tokens(text: str) -> dict[str, int]:
     """Return the ids of the tokens that the text of a tokenizer.json names, by name. Raises ValueError."""
-    match parse_json(text):
-        case {"added_tokens": [*tokens]}:
-            pass
-        case dict():
-            return {}
-        case _:
-            raise ValueError("a tokenizer.json is a JSON object")
-    ids = {}
-    for token in tokens:
+    values = parse_json(text)
+    if not isinstance(values, dict):
+        raise ValueError("a tokenizer.json is a JSON object")
+    listed, ids = values.get("added_tokens"), {}
+    for token in listed if isinstance(listed, list) else []:
         match token:
             case {"content": str(content), "id": int(i)} if is_whole(i) and i >= 0:
                 ids[content] = i
