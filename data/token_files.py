@@ -17,6 +17,7 @@ from typing import IO
 
 import numpy as np
 from jaxtyping import UInt
+from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
 from config.files import cache_folder, open_file
@@ -58,7 +59,10 @@ class TokenFiles:
         for path, memory in zip(self.paths, self.maps, strict=True):
             if memory.size() < len(memory):
                 raise UserError(f"{path}: the file was cut short while it was read: run prepare.py again")
-        windows = np.stack([self._slice(start, start + width) for start in starts])
+        if len(self.arrays) == 1:  # one gather, which takes a fifth of the loop's time
+            windows = sliding_window_view(self.arrays[0], width)[starts]
+        else:
+            windows = np.stack([self._slice(start, start + width) for start in starts])
         self._check_ids(windows)  # the copy, since the file may change at any time
         return windows
 

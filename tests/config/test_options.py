@@ -502,7 +502,7 @@ def test_a_program_that_only_imports_the_reader_of_options_is_interrupted_as_eve
     """Such as one of Modal's containers, which is told by SIGINT that its machine is taken away."""
     done = run_python(
         "-c",
-        "import tools.cloud.supervise, data.prepare, data.loader, signal\n"
+        "import tools.cloud.supervise, data.prepare, data.registry, signal\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
     )
     assert done.returncode == 0, done.stderr

@@ -23,16 +23,12 @@ from pathlib import Path
 import modal
 
 from config.command_line import UserError
-<<<<<<< HEAD:tools/cloud/container.py
 from data.registry import is_prepared
 from tools.cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from tools.cloud.claims import begin, release
 from tools.cloud.commands import SAMPLE, Job, run_job
 from tools.cloud.options import LaunchOptions
 from tools.cloud.supervise import ROOT, Stop, run_script
-=======
-from data.registry import is_prepared
->>>>>>> 51957d7 (Reading a data set is four short files, and train.py no longer imports what writes one):cloud/container.py
 
 GRACE = 120  # seconds before the end of an attempt, when a run is told to save a checkpoint and stop
 STOPPED = 143  # status of train.py when SIGTERM has stopped it before max_iters, its checkpoint saved

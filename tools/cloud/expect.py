@@ -2,16 +2,11 @@
 
 from config.command_line import UserError
 from config.options import SHAPE, Options
-<<<<<<< HEAD:tools/cloud/expect.py
-from data.registry import dataset_dir, is_prepared, is_small
 from data.meta import load_meta
+from data.registry import dataset_dir, is_prepared, is_small
 from tools.cloud.jobs import has_script
 from tools.cloud.options import LaunchOptions
 from tools.cloud.prices import split
-=======
-from data.meta import load_meta
-from data.registry import dataset_dir, is_prepared, is_small
->>>>>>> 51957d7 (Reading a data set is four short files, and train.py no longer imports what writes one):cloud/expect.py
 
 # A step's share of a GPU's peak, at best: plan.py finds 51% for GPT-2 on an H100, 62% for a Llama of 1.3
 # billion parameters (docs/benchmarks.md). Small models are far from it.

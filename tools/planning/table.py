@@ -14,14 +14,7 @@ from dataclasses import replace
 from config.command_line import UserError, command
 from config.devices import GIB
 from config.options import Options
-<<<<<<< HEAD:tools/planning/table.py
 from data.meta import NANOGPT, Meta
-=======
-from data.meta import NANOGPT, Meta
-from planning.fit import Planned, plan
-from planning.report import short
-from planning.target import Target, parse_target, prepare_to_compile
->>>>>>> 51957d7 (Reading a data set is four short files, and train.py no longer imports what writes one):planning/table.py
 from runs.speed import flops_per_token
 from tools.planning.fit import Planned, plan
 from tools.planning.report import short
