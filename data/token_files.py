@@ -60,7 +60,7 @@ class TokenFiles:
             if memory.size() < len(memory):
                 raise UserError(f"{path}: the file was cut short while it was read: run prepare.py again")
         if len(self.arrays) == 1:  # one gather, which takes a fifth of the loop's time
-            windows = sliding_window_view(self.arrays[0], width)[starts]
+            windows = sliding_window_view(self.arrays[0], width)[np.asarray(starts)]
         else:
             windows = np.stack([self._slice(start, start + width) for start in starts])
         self._check_ids(windows)  # the copy, since the file may change at any time
