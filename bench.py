@@ -38,7 +38,7 @@ from benchmarks.decode import report_decoding
 from benchmarks.memory import report_memory
 from benchmarks.serve import report_serving
 from benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
-from config.command_line import UserError, command, split_options
+from config.command_line import Count, UserError, command, split_options
 from config.devices import peak_flops
 from config.options import Options, parse_options
 from data.loader import Batches, dataset_dir, is_prepared, load_or_assume_meta
@@ -116,8 +116,8 @@ class BenchOptions:
     """The options that are bench.py's own."""
 
     vs: str | None = None
-    steps: int | None = None
-    vocab_size: int | None = None
+    steps: Count | None = None
+    vocab_size: Count | None = None
     loop: bool = False
     decode: bool = False
     memory: bool = False
