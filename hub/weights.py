@@ -27,8 +27,7 @@ from data.tokenizer import check_description
 from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
-from hub.llama import LLAMA
-from hub.mistral import MISTRAL
+from hub.llama import LLAMA, MISTRAL
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
@@ -63,10 +62,15 @@ class Pretrained:
 
     def array(self, tensors: "Tensors", entry: Entry, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Load an array of the model; fill one in blocks layer by layer."""
+
+        def read(i: int | None = None) -> np.ndarray:
+            array = tensors.read(entry.name(i)).astype(like.dtype, copy=False)
+            return to_ours(array, entry.tensor, self.config)
+
         sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
         if entry.layers is None:
             rows = like.shape[0]  # those of wpe may be fewer than in the file
-            return place(self.read(tensors, entry, None, like.dtype)[:rows], sharding)
+            return place(read()[:rows], sharding)
         # Donated, the array takes its own place in memory again: the device holds it and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
@@ -75,14 +79,9 @@ class Pretrained:
         )
         array = jnp.zeros(like.shape, like.dtype, device=sharding)
         for i in range(entry.layers):
-            layer = self.read(tensors, entry, i, like.dtype)
-            array = fill(array, place(layer, of_a_layer(sharding)), i)
+            array = fill(array, place(read(i), of_a_layer(sharding)), i)
             array.block_until_ready()  # or the host would read ahead and hold several layers
         return array
-
-    def read(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
-        """Read an array of the model, or layer i of it, to the host."""
-        return to_ours(tensors.read(entry.name(i)).astype(dtype, copy=False), entry.tensor, self.config)
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say.
