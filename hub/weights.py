@@ -5,7 +5,7 @@
 
 Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model: with GPT-2's
 498 MB, 158 MB at most, of which the token embedding, the largest tensor, takes 154. They come from
-safetensors files alone, whole or in shards: nothing is unpickled, and torch is not needed.
+safetensors files alone, one or several shards: nothing is unpickled, and torch is not needed.
 """
 
 import re
@@ -134,8 +134,8 @@ class Tensors:
             except (*GONE, SafetensorError) as error:
                 raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
             for name in file.keys():
-                whole = name if name.startswith((prefix, "lm_head.")) else prefix + name
-                self.files[whole] = file, name
+                full = name if name.startswith((prefix, "lm_head.")) else prefix + name
+                self.files[full] = file, name
 
     def check(self, layout: Iterable[Entry], family: Family) -> None:
         """Raise UserError unless the tensors are those of `layout`, by name, shape and type."""
@@ -149,15 +149,12 @@ class Tensors:
         extra = {name for name in self.files.keys() - wanted if not re.fullmatch(family.not_weights, name)}
         self.refuse_any("has the unknown tensor", extra - {head} if tied else extra)
         for name, shape in wanted.items():
-            found = self.slice(name)
-            if tuple(found.get_shape()) != shape:
-                raise self.wrong(
-                    f"tensor {name} is {tuple(found.get_shape())}, and config.json makes it {shape}"
-                )
-            if found.get_dtype() not in FLOATS:
-                raise self.wrong(
-                    f"tensor {name} is {found.get_dtype()}, and only {', '.join(FLOATS)} are read"
-                )
+            file, there = self.files[name]
+            found, dtype = tuple(file.get_slice(there).get_shape()), file.get_slice(there).get_dtype()
+            if found != shape:
+                raise self.wrong(f"tensor {name} is {found}, and config.json makes it {shape}")
+            if dtype not in FLOATS:
+                raise self.wrong(f"tensor {name} is {dtype}, and only {', '.join(FLOATS)} are read")
 
     def refuse_any(self, what: str, names: set[str]) -> None:
         if names:
@@ -167,10 +164,6 @@ class Tensors:
     def wrong(self, what: str) -> UserError:
         return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
 
-    def slice(self, name: str):
-        file, there = self.files[name]
-        return file.get_slice(there)
-
     def read(self, name: str) -> np.ndarray:
         file, there = self.files[name]
         return file.get_tensor(there)
@@ -178,9 +171,9 @@ class Tensors:
 
 def weight_files(folder: Path) -> list[Path]:
     """Find a checkpoint's safetensors files: one, or the shards that an index names. Raises UserError."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
+    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if one.is_file():
+        return [one]
     if not index.is_file():
         convert = (
             'python -c "from transformers import AutoModelForCausalLM as M; '
