@@ -5,13 +5,13 @@ from config.interrupt import exit_at_once
 import json
 import runpy
 import signal
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import pytest
 
 import sample
-from config.command_line import command, given
+from config.command_line import Count, command, given, split_options
 from config.options import Options, parse_options, read_options
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
@@ -444,6 +444,26 @@ def test_a_config_file_that_is_not_text(tmp_path):
     path = tmp_path / "binary.py"
     path.write_bytes(b"\xff\xfe\x00batch_size")
     assert error(str(path)).startswith(str(path))
+
+
+@dataclass(frozen=True)
+class Own:
+    """Options of a command that also reads train.py's."""
+
+    steps: Count | None = None
+    loop: bool = False
+
+
+def test_a_commands_own_options_are_taken_and_train_pys_are_left():
+    words = ["x.py", "--loop", "--n_layer", "2", "--steps", "3", "--bias=True"]
+    assert split_options(words, Own) == (Own(3, True), ["x.py", "--n_layer", "2", "--bias=True"])
+    assert split_options(["--loop=False", "--no_such"], Own) == (Own(), ["--no_such"])
+    for words, says in (
+        (["--steps=0"], "--steps is 0, expected an integer, 1 or more, or None"),
+        (["--loop=maybe"], "--loop is 'maybe', expected True or False"),
+        (["--steps", "--loop"], "--steps needs a value, as in --steps=None"),
+    ):
+        assert refusal(split_options, words, Own) == says
 
 
 # --- commands ---------------------------------------------------------------------------------------------
