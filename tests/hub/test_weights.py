@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from config.options import Options
 from hub.weights import FAMILIES, Pretrained, open_pretrained, weight_files
+from layers.compute import Compute
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
 from tests.damage import answers, assert_named
@@ -109,7 +110,7 @@ def test_logits_at_the_sizes_of_gpt2(shape, tmp_path):
     reference.save_pretrained(tmp_path)
     tokens, expected = logits(reference, T=4)
     del reference  # of gpt2-xl, each of the two takes 6 GB
-    assert_logits(load(tmp_path, unroll=1), tokens, expected)
+    assert_logits(load(tmp_path, compute=Compute(unroll=1)), tokens, expected)
 
 
 def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):
