@@ -86,7 +86,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
 
 
 def interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt the main thread once more after a finalizer, as Orbax has one, swallowed a Ctrl-C."""
+    """Interrupt the main thread again after a finalizer, such as one of Orbax's, swallowed a Ctrl-C."""
     if unraisable.exc_type is KeyboardInterrupt:
         threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
     else:
@@ -154,7 +154,7 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
 
 
 def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
-    """Take the options of a command's own dataclass from its words. Return them, and the words for train.py.
+    """Take a command's own options from its words. Return them, and the words for train.py's reader.
 
     A field of type bool is a flag, which needs no value. Raises UserError.
     """
