@@ -30,11 +30,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from cloud import look
-from cloud.commands import COMMANDS, FIRST, SAMPLE, SMALL, SMALL_DATA, Job, run_job
-from cloud.endpoint import cost_of_endpoint, describe_endpoint, serve_run
-from cloud.expect import describe_least
-from cloud.jobs import (
+from config.command_line import CommandOptions, UserError, command, given, split_options
+from config.options import Options
+from data.loader import is_small
+from tools.cloud import look
+from tools.cloud.commands import COMMANDS, FIRST, SAMPLE, SMALL, SMALL_DATA, Job, run_job
+from tools.cloud.endpoint import cost_of_endpoint, describe_endpoint, serve_run
+from tools.cloud.expect import describe_least
+from tools.cloud.jobs import (
     has_script,
     job_of_a_run,
     measuring_job,
@@ -42,15 +45,19 @@ from cloud.jobs import (
     sampling_job,
     training_job,
 )
-from cloud.options import CEILING, LaunchOptions, check_cost, describe_cost, most_dollars, separate_options
-from cloud.places import Here, InVolume, current_rates, modal
-from cloud.prices import RATES
-from cloud.rent import closing_hint, describe, rent
-from cloud.supervise import run_script
-from cloud.sweep import plan_sweep, run_sweep
-from config.command_line import CommandOptions, UserError, command, given, split_options
-from config.options import Options
-from data.loader import is_small
+from tools.cloud.options import (
+    CEILING,
+    LaunchOptions,
+    check_cost,
+    describe_cost,
+    most_dollars,
+    separate_options,
+)
+from tools.cloud.places import Here, InVolume, current_rates, modal
+from tools.cloud.prices import RATES
+from tools.cloud.rent import closing_hint, describe, rent
+from tools.cloud.supervise import run_script
+from tools.cloud.sweep import plan_sweep, run_sweep
 
 LOOKING = ("list", "watch", "fetch")  # commands that rent nothing
 
@@ -223,8 +230,8 @@ def train_here(job: Job) -> int:
 
 def start_experiment(argv: list[str]) -> None:
     """Train the runs that an experiment lacks, here or at Modal some at a time, and write table and plot."""
-    from cloud.experiment import job_of_task, load_program, take_results  # here, because it imports JAX
     from experiments.runner import run
+    from tools.cloud.experiment import job_of_task, load_program, take_results  # here, because it imports JAX
 
     ours, words = separate_options(argv)
     options = COMMANDS["experiment"].options(given(ours, LaunchOptions))

@@ -34,10 +34,6 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from benchmarks.decode import report_decoding
-from benchmarks.memory import report_memory
-from benchmarks.serve import report_serving
-from benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
 from config.command_line import Count, UserError, command, split_options
 from config.devices import peak_flops
 from config.options import Options, parse_options
@@ -46,12 +42,16 @@ from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
-from planning.cost import estimate
-from planning.program import parse_program
-from planning.target import target_here
 from runs.hardware import choose_device, describe_cpu
 from runs.memory import check_training
 from runs.speed import counted_flops, flops_per_token
+from tools.benchmarks.decode import report_decoding
+from tools.benchmarks.memory import report_memory
+from tools.benchmarks.serve import report_serving
+from tools.benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
+from tools.planning.cost import estimate
+from tools.planning.program import parse_program
+from tools.planning.target import target_here
 from training.state import model_config
 
 

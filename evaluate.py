@@ -31,8 +31,6 @@ from config.command_line import Address, Count, Name, NonNegativeInt, UserError,
 from config.files import check_writable, write_whole
 from data.loader import Batches, load_meta, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
-from evaluation.hellaswag import accuracies, read_examples, tokenize_examples
-from evaluation.split import Batch, score
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import check_fit
@@ -40,6 +38,8 @@ from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
 from runs.memory import check_evaluation
+from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
+from training.evaluation import Batch, score
 
 
 @dataclass(frozen=True)

@@ -35,10 +35,10 @@ from config.command_line import Count, Name, UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import Options, parse_options
 from data.loader import Meta, load_or_assume_meta
-from planning import report
-from planning.decoding import decoding_table, plan_decoding
-from planning.fit import Planned, largest, plan, remedies
-from planning.target import Target, parse_target, prepare_to_compile
+from tools.planning import report
+from tools.planning.decoding import decoding_table, plan_decoding
+from tools.planning.fit import Planned, largest, plan, remedies
+from tools.planning.target import Target, parse_target, prepare_to_compile
 
 
 def main(argv: list[str]) -> None:

@@ -36,12 +36,12 @@ from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
-from serving.app import make_app
-from serving.chat import Chat
-from serving.connections import Connection
-from serving.run import Run
-from serving.served import Limits, Served
-from serving.worker import Worker
+from tools.serving.app import make_app
+from tools.serving.chat import Chat
+from tools.serving.connections import Connection
+from tools.serving.run import Run
+from tools.serving.served import Limits, Served
+from tools.serving.worker import Worker
 
 Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)]
 ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]

@@ -21,7 +21,6 @@ import jax
 
 from config.command_line import UserError, command, given
 from config.options import Options, complete_options
-from evaluation.split import Evaluate, make_evaluate
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import shape_of_weights
@@ -32,8 +31,9 @@ from runs.profile import Profile
 from runs.reference import find_reference
 from runs.signals import stop_signals
 from runs.start import Run, claim_folder, open_run, parameter_count, show_sharding, starting_state
+from training.evaluation import Evaluate, make_evaluate
+from training.recipe import compile_step
 from training.state import TrainState
-from training.step import compile_step
 
 
 def main(argv: list[str]) -> int:

@@ -28,11 +28,21 @@ class VariantConfig(GPTConfig):
 
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
     mup_base_width: int = 0  # n_embd of the model whose learning rates were tuned; 0: no µP
+    mup_base_n_head: int = 0  # n_head of that model; 0: as many as this one has
 
     def __post_init__(self):
         super().__post_init__()
-        if self.mup_base_width < 0:
-            raise ValueError(f"mup_base_width={self.mup_base_width} must be 0, for none, or above")
+        for name in ("mup_base_width", "mup_base_n_head"):
+            if (value := getattr(self, name)) < 0:
+                raise ValueError(f"{name}={value} must be 0, for none, or above")
+        base_n_head = self.mup_base_n_head or self.n_head
+        if self.mup_base_n_head and not self.mup_base_width:
+            raise ValueError(f"mup_base_n_head={base_n_head} needs mup_base_width, the n_embd of that model")
+        if self.mup_base_width % base_n_head:
+            raise ValueError(
+                f"mup_base_width={self.mup_base_width} must be a multiple of the base's n_head, "
+                f"{base_n_head}: give that as mup_base_n_head"
+            )
 
     def build(self, key: PRNGKeyArray) -> GPT:
         return build(self, key)
@@ -91,12 +101,14 @@ def add_gates(model: GPT, config: VariantConfig) -> GPT:
 
 
 # µP, the maximal update parametrisation (arXiv:2203.03466, table 8): rates tuned at one width suit all. Of a
-# model n times as wide as its base, with as many heads and layers:
+# model n times as wide as its base, with as many layers, and heads r times as wide (r is n with as many
+# heads, and 1 where heads are added that are as wide):
 #
 #     hidden matrices at the start               divided by sqrt(n)                              mup
-#     queries                                    divided by sqrt(n): scores are q k^T / C        Scaled
+#     queries                                    divided by sqrt(r): scores are q k^T / C        Scaled
 #     features, which the head reads             divided by n                                    ScaledNorm
-#     learning rate of hidden matrices           divided by n; with Muon, by sqrt(n)             mup_rates
+#     learning rate of hidden matrices           divided by n; with Muon, by sqrt(n), and by     mup_rates
+#                                                n / sqrt(r) for queries, keys and values
 #     embeddings, head, and all other rates      the base's
 #
 # At the base's width, a model in µP is an ordinary one. Weight decay is multiplied by a matrix's own rate.
@@ -132,11 +144,17 @@ def width_multiplier(config) -> float:
     return config.n_embd / base if base else 1.0
 
 
+def head_multiplier(config) -> float:
+    """Return r, how many times as wide as its base's a head is."""
+    base_n_head = getattr(config, "mup_base_n_head", 0) or config.n_head
+    return width_multiplier(config) * base_n_head / config.n_head
+
+
 def mup(model: GPT, config: VariantConfig) -> GPT:
     """Return the model in µP."""
     n = width_multiplier(config)
     cls = ScaledGated if isinstance(model.blocks.attn, Gated) else Scaled
-    attn = as_class(cls, model.blocks.attn, divisor=math.sqrt(n))
+    attn = as_class(cls, model.blocks.attn, divisor=math.sqrt(head_multiplier(config)))
     model = eqx.tree_at(lambda m: m.blocks.attn, model, attn)
     model = eqx.tree_at(lambda m: m.ln_f, model, as_class(ScaledNorm, model.ln_f, divisor=n))
     return eqx.tree_at(linear_weights, model, replace_fn=lambda w: w / math.sqrt(n))
@@ -150,18 +168,19 @@ def linear_weights(model: GPT) -> list:
 def mup_rates(options) -> optax.GradientTransformation:
     """Scale the updates of the matrices in the blocks.
 
-    The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), which is
-    constant where both sides grow, and `like_adam` lets it grow by sqrt(n). An adapter's B, whose inputs are
-    as many at each width, keeps the rate that is given.
+    The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), and
+    `like_adam` lets it grow by the root of what the inputs grow by. So its rate is divided by n, and
+    multiplied by the root of what the outputs grow by. An adapter's B, whose inputs are as many at each
+    width, keeps the rate that is given.
     """
-    n = width_multiplier(options)
-    muon = options.optimizer in ("muon", "normuon")
+    n, r = width_multiplier(options), head_multiplier(options)
 
     def scale(path, x):
         if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
             return x
-        both_sides_grow = path[-1].name == "weight" and path[-2].name != "head_gate"
-        return x / (math.sqrt(n) if muon and both_sides_grow else n)
+        matrix = path[-1].name == "weight" and path[-2].name != "head_gate"
+        outputs = r if x.ndim == 4 else n  # Muon's matrix in (L, in, heads, C) is a head's
+        return x / (n / math.sqrt(outputs) if matrix and options.optimizer in ("muon", "normuon") else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
 
@@ -175,6 +194,7 @@ def without_multipliers(model: GPT) -> GPT:
     n = width_multiplier(model.config)
     attn = as_class(Attention, model.blocks.attn)
     ln_f = jax.tree.map(lambda w: w / n, as_class(Norm, model.ln_f))
-    queries = jax.tree.map(lambda w: w / math.sqrt(n), scaled(attn))
+    divisor = math.sqrt(head_multiplier(model.config))
+    queries = jax.tree.map(lambda w: w / divisor, scaled(attn))
     attn = eqx.tree_at(scaled, attn, queries)
     return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (attn, ln_f))

@@ -145,8 +145,9 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
     found |= {name: ("--", value) for name, value in texts.items()}
     for name in IGNORED.keys() & found.keys():
+        origin, value = found.pop(name)
+        check_value(name, value, origin, cls)
         print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
-        del found[name]
     return {
         name: check_value(name, translate_from_torch(name, value), origin, cls)
         for name, (origin, value) in found.items()
@@ -265,7 +266,7 @@ def describe_error(error: BaseException) -> str:
         return type(error).__name__
 
 
-IGNORED = {"backend": str, "compile": str}  # nanoGPT's options for PyTorch, of any value
+IGNORED = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, and their types
 FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the two are not quite the same
     ("dtype", "float16"): ("bfloat16", "which needs no loss scaling"),
     ("device", "mps"): ("cpu", "the nearest that JAX supports"),
@@ -299,7 +300,7 @@ def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
 
     Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
     """
-    kind, limit, optional = read_type(option_types(cls)[check_name(name, origin, cls)])
+    kind, limit, optional = read_type(IGNORED.get(name) or option_types(cls)[check_name(name, origin, cls)])
     if value is None and optional:
         return None
     try:

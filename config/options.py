@@ -104,6 +104,7 @@ class Options:
     tie_embeddings: Shape[bool] = True  # the head is the token embedding, transposed
     attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
     mup_base_width: Variant[NonNegativeInt] = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
+    mup_base_n_head: Variant[NonNegativeInt] = 0  # n_head of the model with that n_embd; 0: this one's
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves

@@ -29,13 +29,13 @@ from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import machine
 from experiments.report import save_svg
 from experiments.runner import RESULTS
-from inside.views import lens
 from model import GPT
 from parallel.batches import StepBatches
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device, keep_compiled_programs
+from tools.inside.views import lens
+from training.recipe import compile_step
 from training.state import create_state, model_config
-from training.step import compile_step
 
 STEPS, SEEDS, RATE = 10, 5, 2e-3
 PARTS = ("stream", "attention", "mlp", "logits")

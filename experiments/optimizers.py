@@ -1,7 +1,6 @@
-"""AdamW, Muon, NorMuon and Lion, each at its own best learning rate, in the miniature.
+"""AdamW, Muon and NorMuon, each at three learning rates around its best, in the miniature.
 
-Lion's updates are about five times as large as Adam's, so its rates are lower, and its weight decay is five
-times AdamW's (arXiv:2302.06675), so that both shrink a weight alike.
+Runs at more rates, two seeds on another machine, chose these. Lion's best rate ended 0.4 above AdamW's there.
 """
 
 from functools import partial
@@ -12,13 +11,12 @@ from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
 RATES = {
-    "adamw": (1e-3, 2e-3, 4e-3, 8e-3),
-    "muon": (2e-3, 4e-3, 8e-3, 16e-3),
-    "normuon": (2e-3, 4e-3, 8e-3, 16e-3),
-    "lion": (4e-4, 8e-4, 1.6e-3, 3.2e-3),
+    "adamw": (2e-3, 4e-3, 8e-3),
+    "muon": (4e-3, 8e-3, 16e-3),
+    "normuon": (4e-3, 8e-3, 16e-3),
 }
-DECAY = {"adamw": 0.1, "muon": 0.1, "normuon": 0.1, "lion": 0.5}
 LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}
+LION = {f"lion {rate:g}": MINIATURE | {"learning_rate": rate} for rate in (4e-4, 8e-4, 1.6e-3, 3.2e-3)}
 
 
 EXPERIMENTS = [
@@ -27,13 +25,13 @@ EXPERIMENTS = [
         program="optimizers",
         question="Which optimizer is best, each at its own best learning rate?",
         sets={
-            f"{name} {rate:g}": MINIATURE
-            | {"optimizer": name, "learning_rate": rate, "min_lr": rate / 10, "weight_decay": DECAY[name]}
+            f"{name} {rate:g}": MINIATURE | {"optimizer": name, "learning_rate": rate, "min_lr": rate / 10}
             for name, rates in RATES.items()
             for rate in rates
-        },
+        }
+        | LION,
         draw=partial(draw_lines, x="learning_rate", lines=LINES),
-        removed=dict.fromkeys(LINES["lion"], TAKEN_OUT),
+        removed=dict.fromkeys(LION, TAKEN_OUT),
         findings=partial(best_of_each, lines=LINES),
     )
 ]

@@ -81,20 +81,20 @@ def difference(ours: Summary, theirs: Summary) -> tuple[float, float] | None:
     None where fewer than two seeds have both.
     """
     pairs = [ours.losses[seed] - theirs.losses[seed] for seed in ours.losses.keys() & theirs.losses.keys()]
-    if len(pairs) < 2:
-        return None
+    return interval(pairs) if len(pairs) > 1 else None
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Return the mean of two values or more, and half its 95% interval, Student's, which is wide for few."""
     from scipy.stats import t  # here, because it takes long to import
 
-    half = float(t.ppf((1 + SURE) / 2, len(pairs) - 1)) * stdev(pairs) / math.sqrt(len(pairs))
-    return fmean(pairs), half
+    n = len(values)
+    return fmean(values), float(t.ppf((1 + SURE) / 2, n - 1)) * stdev(values) / math.sqrt(n)
 
 
 def seed_interval(losses: list[float]) -> float:
     """Return how far from the mean of some runs one more run of the same options ends, in 19 cases of 20."""
-    from scipy.stats import t  # here, because it takes long to import
-
-    n = len(losses)
-    return float(t.ppf((1 + SURE) / 2, n - 1)) * stdev(losses) * math.sqrt(1 + 1 / n)
+    return interval(losses)[1] * math.sqrt(len(losses) + 1)
 
 
 def describe_difference(found: tuple[float, float] | None) -> str:
@@ -246,19 +246,24 @@ def draw_lines(
     axes.legend(fontsize="small")
 
 
-def best_of(experiment: Experiment, record: Record, labels: list[str]) -> str | None:
-    """Return the option set with the lowest mean loss, of those with two seeds or more and none diverged."""
-    found = {label: record.summary(label, experiment.options(label)) for label in labels}
-    able = [label for label, summary in found.items() if len(summary.losses) > 1 and not summary.diverged]
-    return min(able, key=lambda label: found[label].mean, default=None)
-
-
 def best_of_each(experiment: Experiment, record: Record, lines: dict[str, list[str]]) -> list[str]:
-    """Name the best option set of each line of them, and say if it is at an end of the line."""
+    """Name the option set with the lowest mean loss of each line of them, and those within noise of it.
+
+    Sets with fewer than two seeds, or of which a run diverged, are left out. Within noise is a set whose
+    difference to the lowest, seed by seed, has an interval that reaches 0.
+    """
     found = []
     for name, labels in lines.items():
-        if best := best_of(experiment, record, labels):
-            edge = " (the edge of what was tried)" if best in (labels[0], labels[-1]) else ""
-            summary = record.summary(best, experiment.options(best))
-            found.append(f"Best of {name}: {best}{edge}, {describe(summary)}.")
+        summaries = {label: record.summary(label, experiment.options(label)) for label in labels}
+        able = {label: x for label, x in summaries.items() if len(x.losses) > 1 and not x.diverged}
+        if not able:
+            continue
+        lowest = min(able, key=lambda label: able[label].mean)
+        edge = " (the edge of what was tried)" if lowest in (labels[0], labels[-1]) else ""
+        mean, half = interval(list(able[lowest].losses.values()))
+        gaps = {label: difference(able[label], able[lowest]) for label in able if label != lowest}
+        near = [label for label, gap in gaps.items() if gap is None or gap[0] <= gap[1]]
+        first, *others = (label.removeprefix(name).lstrip(", ") for label in (lowest, *near))
+        noise = f"; within noise of it: {'; '.join(others)}" if others else ""
+        found.append(f"Lowest mean of {name}: {first}{edge}, {mean:.4f} ± {half:.4f} (95%){noise}.")
     return found

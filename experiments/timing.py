@@ -10,13 +10,13 @@ from typing import Any
 
 import jax
 
-from benchmarks.variants import JaxStep, take_turns
 from config.options import Options
 from data.loader import load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from experiments.record import Experiment, Record, machine
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device
+from tools.benchmarks.variants import JaxStep, take_turns
 from training.state import model_config
 
 

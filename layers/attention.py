@@ -34,9 +34,7 @@ def causal_attention(
     T, compute = tokens.shape[1], config.compute
     positions, documents = np.arange(T, dtype=np.int32)[None], None  # constants of the program
     if config.eot is not None:
-        documents = lax.cummax(
-            jnp.where(tokens == config.eot, positions, 0), axis=1
-        )  # where each begins, (B, T)
+        documents = document_starts(tokens, config.eot, positions)
         positions = positions - documents
     rotate = rotation(config, positions)
 
@@ -54,6 +52,13 @@ def causal_attention(
         return y.swapaxes(1, 2)
 
     return positions, attend
+
+
+def document_starts(
+    tokens: Int[Array, "B T"], eot: int, places: Positions, begun: Int[Array, "B 1"] | int = 0
+) -> Int[Array, "B T"]:
+    """Return the place in the row where each token's document begins: at an `eot`, or where `begun` says."""
+    return lax.cummax(jnp.where(tokens == eot, places, begun), axis=1)
 
 
 def attention_weights(

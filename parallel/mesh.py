@@ -6,7 +6,7 @@
     data     each device has all the weights and its part of the batch; gradients are summed over devices
     fsdp     the same, but a device keeps only its part of the weights and of the optimizer's state, and a
              layer's weights are gathered when they are used (ZeRO-3, arXiv:1910.02054), or all of them once
-             a step, if it has several microbatches and a device has room (`reduce_once` in training/step.py)
+             a step, if it has several microbatches and a device has room (training/recipe.py)
     tensor   the devices share every layer's heads and MLP, and have the same part of the batch; the residual
              stream is summed over them twice per layer (Megatron, arXiv:1909.08053)
 

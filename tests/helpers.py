@@ -26,8 +26,8 @@ from parallel.sharding import batch_sharding
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from training.lora import partition_trainable
+from training.recipe import choose_value_and_grad
 from training.state import create_state, model_config
-from training.step import choose_value_and_grad
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,13 +12,8 @@ from dataclasses import fields
 import pytest
 
 import app
-from cloud.commands import COMMANDS, Job
-from cloud.options import LaunchOptions, most_dollars, separate_options
-from cloud.prices import BURST, RATES, Machine
-from cloud.rent import asked_to_detach, closing_hint
 from config.command_line import given, option_types
 from config.options import Options
-from tests.cloud.launches import LONG, errors, files_to_send, namespaces
 from tests.helpers import (
     DEADLINE,
     ROOT,
@@ -29,6 +24,11 @@ from tests.helpers import (
     start_python,
     wait_until,
 )
+from tests.tools.cloud.launches import LONG, errors, files_to_send, namespaces
+from tools.cloud.commands import COMMANDS, Job
+from tools.cloud.options import LaunchOptions, most_dollars, separate_options
+from tools.cloud.prices import BURST, RATES, Machine
+from tools.cloud.rent import asked_to_detach, closing_hint
 
 no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
 
@@ -343,7 +343,9 @@ def test_looking_costs_nothing(words, capsys):
 
 def test_commands_have_one_form_here(monkeypatch):
     started = []
-    monkeypatch.setattr("cloud.commands.run_script", lambda *words: (started.append(words), (0, None))[1])
+    monkeypatch.setattr(
+        "tools.cloud.commands.run_script", lambda *words: (started.append(words), (0, None))[1]
+    )
     monkeypatch.setattr(app, "run_script", lambda *words: (started.append(words), (0, None))[1])
     app.start_by_name(["evaluate", "--run-name=big", "--split=train"])
     app.start_by_name(["export", "--out_dir=big", "--to=there"])

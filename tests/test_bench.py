@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import bench
-from benchmarks import variants as measured
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.helpers import refusal, run_python
+from tools.benchmarks import variants as measured
 
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
 TOKENS = 2 * 3 * 16  # of a step
@@ -203,7 +203,7 @@ def test_a_bad_option_is_named(flag):
 @pytest.mark.parametrize(
     "options",
     [
-        *("document_mask=True", "window=4", "optimizer=normuon"),
+        *("document_mask=True", "window=4", "optimizer=normuon", "attention_gate=True"),
         # Adapters alone train in less time than all weights do.
         *("lora_rank=4", "rope_scaling=32.0", "norm_eps=1e-06"),
         "optimizer=muon, lora_rank=2",

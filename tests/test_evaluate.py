@@ -24,13 +24,13 @@ import train
 from config.options import Options
 from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset
-from evaluation.hellaswag import read_examples, tokenize_examples
-from evaluation.split import score
 from parallel.mesh import make_mesh
 from runs.load import load_run
 from runs.manifest import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
 from tests.reference import CONFIGS, as_gpt, random_reference
+from tools.evaluation.hellaswag import read_examples, tokenize_examples
+from training.evaluation import score
 from training.state import create_state, model_config
 
 SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
@@ -149,7 +149,7 @@ def test_neither_does_the_batch(result, batch_size):
 def four_seconds(monkeypatch):
     """Between two looks at the clock, `score` finds that 4 seconds have passed."""
     clock = itertools.count(0.0, 4.0)
-    monkeypatch.setattr("evaluation.split.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("training.evaluation.time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
 def test_what_it_says_is_what_it_writes(result, dataset, capsys, four_seconds):

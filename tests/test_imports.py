@@ -1,40 +1,36 @@
 """Imports go one way. ALLOWED is the order to read the project in: a folder imports only folders above it."""
 
 import ast
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, newest_checkpoint, run_python
 
 # Each folder may import these folders of the project, and itself.
 ALLOWED = {
     "config": set(),
-    "layers": set(),
+    "layers": {"config"},
     "model": {"layers"},
     "data": {"config"},
     "parallel": {"config", "data", "layers", "model"},
-    "training": {"config", "layers", "model", "parallel"},
+    "variants": {"layers", "model", "parallel"},
+    "training": {"config", "data", "layers", "model", "parallel", "variants"},
     "generation": {"layers", "model"},
-    "inside": {"layers", "model"},
-    "hub": {"config", "data", "model", "parallel"},  # formats: never runs, which loads them
-    "evaluation": {"config", "data", "model", "parallel", "training"},
+    "hub": {"config", "data", "model", "parallel", "variants"},  # formats: never runs, which loads them
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
-    "benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
-    "planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
-    "serving": {"config", "data", "generation", "inside", "model", "runs"},
+    # The tools: the core goes on without them, and without what follows.
+    "tools.inside": {"layers", "model"},
+    "tools.evaluation": {"config", "data", "model", "parallel", "training"},
+    "tools.benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
+    "tools.planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
+    "tools.serving": {"config", "data", "generation", "model", "runs", "tools.inside"},
     "experiments": {
-        "benchmarks",
-        "config",
-        "data",
-        "inside",
-        "model",
-        "parallel",
-        "runs",
-        "training",
+        *("config", "data", "model", "parallel", "runs", "training", "tools.benchmarks", "tools.inside")
     },
-    "cloud": {"config", "data", "experiments", "model", "runs"},
+    "tools.cloud": {"config", "data", "experiments", "model", "runs"},
 }
 # The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)
@@ -46,9 +42,16 @@ def modules() -> Iterator[tuple[str, Path]]:
     """Every module of the project with its folder; a command's is its own name."""
     for path in ROOT.glob("*.py"):
         yield path.stem, path
-    for package in ROOT.glob("*/__init__.py"):
-        for path in package.parent.rglob("*.py"):
-            yield package.parent.name, path
+    for package in (*ROOT.glob("*/__init__.py"), *ROOT.glob("tools/*/__init__.py")):
+        name = ".".join(package.parent.relative_to(ROOT).parts)
+        for path in package.parent.rglob("*.py") if name != "tools" else ():
+            yield name, path
+
+
+def folder_of(module: str) -> str:
+    """Return the folder of a module by its dotted name: one of the tools is a folder of its own."""
+    parts = module.split(".")
+    return ".".join(parts[: 2 if parts[0] == "tools" else 1])
 
 
 def forbidden(folder: str, source: str) -> set[str]:
@@ -59,7 +62,7 @@ def forbidden(folder: str, source: str) -> set[str]:
             imported |= {alias.name for alias in node.names}
         if isinstance(node, ast.ImportFrom):
             imported.add("." * node.level + (node.module or ""))
-    ours = {name.partition(".")[0] for name in imported} & (ALLOWED.keys() | COMMANDS | {"", "tests"})
+    ours = {folder_of(name) for name in imported} & (ALLOWED.keys() | COMMANDS | {"", "tests"})
     allowed = ALLOWED.keys() if folder in COMMANDS else ALLOWED[folder] | {folder}
     # The launcher reads the options of the commands that it starts, to check them before it rents.
     return ours - allowed - (COMMANDS if folder == "app" else set())
@@ -86,6 +89,7 @@ def test_the_table_has_no_circle():
         ("data", "from .. import model", {""}),  # relative: no folder says where it leads
         ("runs", "from tests.helpers import records", {"tests"}),
         ("sample", "from generation import decode\nimport train", {"train"}),
+        ("runs", "from tools.planning import cost", {"tools.planning"}),
         (
             "runs",
             "import jax\nfrom hub.weights import open_pretrained\nfrom runs.load import load_run",
@@ -95,3 +99,18 @@ def test_the_table_has_no_circle():
 )
 def test_an_import_the_wrong_way_is_found(folder, source, found):
     assert forbidden(folder, source) == found
+
+
+def test_the_core_goes_on_without_the_rest(tiny, tmp_path):
+    """In a copy without tools/, experiments/ and docs/, training, resuming and sampling run."""
+    left_out = shutil.ignore_patterns("tools", "experiments", "docs", "tests", "*.bin", "out*", ".*")
+    core = shutil.copytree(ROOT, tmp_path / "core", ignore=left_out)
+    options = tiny(tmp_path / "out", eval_interval=2)
+    for script, words in {
+        "train.py": [*options, "--max_iters=2"],
+        "./train.py": [*options, "--max_iters=4", "--init_from=resume"],
+        "sample.py": [options[0], "--max_new_tokens=4", "--num_samples=1", "--device=cpu", "--start=the"],
+    }.items():
+        done = run_python(script, *words, cwd=core)
+        assert done.returncode == 0, done.stderr
+    assert newest_checkpoint(tmp_path / "out") == 4

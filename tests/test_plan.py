@@ -5,9 +5,9 @@ import json
 import pytest
 
 import plan
-from planning import target
-from planning.target import parse_target, target_here
 from tests.helpers import refusal, run_python
+from tools.planning import target
+from tools.planning.target import parse_target, target_here
 
 TINY = dict(
     n_layer=2,

@@ -549,7 +549,7 @@ def test_auto_does_not_start_anew_beside_damaged_checkpoints(copied_run, tiny):
 TRAPS = ("metrics.dropped.jsonl", "lock", f".loss.png.{os.getpid()}.tmp", ".loss.png.tmp")
 
 
-@pytest.mark.parametrize("name", TRAPS)
+@pytest.mark.parametrize("name", TRAPS, ids=["dropped", "lock", "own temporary", "temporary"])
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_run_folder_of_somebody_else_writes_only_into_itself(copied_run, tiny, tmp_path, name, hard):
     (outside := tmp_path / "outside").write_bytes(b"kept\n")

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
+from layers.attention import causal_attention
 from model import Attention, Norm
 from tests.helpers import (
     FLOAT32_ROUNDING,
@@ -18,8 +19,8 @@ from tests.helpers import (
     run_python,
 )
 from tests.models import TINY, changed, forward, large, random_tokens
+from training.recipe import compile_step
 from training.state import create_state, model_config
-from training.step import compile_step
 from variants import without_multipliers
 
 V, BASE = 32, 32
@@ -53,7 +54,8 @@ def test_a_gate_starts_as_1_and_scales_what_each_head_has_read():
 
 
 def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the_same():
-    model, tokens = large(changed(TINY, mup_base_width=8, qk_norm=True)), random_tokens(TINY)
+    base = dict(mup_base_width=8, mup_base_n_head=1)
+    model, tokens = large(changed(TINY, qk_norm=True, **base)), random_tokens(TINY)
     plain = without_multipliers(model)
     assert type(plain.blocks.attn) is Attention and type(plain.ln_f) is Norm
     assert distance(forward(plain, tokens), forward(model, tokens)) < FLOAT32_ROUNDING
@@ -90,3 +92,29 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     base = size_of_logits(1, 0)
     assert size_of_logits(4, BASE) < 1.25 * base
     assert size_of_logits(4, 0) > 1.75 * base
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_scores_are_as_large_where_heads_are_added_that_are_as_wide(optimizer):
+    tokens = random_batch(OPTIONS, V)[0, 0]
+
+    @jax.jit
+    def mean_score(model):
+        """Of the first layer, without its sign."""
+        block, seen = jax.tree.map(lambda x: x[0], model.blocks), []
+
+        def attend(q, k, v, key=None):
+            seen.append((q.swapaxes(1, 2), k.swapaxes(1, 2)))
+            return q
+
+        positions, _ = causal_attention(model.config, tokens)
+        block.attn(block.ln_1(model.embed(tokens, positions)), attend)
+        (q, k), *_ = seen
+        return np.sqrt(1 / q.shape[-1]) * abs(q @ k.swapaxes(2, 3)).mean()
+
+    def score(n, **base):
+        options = replace(OPTIONS, n_embd=n * BASE, n_head=n * OPTIONS.n_head, optimizer=optimizer, **base)
+        return float(mean_score(trained(options, 4).model))
+
+    wide = score(4, mup_base_width=BASE, mup_base_n_head=OPTIONS.n_head)
+    assert wide == pytest.approx(score(1), rel=0.15)  # with each head's width as its base: half

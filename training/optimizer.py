@@ -58,8 +58,9 @@ def own_rates(options: Options) -> optax.GradientTransformation:
 def scale_by_muon(options: Options, weights: GPT) -> optax.GradientTransformation:
     """Take Muon's or NorMuon's direction for matrices in the blocks, Adam's for all else.
 
-    It is put together here because `optax.contrib.muon` gives all else another Adam, Nesterov's, and decays
-    either every parameter of it or none.
+    The momentum is Optax's, whose means are corrected for beginning at 0. Keller Jordan's are not; the two
+    differ in the first 1 / (1 - beta1) steps or so. It is put together here because `optax.contrib.muon`
+    gives all else another Adam, Nesterov's, and decays either every parameter of it or none.
     """
     # A weight is (L, in, ..., out). Each layer's is a matrix of its own, and so is each head's.
     axes = optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=-1)
@@ -86,6 +87,8 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
 
     What is nearly an orthogonal matrix still moves some outputs little, step after step. NorMuon
     (arXiv:2510.05491) lets them catch up. The mean is over the inputs, so the state is (L, 1, ..., out).
+    The paper gives every matrix an RMS of 0.2 instead. Its authors' code keeps Newton-Schulz's norm, as here,
+    which is less where momentum has a low rank; at the best rate both end alike (docs/benchmarks.md).
     """
 
     def init(params):

@@ -1,4 +1,4 @@
-"""Chapter 8: the loss by learning rate of four optimizers, each at its own four rates.
+"""Chapter 8: the loss by learning rate of three optimizers, each at its own three rates.
 
     python -m docs.figures.best_rates
 
@@ -6,13 +6,13 @@ Drawn from experiments/results/; python -m experiments.optimizers trains what is
 """
 
 from config.command_line import UserError
-from docs.figures import BLUE, GREEN, GREY, ORANGE, save
+from docs.figures import BLUE, GREEN, GREY, save
 from docs.figures.widths import draw_line, losses
 from experiments.optimizers import EXPERIMENTS, RATES
 from experiments.record import read_record
 from experiments.runner import RESULTS
 
-COLORS = {"adamw": GREY, "muon": BLUE, "normuon": GREEN, "lion": ORANGE}
+COLORS = {"adamw": GREY, "muon": BLUE, "normuon": GREEN}
 
 
 def draw(axes) -> None:
@@ -23,7 +23,7 @@ def draw(axes) -> None:
         if not found:
             raise UserError(f"no results of {optimizer}: python -m experiments.optimizers makes them")
         draw_line(axes, found, optimizer, COLORS[optimizer], COLORS[optimizer])
-    ticks = (5e-4, *RATES["adamw"], 16e-3)
+    ticks = (*RATES["adamw"], 16e-3)
     axes.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
     axes.set_xticks(ticks, [f"{rate:g}" for rate in ticks], minor=False)
     axes.minorticks_off()

@@ -21,10 +21,10 @@ from matplotlib.patches import Rectangle
 from config.options import Options
 from docs.figures import BLUE, GREEN, ORANGE, save
 from parallel.mesh import make_mesh
-from planning.program import parse_program
-from planning.work import Kernel, kernels
+from tools.planning.program import parse_program
+from tools.planning.work import Kernel, kernels
+from training.recipe import compile_step
 from training.state import model_config, state_shapes
-from training.step import compile_step
 
 MESHES = ("data:8", "fsdp:8", "data:2,tensor:4", "data:2,fsdp:2,tensor:2")
 QUICKSTART = replace(

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int
 
 from data.loader import DATA, prepare_if_missing
 from docs.figures import BLUE, GREY, ORANGE, quickstart, save
-from inside.views import attention, lens, nats
 from model import GPT
 from runs.load import load_run
+from tools.inside.views import attention, lens, nats
 
 BACK = 12  # tokens, that the picture of the heads goes
 LATE = 32  # the place from which on a token has enough before it to choose from

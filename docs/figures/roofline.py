@@ -10,9 +10,9 @@ from matplotlib.axes import Axes
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from layers.compute import Compute
 from model import GPTConfig
-from planning.decoding import cache_bytes, weight_bytes
-from planning.target import DEVICES
 from runs.speed import flops_per_token
+from tools.planning.decoding import cache_bytes, weight_bytes
+from tools.planning.target import DEVICES
 
 GPT2 = GPTConfig(mlp="gelu", compute=Compute("bfloat16", "bfloat16"))
 H100 = DEVICES["H100"]

@@ -23,7 +23,7 @@ from matplotlib.axes import Axes
 import model
 from docs.figures import BLUE, GREEN, LIGHT, ORANGE, save
 from layers import products
-from planning.program import parse_program
+from tools.planning.program import parse_program
 from training.step import mean_loss
 
 CONFIG = model.GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65)

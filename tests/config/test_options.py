@@ -182,7 +182,7 @@ def test_a_config_file_runs_in_a_namespace_of_its_own(config):
         ("dtype='float32'", "float32", 0),
         ("dtype='bfloat16'", "bfloat16", 0),
         ("dtype='float16'", "bfloat16", 1),
-        ("compile=False", None, 1),  # there is no such option
+        ("compile=False", None, 1),
         ("backend='gloo'", None, 1),
     ],
 )
@@ -192,7 +192,7 @@ def test_what_is_written_for_pytorch_is_translated_with_a_notice(
 ):
     name = given.partition("=")[0]
     options = parse_options([config(given) if in_a_file else "--" + given.replace("'", "")])
-    assert getattr(options, name, None) == becomes
+    assert getattr(options, name, None) == becomes  # None: ignored
     printed = capsys.readouterr()
     assert printed.out == ""
     assert len(printed.err.splitlines()) == notices
@@ -513,7 +513,7 @@ def test_a_program_that_only_imports_the_reader_of_options_is_interrupted_as_eve
     """Such as one of Modal's containers, which is told by SIGINT that its machine is taken away."""
     done = run_python(
         "-c",
-        "import cloud.supervise, data.prepare, data.loader, signal\n"
+        "import tools.cloud.supervise, data.prepare, data.loader, signal\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
     )
     assert done.returncode == 0, done.stderr

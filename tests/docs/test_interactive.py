@@ -9,9 +9,9 @@ import pytest
 from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
 from model import GPT, GPTConfig
-from planning.ideal import least_sent
-from planning.target import DEVICES
 from tests.models import changed
+from tools.planning.ideal import least_sent
+from tools.planning.target import DEVICES
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"

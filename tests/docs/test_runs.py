@@ -15,12 +15,12 @@ import pytest
 
 import app
 from bench import BenchOptions
-from cloud.options import separate_options
 from config.command_line import UserError, given, split_options
 from config.options import Options
 from data.loader import prepare_if_missing
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
+from tools.cloud.options import separate_options
 
 SLOW = "slow"  # the mark of a fence that the gate does not run
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks import variants
 from config.command_line import UserError
 from experiments import runner
 from experiments.record import (
@@ -24,6 +23,7 @@ from experiments.record import (
 )
 from experiments.report import (
     band,
+    best_of_each,
     describe,
     difference,
     draw_curves,
@@ -41,6 +41,7 @@ from tests.helpers import (
     start_python,
     wait_until,
 )
+from tools.benchmarks import variants
 
 SIZE = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 4, "batch_size": 2, "warmup_iters": 1}
 SIZE |= {"max_iters": 6, "lr_decay_iters": 6, "eval_interval": 3, "eval_iters": 1, "dtype": "float32"}
@@ -373,6 +374,17 @@ def test_one_more_seed_ends_within_its_interval_in_19_cases_of_20():
     drawn = np.random.default_rng(0).normal(2.0, 0.01, (3000, 6))
     inside = [abs(row[5] - row[:5].mean()) <= seed_interval(list(row[:5])) for row in drawn]
     assert np.mean(inside) == pytest.approx(0.95, abs=0.012)  # three standard errors
+
+
+def test_a_best_rate_is_named_with_those_that_noise_does_not_set_apart_from_it(experiment):
+    """Both seeds of the second and the third rate lie above the first's, the second's hardly twice alike."""
+    losses = {"rate 0.1": [2.0, 2.1], "rate 0.01": [2.001, 2.2], "rate 0.001": [2.5, 2.601], "rate 1": [1.0]}
+    sets = {label: SIZE | {"learning_rate": float(label.split()[1])} for label in losses}
+    experiment = replace(experiment, sets=sets)
+    found = best_of_each(experiment, recorded(experiment, losses), {"rate": list(losses)})
+    half = stats.t.ppf(0.975, 1) * 0.05
+    lowest = f"0.1 (the edge of what was tried), 2.0500 ± {half:.4f} (95%)"
+    assert found == [f"Lowest mean of rate: {lowest}; within noise of it: 0.01."]
 
 
 def test_steps_are_timed_by_turns(experiment, tmp_path, monkeypatch):

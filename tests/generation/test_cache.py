@@ -53,6 +53,21 @@ def test_each_row_has_a_length_of_its_own(position, window):
         assert distance(features[row], whole[row, n : n + 4]) < FLOAT32_ROUNDING
 
 
+@pytest.mark.parametrize("ends", [[], [3], [1, 5, 6, 7, 11], list(range(1, 16))])
+@pytest.mark.parametrize(
+    "shape", [dict(position="learned"), dict(position="rope"), dict(position="rope", window=3)]
+)
+def test_the_cache_begins_anew_at_end_of_text_as_training_does(shape, ends):
+    """Documents begin within a chunk, at its first token, and after its last one."""
+    eot = 0  # which pads as well
+    model = large(changed(TINY, n_kv_head=2, eot=eot, **shape))
+    tokens = 1 + random_tokens(changed(TINY, vocab_size=64))
+    tokens = tokens.at[0, jnp.array([4, 5, 11])].set(eot).at[1, jnp.array([0, 6])].set(eot)
+    features, cache = in_chunks(model, tokens, ends)
+    assert distance(features, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
+    assert cache.documents[:, 0, -1, 0].tolist() == [11, 6]
+
+
 @pytest.mark.parametrize("position", ["learned", "rope"])
 def test_a_sample_after_end_of_text_reads_what_training_read(position):
     eot, document = 64, slice(5, 12)

@@ -12,6 +12,7 @@ from parallel.mesh import make_mesh
 from parallel.sharding import shard
 from tests.helpers import MODERN
 from tests.models import TINY, changed, forward, large
+from tools.inside.views import nats
 
 CONFIG = replace(TINY, block_size=24, n_kv_head=2, position="rope")
 S, V = CONFIG.block_size, CONFIG.vocab_size
@@ -214,6 +215,26 @@ def test_it_says_how_likely_tokens_are(shape):
     np.testing.assert_allclose(np.take_along_axis(expected, likeliest, axis=1), values, atol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [dict(position="learned"), dict(window=3)])
+def test_documents_are_as_likely_as_training_has_them(shape):
+    """In prompts that are read in chunks, some tokens twice, and in what is drawn, in slots used before."""
+    model = large(replace(CONFIG, vocab_size=6, eot=0, **shape))
+    engine, random = Engine(model, 2), np.random.default_rng(0)
+    for lengths in [(20, 5), (13, 1), (24, 9)]:
+        told = {}
+        for P in lengths:
+            prompt = random.integers(0, 6, P, dtype=np.int32)
+            slot = engine.add(Request(prompt, jax.random.key(P), S - P, tell=True, tell_prompt=True))
+            told[slot] = prompt, []
+        for piece in (piece for _ in iter(lambda: engine.idle, True) for piece in engine.step()):
+            tokens, chosen = told[piece.slot]
+            told[piece.slot] = np.concatenate([tokens, piece.tokens]), chosen
+            chosen += [x.chosen for x in (piece.prompt, piece.likelihood) if x is not None]
+        for tokens, chosen in told.values():
+            assert (tokens[1:] == 0).any()
+            np.testing.assert_allclose(-np.concatenate(chosen), nats(model, tokens), atol=1e-4)
+
+
 def test_a_prompt_may_be_read_without_drawing(model):
     engine = Engine(model, 1)
     for P in (1, 2, S):
@@ -226,8 +247,9 @@ def test_a_prompt_may_be_read_without_drawing(model):
 @pytest.mark.parametrize(
     "mesh", ["tensor:2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("fsdp:2", "tensor:4"))]
 )
-def test_a_mesh_draws_what_one_device_draws(model, mesh):
+def test_a_mesh_draws_what_one_device_draws(mesh):
     """tensor:4 cannot split the two key/value heads, and leaves the cache whole."""
+    model = large(replace(CONFIG, eot=3))
     requests = [request(seed, max_new_tokens=30) for seed in range(4)]
     expected = together(Engine(model, 2), requests)
     with jax.set_mesh(make_mesh(mesh)):

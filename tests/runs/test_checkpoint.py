@@ -23,8 +23,8 @@ from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manif
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, error_line, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
+from training.recipe import compile_step
 from training.state import TrainState, create_state, model_config
-from training.step import compile_step
 
 V = 11
 TINY = replace(

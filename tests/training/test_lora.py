@@ -31,8 +31,8 @@ from tests.helpers import (
     refusal,
 )
 from training.lora import add_adapters, fingerprint, merge, partition_trainable, without_adapters
+from training.recipe import compile_step
 from training.state import create_state, create_state_around, model_config
-from training.step import compile_step
 
 V, T = 64, 8
 TINY = replace(

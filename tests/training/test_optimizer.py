@@ -21,8 +21,8 @@ from tests.models import changed
 from tests.training.test_schedule import nanogpt_learning_rate
 from training.lora import add_adapters, partition_trainable
 from training.optimizer import make_optimizer
+from training.recipe import compile_step
 from training.state import create_state, model_config
-from training.step import compile_step
 
 # Every kind of parameter there is: biases, norms of queries and keys, and a head of its own.
 EVERYTHING = GPTConfig(
@@ -57,16 +57,20 @@ def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0)
     # The model is four times as wide as its base. Muon's steps are half as large: a constant spectral norm.
     factors = dict.fromkeys(MATRICES, 1 / 2 if "muon" in optimizer else 1 / 4) | {gate: 1 / 4}
+    # Where the base's heads are as wide, those of queries, keys and values grow on the input's side alone.
+    as_wide = factors | {name: 1 / 4 for name in MATRICES if name.split(".")[-2] in ("c_q", "c_k", "c_v")}
 
     def step(**changes):
         optimizer = make_optimizer(replace(options, **changes), model)
         return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
 
-    one, other = step(), step(mup_base_width=EVERYTHING.n_embd // 4)
-    assert factors.keys() < one.keys()
-    for name, update in one.items():
-        np.testing.assert_allclose(other[name], factors.get(name, 1) * update, rtol=2**-20, err_msg=name)
-        assert np.abs(update).max() > 1e-3, name
+    one = step()
+    for base_n_head, expected in ((0, factors), (options.n_head // 4, as_wide)):
+        other = step(mup_base_width=EVERYTHING.n_embd // 4, mup_base_n_head=base_n_head)
+        assert expected.keys() < one.keys()
+        for name, update in one.items():
+            np.testing.assert_allclose(other[name], expected.get(name, 1) * update, rtol=2**-20, err_msg=name)
+            assert np.abs(update).max() > 1e-3, name
 
 
 @pytest.mark.parametrize("optimizer", MUON_SLOW)

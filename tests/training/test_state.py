@@ -50,17 +50,9 @@ def test_attention_that_cannot_be_as_asked_for_is_refused_with_the_reason(device
         assert refusal(model_config, replace(TINY, **changes), V).startswith(says)
 
 
-@pytest.mark.parametrize(
-    "changes, named",
-    [
-        (dict(n_embd=33), "n_embd=33"),
-        (dict(n_kv_head=3), "n_kv_head=3"),
-        (dict(position="rope", n_embd=6), "rope"),
-        (dict(attention="cudnn", dtype="float32"), "attention=cudnn"),
-    ],
-)
-def test_a_model_that_cannot_be_is_one_line(changes, named):
-    assert named in refusal(model_config, replace(TINY, **changes), V)
+@pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])
+def test_a_model_that_cannot_be_is_one_line(name, value):
+    assert f"{name}={value}" in refusal(model_config, replace(TINY, **{name: value}), V)
 
 
 @pytest.mark.parametrize(

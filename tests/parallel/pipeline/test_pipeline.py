@@ -10,7 +10,6 @@ import pytest
 
 import train
 from config.options import Options
-from evaluation.split import compile_loss
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
@@ -31,8 +30,9 @@ from tests.helpers import (
     start_python,
 )
 from tests.models import changed
+from training.evaluation import compile_loss
+from training.recipe import compile_step
 from training.state import create_state, model_config, state_shapes
-from training.step import compile_step
 
 V, T, L, A, B, EOT = 48, 8, 8, 4, 4, 7
 GPT2 = replace(

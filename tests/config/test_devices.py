@@ -1,0 +1,48 @@
+"""The table of devices: which of its rows a device's name finds."""
+
+import pytest
+
+from config.devices import DEVICES, known_device, peak_flops
+
+
+@pytest.mark.parametrize(
+    "kind, teraflops",
+    {
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA H200": 989,
+        "NVIDIA L4": 121,
+        "NVIDIA A10G": 70,
+        "NVIDIA A10": 125,
+        "NVIDIA GeForce RTX 4090": 165,
+        "TPU v4": 275,
+        "TPU v5 lite": 197,
+        "TPU v5": 459,
+        "TPU v5p": 459,
+        "TPU v6 lite": 918,
+    }.items(),
+)
+def test_known_peaks(kind, teraflops):
+    assert peak_flops(kind) == teraflops * 1e12
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "cpu",
+        "NVIDIA L40S",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GB200",
+        "TPU v4 lite",
+        "TPU7x",
+    ],
+)
+def test_unknown_devices_have_no_peak(kind):
+    assert peak_flops(kind) is None
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_what_jax_calls_a_device_finds_its_own_row(device):
+    assert known_device(device.kind) is device

@@ -1,0 +1,79 @@
+"""Fixtures of the tests of launches at Modal: the real `modal` command, on a stand-in for Modal's servers."""
+
+import asyncio
+import shutil
+import sys
+
+import pytest
+
+from tests.helpers import DEADLINE, ROOT, free_port, run_python
+from tests.tools.cloud.launches import FOLDERS, LONG, SENT
+from tests.tools.cloud.modal_server import ModalServer
+
+INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "data/python_char/train.bin")
+
+
+@pytest.fixture(scope="session")
+def project(tmp_path_factory):
+    """A copy of the project, with files that must not travel."""
+    folder = tmp_path_factory.mktemp("project")
+    for name in [*SENT, *FOLDERS, "app.py", "requirements.txt"]:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.bin", "__pycache__"))
+        elif (ROOT / name).exists():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    for name in INTRUDERS:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("secret")
+    # Tests that run at a time share this machine's ports.
+    for name, port in (("container", "PORT = 1234"), ("__init__", "SERVER_PORT = 8000")):
+        path = folder / "tools" / "cloud" / f"{name}.py"
+        assert path.read_text().count(port) == 1
+        path.write_text(path.read_text().replace(port, f"{port.partition('=')[0]}= {free_port()}"))
+    return folder
+
+
+@pytest.fixture
+def at_modal(project, tmp_path, tiny_data):
+    """`at_modal("run", "app.py", ...)`: exit status and output of that `modal` command, and the server.
+
+    `meanwhile(server)` is awaited while the command runs.
+    """
+    volume = tmp_path / "modal" / "volumes" / "nanojaxgpt"
+    shutil.copytree(tiny_data, volume / "data" / "tiny")
+
+    dicts = {}
+
+    def modal(*words, environment=None, python=("-m", "modal"), meanwhile=None, cwd=project, **server):
+        async def talk():
+            async with ModalServer(tmp_path / "modal", dicts=dicts, **server) as stand_in:
+                command = [sys.executable, *python, *words]
+                running = asyncio.ensure_future(stand_in.command(command, cwd, environment))
+                if meanwhile is not None:
+                    await asyncio.wait_for(meanwhile(stand_in, running), DEADLINE)
+                return *await running, stand_in
+
+        return asyncio.run(talk())
+
+    modal.volume, modal.dicts = volume, dicts
+    return modal
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tiny, project, tmp_path_factory):
+    """A long run here: its folder. Its weights are what a disturbed one must arrive at."""
+    out = tmp_path_factory.mktemp("runs") / "undisturbed"
+    done = run_python("app.py", *tiny(out, **LONG), cwd=project)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+@pytest.fixture
+def trained(tiny, tiny_data, at_modal):
+    """A run in the Volume, as one that was trained there leaves it."""
+    out = at_modal.volume / "runs" / "run"
+    data = {"NANOJAXGPT_DATA": str(tiny_data.parent)}
+    done = run_python("train.py", *tiny(out, dataset="tiny", mlp="gelu", bias=True), **data)
+    assert done.returncode == 0, done.stderr
+    return out

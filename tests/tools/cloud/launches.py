@@ -1,0 +1,57 @@
+"""The tests of launches at Modal share this; conftest.py has their fixtures."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from model import GPT
+from runs.load import load_run
+from tests.helpers import newest_checkpoint
+
+SENT = {
+    "train.py",
+    "sample.py",
+    "evaluate.py",
+    "bench.py",
+    "export.py",
+    "serve.py",
+    "model.py",
+    "variants.py",
+}
+SENT |= {f"experiments/{name}.py" for name in ("__init__", "rented", "runner", "record", "report")}
+FOLDERS = {"config", "data", "generation", "hub", "layers", "parallel", "runs", "tools", "training"}
+LONG = {"max_iters": 600, "eval_interval": 50, "log_interval": 100, "lr_decay_iters": 600}
+
+
+def namespaces(*kinds: str) -> bool:
+    return subprocess.run(["unshare", *kinds, "true"], capture_output=True).returncode == 0
+
+
+containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
+
+
+def files_to_send(project: Path) -> set[str]:
+    code = [path for folder in FOLDERS for path in (project / folder).rglob("*.py")]
+    page = [path for path in (project / "tools" / "serving" / "page").iterdir() if path.is_file()]
+    assert len(page) > 10
+    return SENT | {str(path.relative_to(project)) for path in code + page}
+
+
+def remote(tiny, **changes) -> list[str]:
+    """The words of a tiny run at Modal, whose out_dir is `run` and whose data are in the Volume."""
+    return ["run", "app.py", "--run-on-remote", *tiny("run", **{"dataset": "tiny"} | changes)]
+
+
+def weights(out: Path) -> GPT:
+    return load_run(str(out))[0]
+
+
+def errors(printed: str) -> list[str]:
+    """The lines of error among what a command printed: Modal's own begin with "Error"."""
+    assert "Traceback" not in printed
+    return [line for line in printed.splitlines() if line.lower().startswith("error: ")]
+
+
+def first_checkpoint(volume: Path) -> bool:
+    return newest_checkpoint(volume / "runs" / "run") > 0

@@ -1,0 +1,375 @@
+"""Containers as Modal has them, for the stand-in in modal_server.py: Modal's own entrypoint in a chroot.
+
+A container sees the uploaded files at their paths, a copy of each Volume as it was when the container
+started, and for the rest this machine. What it writes to a Volume is committed now and then, and when it
+asks. Of several containers in a cluster all get the input, and the output of the first counts. Needs Linux's
+user namespaces (`unshare`).
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from google.protobuf.empty_pb2 import Empty
+from grpclib import GRPCError, Status
+from modal_proto import api_pb2 as pb
+
+from tests.tools.cloud.modal_service import Disturbance, Service
+
+RESULT = pb.GenericResult
+ENDED = (RESULT.GENERIC_STATUS_SUCCESS, RESULT.GENERIC_STATUS_TERMINATED)  # there is no other attempt
+# Arguments: the container's root, pairs of a path here and one in the container, -- and the command.
+ENTER = """set -e; root=$1; shift
+for top in /*; do
+  if [ -e "$root$top" ]; then continue
+  elif [ -L "$top" ]; then cp -a "$top" "$root$top"
+  elif [ -d "$top" ]; then mkdir "$root$top"; mount --rbind "$top" "$root$top"
+  fi
+done
+while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done; shift
+exec chroot "$root" /usr/bin/env -C /root "$@" """
+
+
+class Call:
+    """One call of a function: attempts, until one has a result or all that are allowed have failed."""
+
+    def __init__(self, server, function_id: str, call_id: str, input_id: str, input):
+        self.server, self.function_id, self.call_id = server, function_id, call_id
+        self.input_id, self.input = input_id, input
+        self.app_id, self.function = server.functions[function_id]
+        self.output, self.ended = None, asyncio.Event()
+        self.containers, self.runs = [], []  # of the last attempt
+
+    async def execute(self) -> None:
+        try:
+            for _ in range(1 + self.function.retry_policy.retries):
+                output = None
+                while output is None and self.app_id not in self.server.stopped:
+                    output = await self.attempt()  # None: the container is gone, and another gets the input
+                if output is None or output.result.status in ENDED:
+                    break
+            self.output = output
+        except Exception as error:  # of this stand-in's own: the client must not wait for ever
+            self.output = self.outcome(RESULT(status=RESULT.GENERIC_STATUS_FAILURE, exception=repr(error)))
+            raise
+        finally:
+            for container in self.containers:
+                container.inputs.put_nowait(None)
+            await asyncio.gather(*self.runs)
+            self.ended.set()
+
+    async def attempt(self) -> pb.FunctionGetOutputsItem | None:
+        """Have containers run the input once: those of the attempt before, if these are still warm."""
+        assert len(self.server.containers) < 8, "the containers never come to an end"
+        if not all(container.warm for container in self.containers) or not self.containers:
+            size = self.function._experimental_group_size or 1
+            together = asyncio.Barrier(size)
+            self.containers = [Container(self, rank, size, together) for rank in range(size)]
+            self.server.containers += self.containers
+            self.runs = [asyncio.ensure_future(container.run()) for container in self.containers]
+        first = self.containers[0]
+        first.output = None
+        for container in self.containers:
+            container.inputs.put_nowait(self.input)
+        if self.function.single_use_containers:
+            await asyncio.gather(*self.runs)
+        else:
+            answered = asyncio.ensure_future(first.answered.wait())
+            await asyncio.wait({answered, *self.runs}, return_when=asyncio.FIRST_COMPLETED)
+            answered.cancel()
+            first.answered.clear()
+        return first.output
+
+    def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
+        return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
+
+
+class Container(Service):
+    """One container, and the server that it talks to."""
+
+    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat"})
+
+    def __init__(self, call: Call, rank: int, size: int, together: asyncio.Barrier):
+        super().__init__(requests=[])
+        self.call, self.server, self.rank, self.size, self.together = call, call.server, rank, size, together
+        self.app_id, self.task_id = call.app_id, call.server.new_id("ta")
+        self.folder = self.server.state / "containers" / self.task_id
+        self.volumes, self.committed = {}, {}
+        self.input_given, self.output, self.process = False, None, None
+        self.orphans: list[int] = []  # processes that outlived the entrypoint
+        self.inputs: asyncio.Queue = asyncio.Queue()  # None: there will be no other
+        self.answered = asyncio.Event()
+
+    @property
+    def warm(self) -> bool:
+        """Whether another attempt may come to it: Modal keeps containers unless they are for single use."""
+        alive = self.process is not None and self.process.returncode is None
+        return alive and not self.call.function.single_use_containers
+
+    async def run(self) -> None:
+        """Start the container, and disturb it if it is its turn. Returns when it is gone."""
+        await self.start()
+        disturbances = self.server.disturbances
+        disturbance = disturbances.pop(0) if disturbances and self.rank == 0 else None
+        (self.folder / "root" / "root").mkdir(parents=True)
+        binds = [*self.files(), *self.interpreter()]
+        arguments = self.folder / "arguments"
+        arguments.write_bytes(self.arguments().SerializeToString())
+        self.process = await asyncio.create_subprocess_exec(
+            *("unshare", "-rm", "sh", "-c", ENTER, "sh", str(self.folder / "root")),
+            *itertools.chain(*binds),
+            *("--", sys.executable, "-m", "modal._container_entrypoint"),
+            env=self.environment(arguments),
+            start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        disturbing = asyncio.ensure_future(self.disturb(disturbance)) if disturbance else None
+        committing = asyncio.ensure_future(self.commit_now_and_then())
+        ending = asyncio.ensure_future(self.end_with_entrypoint())
+        while chunk := await self.process.stdout.read(65536):
+            log = pb.TaskLogs(data=chunk.decode(errors="replace"), file_descriptor=pb.FILE_DESCRIPTOR_STDOUT)
+            self.server.logs[self.app_id].put_nowait(pb.TaskLogsBatch(task_id=self.task_id, items=[log]))
+        await ending
+        committing.cancel()
+        if disturbing:
+            disturbing.cancel()
+        self.grpc.close()
+        self.server.requests += self.requests
+        assert self.output or self.input_given or self.app_id in self.server.stopped, "it could not start"
+
+    async def end_with_entrypoint(self) -> None:
+        """Wait for Modal's entrypoint to end, and end with it whatever else runs in the container."""
+        while self.process.returncode is None:  # wait() would wait for all that hold its pipe
+            await asyncio.sleep(0.05)
+        self.orphans = members(self.process.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def commit_now_and_then(self) -> None:
+        """Commit the Volumes as Modal does by itself while a container runs."""
+        while True:
+            await asyncio.sleep(0.2)
+            for volume_id in self.volumes:
+                self.bring(volume_id)
+
+    async def disturb(self, disturbance: Disturbance) -> None:
+        volume = next(iter(self.volumes.values()))
+        while not disturbance.when(volume):
+            await asyncio.sleep(0.02)
+        if disturbance.what == "timeout":
+            self.output = self.call.outcome(RESULT(status=RESULT.GENERIC_STATUS_TIMEOUT, exception="timeout"))
+        if disturbance.what in ("timeout", "crash"):
+            self.kill()
+        if disturbance.what == "kill":
+            os.kill(child(self.process.pid), signal.SIGKILL)
+        if disturbance.what == "preempt":
+            os.kill(self.process.pid, signal.SIGINT)
+        if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
+            while not catches(self.process.pid, signal.SIGUSR1):  # from when it runs the input
+                await asyncio.sleep(0.01)
+            os.kill(self.process.pid, signal.SIGUSR1)
+        if disturbance.what == "ctrl-c":
+            self.server.client.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        if self.process and self.process.returncode is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """As when the App is stopped: SIGINT, and time to end."""
+        if self.process:
+            if self.process.returncode is None and not self.output:
+                os.kill(self.process.pid, signal.SIGINT)
+            await self.process.wait()
+
+    def files(self) -> list[tuple[str, str]]:
+        """Write the uploaded files and copy the Volumes. Returns what to bind, and where."""
+        root, function = self.folder / "root", self.call.function
+        for file in itertools.chain(*(self.server.mounts[mount] for mount in function.mount_ids)):
+            path = root / file.filename.lstrip("/")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(self.server.files[file.sha256_hex])
+        hosts = self.folder / "hosts"
+        # How a container of a cluster finds its address.
+        hosts.write_text(Path("/etc/hosts").read_text() + "\n::1 i6pn.modal.local\n")
+        binds = [(str(hosts), "/etc/hosts")]
+        for mount in function.volume_mounts:
+            copy = self.folder / mount.volume_id
+            self.volumes[mount.volume_id] = shutil.copytree(self.server.volumes[mount.volume_id], copy)
+            self.committed[mount.volume_id] = listing(copy)
+            (root / mount.mount_path.lstrip("/")).mkdir(parents=True)
+            binds.append((str(copy), mount.mount_path))
+        return binds
+
+    def interpreter(self) -> list[tuple[str, str]]:
+        """This Python, where it lies below a folder that the uploaded files replace."""
+        root, binds = self.folder / "root", []
+        for prefix in sorted({Path(sys.prefix), Path(sys.base_prefix)}):
+            if (root / prefix.parts[1]).exists():
+                (root / str(prefix).lstrip("/")).mkdir(parents=True, exist_ok=True)
+                binds.append((str(prefix), str(prefix)))
+        return binds
+
+    def arguments(self) -> pb.ContainerArguments:
+        function, function_id = self.call.function, self.call.function_id
+        handle = self.server.metadata(function, self.app_id, function_id)
+        layout = pb.AppLayout(
+            function_ids={function.function_name: function_id},
+            objects=[
+                *(pb.Object(object_id=needed.object_id) for needed in function.object_dependencies),
+                pb.Object(object_id=function_id, function_handle_metadata=handle),
+            ],
+        )
+        return pb.ContainerArguments(
+            task_id=self.task_id,
+            function_id=function_id,
+            app_id=self.app_id,
+            function_def=function,
+            app_layout=layout,
+        )
+
+    def environment(self, arguments: Path) -> dict[str, str]:
+        passed_on = {
+            name: os.environ[name] for name in os.environ if name.startswith(("JAX_", "XLA_", "ONEDNN_"))
+        }
+        secrets = (self.server.secret_values[secret] for secret in self.call.function.secret_ids)
+        return {
+            "PATH": os.environ["PATH"],
+            "HOME": "/root",
+            **self.server.image_environment(),
+            "MODAL_IS_REMOTE": "1",
+            "MODAL_SERVER_URL": self.url,
+            "MODAL_TASK_ID": self.task_id,
+            "MODAL_CLOUD_PROVIDER": "CLOUD_PROVIDER_OCI",
+            "MODAL_CONTAINER_ARGUMENTS_PATH": str(arguments),
+            **passed_on,
+            **{name: value for secret in secrets for name, value in secret.items()},
+        }
+
+    async def FunctionGetInputs(self, r):
+        item = pb.FunctionGetInputsItem(kill_switch=True)
+        if (input := await self.inputs.get()) is not None:
+            item = pb.FunctionGetInputsItem(
+                input_id=self.call.input_id,
+                input=input,
+                function_call_id=self.call.call_id,
+                function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
+            )
+        self.input_given = True
+        return pb.FunctionGetInputsResponse(inputs=[item])
+
+    async def FunctionPutOutputs(self, r):
+        self.output = self.call.outcome(r.outputs[0].result, r.outputs[0].data_format)
+        self.answered.set()
+        return Empty()
+
+    async def TaskResult(self, r):  # it failed before it took the input
+        self.output = self.call.outcome(r.result, pb.DATA_FORMAT_PICKLE)
+        return Empty()
+
+    async def TaskClusterHello(self, r):
+        await self.together.wait()
+        return pb.TaskClusterHelloResponse(
+            cluster_id="cu-1", cluster_rank=self.rank, container_ips=["::1"] * self.size
+        )
+
+    def __getattr__(self, name):  # a container asks for these as a client does
+        if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "DictPop"):
+            return getattr(self.server, name)
+        raise AttributeError(name)
+
+    async def VolumeCommit(self, r):
+        self.bring(r.volume_id)
+        return pb.VolumeCommitResponse(skip_reload=False)  # the client reloads it then
+
+    async def VolumeReload(self, r):
+        if path := self.open_path(self.volumes[r.volume_id]):
+            raise GRPCError(
+                Status.FAILED_PRECONDITION, f"there are open files preventing the operation: {path}"
+            )
+        self.take(r.volume_id)
+        return Empty()
+
+    def open_path(self, volume: Path) -> str | None:
+        """A file of the Volume that a process here has open, or a folder that one works in."""
+        ours = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, (volume, *volume.rglob("*")))}
+        for pid in members(self.process.pid):
+            for link in (Path(f"/proc/{pid}/cwd"), *Path(f"/proc/{pid}/fd").glob("*")):
+                with contextlib.suppress(OSError):
+                    stat = os.stat(link)
+                    if (stat.st_dev, stat.st_ino) in ours:
+                        return os.readlink(link)
+        return None
+
+    def take(self, volume_id: str) -> None:
+        """Take into this container's copy what others have brought to the Volume."""
+        self.bring(volume_id)
+        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
+        there, here = listing(volume), listing(copy)
+        for path in there.keys() - here.keys() | {p for p in there if there[p] != here.get(p)}:
+            (copy / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(volume / path, copy / path)
+        for path in here.keys() - there.keys():
+            (copy / path).unlink(missing_ok=True)
+        self.committed[volume_id] = listing(copy)
+
+    def bring(self, volume_id: str) -> None:
+        """Bring what changed in this container's copy to the Volume; what another one changed stays."""
+        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
+        before, now = self.committed[volume_id], listing(copy)
+        for path in sorted(now.keys() - before.keys() | {p for p in now if now[p] != before.get(p)}):
+            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
+                (volume / path).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(copy / path, volume / path)
+        for path in sorted(before.keys() - now.keys()):
+            (volume / path).unlink(missing_ok=True)
+        for path in sorted(volume.rglob("*"), reverse=True):
+            if path.is_dir() and not any(path.iterdir()):
+                path.rmdir()
+        self.committed[volume_id] = now
+
+
+def listing(folder: Path) -> dict[Path, tuple[int, int]]:
+    """The files below a folder, each with its time and size."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.is_file():
+                found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
+    return found
+
+
+def catches(pid: int, number: int) -> bool:
+    """Tell whether a process has a handler for a signal."""
+    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
+def members(group: int) -> list[int]:
+    """The processes of a group that run."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state != "Z":
+                found.append(int(status.parent.name))
+    return found
+
+
+def child(pid: int) -> int:
+    """The process id of the only child of a process."""
+    children = [
+        int(status.parent.name)
+        for status in Path("/proc").glob("[0-9]*/stat")
+        if status.read_text().rpartition(")")[2].split()[1] == str(pid)
+    ]
+    (only,) = children
+    return only

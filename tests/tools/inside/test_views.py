@@ -1,0 +1,101 @@
+"""What is shown of a model's inside is what `transformers` says of the same weights."""
+
+from dataclasses import replace
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from model import GPT
+from tests.helpers import MODERN
+from tests.models import TINY, changed, large
+from tests.reference import CONFIGS, as_gpt, random_reference
+from tools.inside.views import attention, lens, nats
+
+ROUNDING = {"rtol": 2e-4, "atol": 2e-5}
+NAMES = sorted(CONFIGS)
+
+
+@cache
+def both(name: str, T: int):
+    """A reference's outputs for T tokens, all of its inside kept; our model of its weights; the tokens."""
+    reference = random_reference(name)
+    reference.set_attn_implementation("eager")
+    tokens = np.random.default_rng(0).integers(CONFIGS[name].vocab_size, size=T, dtype=np.int32)
+    with torch.no_grad():
+        said = reference(
+            torch.tensor(tokens[None], dtype=torch.long), output_attentions=True, output_hidden_states=True
+        )
+    model = as_gpt(name, dict(reference.named_parameters()))
+    return reference, said, model, tokens
+
+
+@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.parametrize("name", NAMES)
+def test_attention_is_that_of_transformers(name, T):
+    _, said, model, tokens = both(name, T)
+    weights = attention(model, tokens)
+    config = CONFIGS[name]
+    assert weights.shape == (config.n_layer, config.n_head, T, T)
+    np.testing.assert_allclose(weights, torch.cat(said.attentions).numpy(), **ROUNDING)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_lens_reads_each_layer_as_transformers_head_would(name):
+    reference, said, model, tokens = both(name, 7)
+    seen = lens(model, tokens, k=5)
+    streams = torch.cat(said.hidden_states)  # the last is normalised already
+    np.testing.assert_allclose(seen.stream_norms[:-1], streams[:-1].norm(dim=-1).numpy(), **ROUNDING)
+    body = getattr(reference, "transformer", None) or reference.model
+    norm = body.ln_f if name == "gpt2" else body.norm
+    with torch.no_grad():
+        logits = reference.lm_head(torch.cat([norm(streams[:-1]), streams[-1:]]))
+    expected = torch.topk(torch.softmax(logits, -1), 5)
+    np.testing.assert_allclose(seen.probabilities, expected.values.numpy(), **ROUNDING)
+    np.testing.assert_array_equal(seen.tokens, expected.indices.numpy())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nats_are_transformers_loss(name):
+    _, said, model, tokens = both(name, 7)
+    loss = torch.nn.functional.cross_entropy(
+        said.logits[0, :-1], torch.tensor(tokens[1:], dtype=torch.long), reduction="none"
+    )
+    np.testing.assert_allclose(nats(model, tokens), loss.numpy(), **ROUNDING)
+
+
+def test_the_parts_of_a_block_add_up_to_the_stream():
+    """With attention's projection at zero, all that a block adds is its MLP's."""
+    model = large(TINY)
+    silent = jax.tree.map(jnp.zeros_like, model.blocks.attn.c_proj)
+    model = eqx.tree_at(lambda m: m.blocks.attn.c_proj, model, silent)
+    seen = lens(model, np.arange(9, dtype=np.int32), k=1)
+    assert (seen.attn_norms == 0).all() and (seen.mlp_norms > 0).all()
+    grown = seen.stream_norms[1:] - seen.stream_norms[:-1]
+    assert (np.abs(grown) <= seen.mlp_norms * (1 + 1e-5)).all()
+
+
+def test_the_last_layer_of_the_lens_is_what_the_model_says_whatever_blocks_read():
+    model, tokens = large(changed(TINY, **MODERN)), np.arange(9, dtype=np.int32)
+    expected = jax.nn.softmax(jax.jit(GPT.__call__)(model, tokens[None]))[0]
+    seen = lens(model, tokens, k=TINY.vocab_size)
+    found = np.take_along_axis(np.asarray(expected), seen.tokens[-1], axis=-1)
+    np.testing.assert_allclose(seen.probabilities[-1], found, **ROUNDING)
+    np.testing.assert_allclose(attention(model, tokens).sum(-1), 1, rtol=1e-5)
+
+
+def test_documents_are_looked_at_apart():
+    model = large(replace(TINY, eot=3))
+    weights = attention(model, np.array([5, 6, 3, 7, 8], np.int32))
+    assert (weights[:, :, 2:, :2] == 0).all() and (weights[:, :, 1, 0] > 0).all()
+    np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("T", [0, 17])
+def test_what_is_no_text_of_the_model_is_refused(T):
+    with pytest.raises(ValueError, match="expected 1 to 16"):
+        nats(large(TINY), np.zeros(T, np.int32))

@@ -1,0 +1,175 @@
+"""A plan's seconds by the device's peaks, its classes of work, the table of devices, and lack of memory."""
+
+import pytest
+
+from config.options import Options
+from model import GPTConfig
+from tools.planning.cost import CLASSES, Cost, estimate
+from tools.planning.fit import Memory, Planned, changes_that_save, needed_bytes
+from tools.planning.gpus import GPUS, describe_gpu
+from tools.planning.program import parse_program
+from tools.planning.target import parse_target
+
+ONE = dict(stage=1, data=1, fsdp=1, tensor=1)
+FRAMES = """FileNames
+1 "{file}"
+
+FunctionNames
+1 "{function}"
+
+FileLocations
+1 {{file_name_id=1 function_name_id=1 line=5 end_line=5 column=0 end_column=1}}
+
+StackFrames
+1 {{file_location_id=1 parent_frame_id=1}}
+
+"""
+
+
+def cost_of(line: str, *operands: str, on="H100", mesh=ONE, file="x.py", function="f") -> Cost:
+    parameters = "\n".join(f"  %p{i} = {kind} parameter({i})" for i, kind in enumerate(operands))
+    line += ", metadata={stack_frame_id=1}"
+    frames = FRAMES.format(file=file, function=function)
+    text = (
+        f"HloModule m\n\n{frames}\n%add () -> f32[] {{\n}}\n\n"
+        f"ENTRY %main () -> f32[] {{\n{parameters}\n  ROOT {line}\n}}\n"
+    )
+    return estimate(parse_program(text), parse_target(on), mesh)
+
+
+def product(size: int, dtype="bf16") -> tuple[str, str, str]:
+    x = f"{dtype}[{size},{size}]{{1,0}}"
+    return f"%d = {x} dot(%p0, %p1), lhs_contracting_dims={{1}}, rhs_contracting_dims={{0}}", x, x
+
+
+def test_a_large_product_takes_its_flops_at_80_percent_of_the_peak():
+    cost = cost_of(*product(8192))
+    assert cost.seconds == pytest.approx(2 * 8192**3 / (0.8 * 989e12) + 1.5e-6)
+    assert cost.operations[0].bound == "products"
+
+
+def test_a_thin_product_takes_its_bytes_at_90_percent_of_the_bandwidth():
+    line = "%d = bf16[4,4096]{1,0} dot(%p0, %p1), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    cost = cost_of(line, "bf16[4,4096]{1,0}", "bf16[4096,4096]{1,0}")
+    moved = 2 * (4 * 4096 + 4096**2 + 4 * 4096)
+    assert cost.seconds == pytest.approx(moved / (0.9 * 3352e9) + 1.5e-6)
+    assert cost.operations[0].bound == "memory"
+
+
+def test_float32_products_take_twice_as_long_on_a_gpu():
+    gpu = [cost_of(*product(16384, dtype)).seconds - 1.5e-6 for dtype in ("bf16", "f32")]
+    tpu = [cost_of(*product(16384, dtype), on="v5p").seconds for dtype in ("bf16", "f32")]
+    assert gpu[1] == pytest.approx(2 * gpu[0])
+    assert tpu[1] == pytest.approx(tpu[0])
+
+
+@pytest.mark.parametrize(
+    "file, function, work",
+    [
+        ("model.py", "MLP.__call__", "matrix products"),
+        ("layers/attention.py", "attention_weights", "attention"),
+        ("model.py", "Attention.__call__", "matrix products"),
+        ("/house/training/chunked_loss.py", "_forward", "loss"),
+        ("/lib/optax/_src/transform.py", "update", "optimizer"),
+    ],
+)
+def test_work_has_the_class_of_the_line_that_made_it(file, function, work):
+    (row,) = cost_of(*product(64), file=file, function=function).by_class()
+    assert row.name == work and row.flops == 2 * 64**3 and work in CLASSES
+
+
+STARTED = "((f32[1000000]{0}), f32[1000000]{0}) all-reduce-start"  # as XLA writes it with JAX 0.12
+ALL_REDUCE = "%r = f32[1000000]{0} all-reduce(%p0), to_apply=%add, replica_groups="
+
+
+def test_a_sum_that_other_work_hides_sends_what_it_takes_alone():
+    groups = "{{0,1,2,3},{4,5,6,7}}"
+    alone, hidden = (
+        cost_of(line + groups, "f32[1000000]{0}", on="H100:8", mesh=ONE | dict(data=2, fsdp=4))
+        .by_class()[0]
+        .sent
+        for line in (ALL_REDUCE, ALL_REDUCE.replace("f32[1000000]{0} all-reduce", STARTED))
+    )
+    assert alone == hidden == 1.5 * 4e6
+
+
+@pytest.mark.parametrize(
+    "on, groups, axis, seconds",
+    [  # 4 MB; a ring of n sends 2 (n - 1) / n of them
+        ("H100:8", "{{0,1,2,3},{4,5,6,7}}", "fsdp", 1.5 * 4e6 / (0.8 * 450e9) + 1.5e-6),
+        ("H100:8", "{{0,4},{1,5},{2,6},{3,7}}", "data", 4e6 / (0.8 * 450e9) + 1.5e-6),
+        ("H100:8", "{{0,1,2,3,4,5,6,7}}", "data,fsdp", 1.75 * 4e6 / (0.8 * 450e9) + 1.5e-6),
+        ("v5e:2x4", "{{0,1,2,3},{4,5,6,7}}", "fsdp", 1.5 * 4e6 / (0.8 * 100e9)),
+    ],
+)
+def test_communication_belongs_to_the_axis_along_which_its_devices_differ(on, groups, axis, seconds):
+    cost = cost_of(ALL_REDUCE + groups, "f32[1000000]{0}", on=on, mesh=ONE | dict(data=2, fsdp=4))
+    (row,) = cost.by_class()
+    assert row.name == f"network: {axis}"
+    assert cost.seconds == pytest.approx(seconds)
+
+
+def test_between_machines_each_gpu_sends_its_share_through_its_own_card():
+    groups = "{{" + ",".join(map(str, range(16))) + "}}"
+    cost = cost_of(ALL_REDUCE + groups, "f32[1000000]{0}", on="H100:16", mesh=ONE | dict(fsdp=16))
+    share = 2 * 4e6 / 2 / 8  # the 8 cards of a machine send half of the array, twice
+    assert cost.seconds == pytest.approx(
+        max(share / (0.8 * 50e9), 2 * 15 / 16 * 4e6 / (0.8 * 450e9)) + 1.5e-6
+    )
+
+
+# --- the table of devices -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["A100", "H100", "B200", "RTX4090"])
+def test_a_gpu_is_described_with_its_own_shape(name):
+    device = parse_target(name).device
+    text = describe_gpu(device)
+    assert f"core_count: {GPUS[name].cores}\n" in text and f"device_memory_size: {device.memory}\n" in text
+    assert ("ACCELERATED_FEATURES" in text) == (name in ("H100", "B200"))
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "message, gib",
+    [
+        ("RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 18.20G of 15.75G hbm.", 18.2),
+        (
+            "Ran out of memory on HBM, the memory required for HLO temporaries (4.5T) exceeds available",
+            4608,
+        ),
+        ("INVALID_ARGUMENT: no such thing", None),
+    ],
+)
+def test_a_compiler_out_of_memory_says_how_much_it_would_have_needed(message, gib):
+    needed = needed_bytes(message)
+    assert needed == (None if gib is None else pytest.approx(gib * 2**30))
+
+
+def too_large(peak: int, on="H100", **options) -> list[dict]:
+    """Return what would save memory for a step that needs `peak` GiB, 10 of them for the state."""
+    given = Options(**dict(batch_size=32, gradient_accumulation_steps=3) | options)
+    target = parse_target(on)
+    mesh_shape = ONE | dict(data=target.count)
+    memory = Memory(3 * 2**30, 7 * 2**30, peak * 2**30, target.device.usable)
+    return changes_that_save(Planned(given, GPTConfig(), mesh_shape, memory, 1.0, None, None), target)
+
+
+def test_what_saves_memory_trains_on_the_same_tokens_per_step():
+    assert too_large(100) == [
+        smaller := dict(batch_size=16, gradient_accumulation_steps=6),
+        dict(remat="dots"),
+        dict(remat="block"),
+        smaller | dict(remat="block"),
+    ]
+    assert too_large(100, remat="block") == [smaller]
+    assert too_large(250)[0] == dict(batch_size=8, gradient_accumulation_steps=12)
+    assert all("batch_size" not in changes for changes in too_large(100, batch_size=31))
+
+
+def test_where_there_are_more_devices_the_weights_are_split_over_them_first():
+    first, *others = too_large(100, on="H100:8")
+    assert first == dict(mesh="fsdp:8")
+    assert all(changes["mesh"] == "fsdp:8" for changes in others)

@@ -1,0 +1,236 @@
+"""The count of a program's work, against programs whose FLOPs, bytes, loops and messages are known."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import PartitionSpec as P
+
+from config.options import Options
+from parallel.mesh import make_mesh
+from runs.speed import flops_per_token
+from tools.planning.program import Shape, parse_program
+from tools.planning.traffic import device_groups
+from tools.planning.work import kernels, unknown_loops
+from training.recipe import compile_step
+from training.state import model_config, state_shapes
+
+pytestmark = pytest.mark.usefixtures("optimized")
+
+TINY = Options(
+    n_layer=3, n_head=4, n_embd=32, block_size=16, batch_size=4, gradient_accumulation_steps=2, mesh="data:1"
+)
+
+
+def compiled(function, *shapes, dtype=jnp.float32):
+    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    return parse_program(jax.jit(function).lower(*arguments).compile().as_text())
+
+
+def total(program, number) -> float:
+    return sum(number(kernel) * kernel.times for kernel in kernels(program))
+
+
+def test_a_product_has_2mnk_flops_and_reads_and_writes_each_array_once():
+    program = compiled(lambda a, b: a @ b, (64, 128), (128, 256))
+    assert total(program, lambda k: k.flops) == 2 * 64 * 128 * 256
+    assert total(program, lambda k: k.read) == 4 * (64 * 128 + 128 * 256)
+    assert total(program, lambda k: k.written) == 4 * 64 * 256
+
+
+def test_elementwise_work_has_no_flops_of_products():
+    program = compiled(lambda a, b: jnp.tanh(a) * b + 1, (100, 10), (100, 10))
+    assert total(program, lambda k: k.flops) == 0
+    assert total(program, lambda k: k.read) == 2 * 4000
+    assert total(program, lambda k: k.written) == 4000
+
+
+@pytest.mark.parametrize("trips", [3, 7])
+def test_a_loop_counts_its_body_times_its_trip_count(trips):
+    def twice_nested(a, b):
+        def inner(a, _):
+            return jnp.tanh(a @ b), None
+
+        def outer(a, _):
+            return lax.scan(inner, a, None, length=5)[0], None
+
+        return lax.scan(outer, a, None, length=trips)[0]
+
+    program = compiled(twice_nested, (32, 32), (32, 32))
+    assert unknown_loops(program) == 0
+    assert total(program, lambda k: k.flops) == trips * 5 * 2 * 32**3
+
+
+def test_of_an_array_that_is_sliced_only_the_slice_is_read():
+    def row_after_row(table):
+        def add(i, sum):
+            return sum + jnp.exp(lax.dynamic_slice_in_dim(table, 8 * i, 8))
+
+        return lax.fori_loop(0, 10, add, jnp.zeros((8, 50)))
+
+    program = compiled(row_after_row, (80, 50))
+    rows = 10 * 8 * 50 * 4
+    assert rows <= total(program, lambda k: k.read) < 3 * rows  # and the sum, and the counter
+
+
+def test_an_array_that_is_updated_in_place_is_written_where_it_is_updated():
+    def fill(row):
+        def put(i, table):
+            return lax.dynamic_update_slice_in_dim(table, jnp.sin(row * i), i, 0)
+
+        return lax.fori_loop(0, 100, put, jnp.zeros((100, 50)))
+
+    program = compiled(fill, (1, 50))
+    assert total(program, lambda k: k.written) < 3 * 100 * 50 * 4  # the zeros, the rows and the counter
+
+
+def test_an_instruction_knows_the_line_of_python_that_made_it():
+    def product(a, b):
+        return a @ b  # this line
+
+    program = compiled(lambda a, b: jnp.sin(product(a, b)), (64, 64), (64, 64))
+    (kernel,) = [kernel for kernel in kernels(program) if kernel.flops]
+    lines = program.source(kernel.instruction)
+    names = [line.function.rpartition(".")[2] for line in lines]
+    assert names[:2] == ["product", "<lambda>"]
+    source = open(__file__).read().splitlines()
+    assert lines[0].file == __file__ and source[lines[0].line - 1].endswith("# this line")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        pytest.param({"mlp": "gelu", "n_kv_head": 2, "position": "rope"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_training_step_has_the_flops_of_the_formula(changes):
+    options = replace(TINY, **changes)
+    with jax.set_mesh(make_mesh("data:1")):
+        config = model_config(options, vocab_size=40)
+        program = parse_program(compile_step(state_shapes(config, options), options).as_text())
+    tokens = 2 * 4 * 16
+    assert total(program, lambda k: k.flops) == flops_per_token(config, 16) * tokens
+
+
+def test_collectives_have_their_bytes_and_their_groups():
+    def gather_all(x):
+        return lax.all_gather(x, "fsdp", tiled=True)
+
+    mesh = make_mesh("data:2,fsdp:4")
+    function = jax.shard_map(gather_all, mesh=mesh, in_specs=P("fsdp"), out_specs=P(), check_vma=False)
+    program = compiled(function, (16, 64))
+    (gather,) = [kernel for kernel in kernels(program) if kernel.collective]
+    assert gather.collective == "all-gather"
+    assert gather.message == 16 * 64 * 4
+    assert sorted(gather.groups) == [(0, 1, 2, 3), (4, 5, 6, 7)]
+
+
+# --- what a CPU's programs do not have ----------------------------------------------------------------------
+
+MODULE = """HloModule m, is_scheduled=true
+
+%body (p: (s32[], bf16[64,64])) -> (s32[], bf16[64,64]) {
+  %p = (s32[], bf16[64,64]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %x = bf16[64,64]{1,0} get-tuple-element(%p), index=1
+  %two = s32[] constant(2)
+  %next = s32[] add(%i, %two)
+  %y = bf16[64,64]{1,0} convolution(%x, %x), dim_labels=bf_io->bf
+  ROOT %t = (s32[], bf16[64,64]{1,0}) tuple(%next, %y)
+}
+
+%condition (p: (s32[], bf16[64,64])) -> pred[] {
+  %p = (s32[], bf16[64,64]{1,0}) parameter(0)
+  %i = s32[] get-tuple-element(%p), index=0
+  %limit = s32[] constant(9)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (x: bf16[64,64]) -> (s32[], bf16[64,64]) {
+  %x = bf16[64,64]{1,0} parameter(0)
+  %zero = s32[] constant(0)
+  %start = (s32[], bf16[64,64]{1,0}) tuple(%zero, %x)
+  ROOT %loop = (s32[], bf16[64,64]{1,0}) while(%start), condition=%condition, body=%body
+}
+"""
+
+
+def one_kernel(line: str, *operands: str):
+    """Return the kernel of an instruction, whose operands are parameters of these types."""
+    parameters = "\n".join(f"  %p{i} = {kind} parameter({i})" for i, kind in enumerate(operands))
+    program = parse_program(f"HloModule m\n\nENTRY %main () -> f32[] {{\n{parameters}\n  ROOT {line}\n}}\n")
+    (kernel,) = kernels(program)
+    return kernel
+
+
+def test_a_loop_without_a_noted_trip_count_is_read_from_its_condition():
+    program = parse_program(MODULE)
+    assert unknown_loops(program) == 0
+    assert total(program, lambda k: k.flops) == 5 * 2 * 64**3  # i = 0, 2, 4, 6, 8
+    assert unknown_loops(parse_program(MODULE.replace("direction=LT", "direction=GT"))) == 1
+
+
+def test_a_product_of_batches_as_a_convolution_counts_the_pairs_that_meet():
+    window = "window={size=12 stride=11 lhs_dilate=12}, dim_labels=0bf_0io->0bf"
+    line = f"%c = bf16[12,100,50]{{2,1,0}} convolution(%p0, %p1), {window}"
+    kernel = one_kernel(line, "bf16[12,100,30]{2,1,0}", "bf16[12,30,50]{2,1,0}")
+    assert kernel.flops == 2 * 12 * 100 * 30 * 50
+
+
+def test_a_tpu_moves_whole_tiles_and_nothing_for_what_is_on_the_chip():
+    assert Shape("bf16", (3, 12, 64), "2,1,0:T(8,128)(2,1)").bytes == 3 * 16 * 128 * 2
+    assert Shape("f32", (12, 64), "0,1:T(8,128)").bytes == 128 * 64 * 4
+    assert Shape("f32", (12, 64), "1,0:T(8,128)S(1)").bytes == 0
+    assert Shape("pred", (5, 3), "1,0").bytes == 15
+
+
+@pytest.mark.parametrize("mask, pairs", [("CAUSAL", 128 * 129 / 2), ("NO_MASK", 128 * 128)])
+@pytest.mark.parametrize("target, products", [("Softmax", 2), ("SoftmaxBackward", 5)])
+def test_cudnns_attention_counts_the_pairs_that_the_mask_allows(mask, pairs, target, products):
+    config = f'{{"cudnn_fmha_backend_config":{{"mask_type":"{mask}","intermediate_tensor_shape":' + (
+        '{"dimensions":["2","4","128","128"]}}}'
+    )
+    x = "bf16[2,128,4,64]{3,2,1,0}"
+    line = f'%a = {x} custom-call(%p0, %p1, %p2), custom_call_target="__cudnn$fmha{target}"'
+    kernel = one_kernel(f"{line}, backend_config={config}", x, x, x)
+    assert kernel.flops == products * 2 * 2 * 4 * pairs * 64
+    assert kernel.bytes == 4 * 2 * 128 * 4 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    "groups",
+    [
+        "replica_groups={{0,2},{1,3}}",
+        "replica_groups=[2,2]<=[2,2]T(1,0)",
+        "replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0'}",
+    ],
+)
+def test_device_groups_are_read_in_all_their_forms(groups):
+    kernel = one_kernel(f"%r = f32[8]{{0}} all-reduce(%p0), {groups}, to_apply=%add", "f32[8]{0}")
+    assert sorted(kernel.groups) == [(0, 2), (1, 3)]
+    assert kernel.message == 32
+    pairs = kernel.instruction.text.replace(groups, "source_target_pairs={{0,1},{1,0}}")
+    assert device_groups(replace(kernel.instruction, text=pairs)) == ((0, 1), (1, 0))
+
+
+def test_an_instruction_may_take_several_lines():
+    x = "bf16[2,4,128,64]{3,2,1,0}"
+    line = f'%splash_mha_dq.1 = {x} custom-call(%p0, %p1, %p2), custom_call_target="tpu_custom_call", '
+    metadata = 'frontend_attributes={kernel_metadata={\n"xprof":"{}"\n}}, metadata={stack_frame_id=3}'
+    kernel = one_kernel(line + metadata, "s8[1,2,2]{2,1,0}", x, x)
+    assert "stack_frame_id=3" in kernel.instruction.text
+    assert kernel.flops == 3 * 2 * 2 * 4 * (128 * 129 / 2) * 64  # q k^T, dy v^T and ds k, causal
+
+
+def test_what_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="no ENTRY"):
+        parse_program("nonsense")
+
+
+def test_a_gather_reads_what_it_gathers():
+    program = compiled(lambda table: table[np.arange(5)], (1000, 64))
+    assert total(program, lambda k: k.read) < 1000 * 64 * 4 / 10

@@ -1,0 +1,80 @@
+"""A tiny trained run, and a server of it in this process: for the tests of the page and of its routes."""
+
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+import uvicorn
+
+import train
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
+from parallel.mesh import make_mesh
+from serve import ServeOptions, listen, load_served
+from tests.helpers import wait_until
+from tools.serving.app import make_app
+from tools.serving.connections import Connection
+from tools.serving.served import Served
+
+# With what HTML is made of, so that a text may be markup.
+TEXT = "the <b>quick</b> brown fox jumps over <img src=x onerror=alert(1)> the lazy dog.\n" * 30
+SYMBOLS = "".join(sorted(set(TEXT)))
+ITERATIONS = [5, 10, 15, 20]
+BLOCK_SIZE = 32
+
+
+def train_run(folder: Path, **changes) -> Path:
+    """Train for 20 steps, with a checkpoint each 5; return the run's folder."""
+    data, out = folder / "markup", folder / "run"
+    tokenizer = CharTokenizer(SYMBOLS)
+    ids = tokenizer.encode(TEXT)
+    write_dataset(data, ids[:-300], ids[-300:], tokenizer, "a test")
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": BLOCK_SIZE, "batch_size": 4}
+    steps = {"max_iters": 20, "eval_interval": 5, "eval_iters": 1, "keep_checkpoints": 4, "log_interval": 1}
+    others = {
+        "device": "cpu",
+        "mesh": "data:1",
+        "learning_rate": 1e-2,
+        "warmup_iters": 2,
+        "lr_decay_iters": 20,
+    }
+    options = {"out_dir": out, "dataset": data, **shape, **steps, **others, "gradient_accumulation_steps": 1}
+    train.main([f"--{name}={value}" for name, value in (options | changes).items()])
+    return out
+
+
+@contextmanager
+def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
+    """Serve in a thread; yield the address and what is served, once all is compiled."""
+    options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
+    with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
+        served = load_served(options)
+        served.worker.start()
+        app = make_app(served)
+        settings = {"http": Connection, "log_level": "warning", "timeout_graceful_shutdown": 1}
+        server = uvicorn.Server(uvicorn.Config(app, **settings))
+        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        thread.start()
+        wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}", served
+        finally:
+            server.should_exit = True
+            served.worker.stop()
+            thread.join()
+
+
+def ask(url: str, body: dict | bytes | None = None, key: str | None = None) -> tuple[int, dict]:
+    """GET, or POST a body; return the status and the JSON of the answer."""
+    data = json.dumps(body).encode() if isinstance(body, dict) else body
+    request = urllib.request.Request(url, data, {"Authorization": f"Bearer {key}"} if key else {})
+    try:
+        with urllib.request.urlopen(request, timeout=120) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)

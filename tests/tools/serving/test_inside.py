@@ -1,0 +1,440 @@
+"""The routes below /inside, over HTTP: what they tell is the model's, sizes are bounded, input is checked."""
+
+import asyncio
+import base64
+import json
+import re
+import threading
+import urllib.request
+from http.client import HTTPConnection
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from starlette.requests import Request
+
+from runs.load import load_run
+from tests.models import forward, nll
+from tests.tools.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
+from tools.inside.views import attention, lens
+from tools.serving.app import PAGE
+from tools.serving.errors import ApiError
+from tools.serving.inside import INSIDE
+from tools.serving.insight import WAITING, Desk
+from tools.serving.places import windows
+from tools.serving.run import KEPT, RECORDS, Run
+from tools.serving.served import Served
+
+
+@pytest.fixture(scope="module")
+def post(server):
+    """`post(route, **body)` returns the answer, which has to be a good one."""
+
+    def post(route: str, **body) -> dict:
+        status, answer = ask(f"{server[0]}/inside/{route}", body)
+        assert status == 200, answer
+        return answer
+
+    return post
+
+
+def probabilities(model, tokens) -> np.ndarray:
+    """The model's own, of what follows each token; float64 (T, V)."""
+    logits = np.asarray(forward(model, np.array([tokens], np.int32))[0], np.float64)
+    exponentials = np.exp(logits - logits.max(-1, keepdims=True))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def settled(p: np.ndarray, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    """The probabilities that are drawn from, by the definitions of the three settings."""
+    p = p ** (1 / temperature)
+    p = np.where(p >= np.sort(p)[-top_k], p, 0)
+    p /= p.sum()
+    order = np.argsort(-p)
+    before = np.cumsum(p[order]) - p[order]  # the nucleus: what comes before a token is less than top_p
+    p = np.where(np.isin(np.arange(len(p)), order[before < top_p]), p, 0)
+    return p / p.sum()
+
+
+# --- what is told -------------------------------------------------------------------------------------------
+
+
+def test_the_model_is_described_parameter_by_parameter(server):
+    address, served = server
+    status, answer = ask(f"{address}/inside/model")
+    assert status == 200
+    assert (answer["name"], answer["version"], answer["run"]) == ("run", "iter-20", True)
+    sizes = {x["name"]: np.prod(x["shape"]) for x in answer["parameters"]}
+    D, F = 16, served.model.config.hidden
+    assert sizes["wte"] == len(SYMBOLS) * D and sizes["blocks.mlp.c_fc.weight"] == 2 * D * F
+    assert {len(x["devices"]) for x in answer["parameters"]} == {1}
+    assert answer["config"]["n_layer"] == 2 and answer["limits"]["attention"] <= BLOCK_SIZE
+
+
+def test_a_text_is_told_by_its_tokens(post):
+    tokens = post("tokens", text="the <b>")["tokens"]
+    assert "".join(token["text"] for token in tokens) == "the <b>"
+    assert [token["id"] for token in tokens] == [SYMBOLS.index(c) for c in "the <b>"]
+
+
+def test_places_have_the_models_probabilities_and_those_that_are_drawn_from(post, server):
+    text, settings = "the quick brown", {"temperature": 0.7, "top_k": 7, "top_p": 0.8}
+    answer = post("places", text=text, **settings)
+    ids = [SYMBOLS.index(c) for c in text]
+    expected = probabilities(server[1].model, ids)
+    assert answer["places"][0] is None and len(answer["places"]) == len(text) + 1
+    for i, place in enumerate(answer["places"][1:], 1):
+        before, after = expected[i - 1], settled(expected[i - 1], **settings)
+        assert len(place["likeliest"]) == 10
+        assert place["likeliest_before"] == pytest.approx(np.sort(before)[::-1][:10], rel=1e-3)
+        assert place["likeliest_before"] == pytest.approx(before[place["likeliest"]], rel=1e-3)
+        assert place["likeliest_after"] == pytest.approx(after[place["likeliest"]], rel=1e-3, abs=1e-6)
+        if i < len(text):
+            assert place["before"] == pytest.approx(before[ids[i]], rel=1e-3)
+            assert place["after"] == pytest.approx(after[ids[i]], rel=1e-3, abs=1e-6)
+        else:
+            assert "before" not in place
+    assert {answer["names"][str(i)] for i in answer["places"][1]["likeliest"]} <= set(SYMBOLS)
+
+
+def test_at_temperature_0_the_likeliest_is_certain(post):
+    for place in post("places", text="the", temperature=0)["places"][1:]:
+        assert place["likeliest_after"] == [1.0] + [0.0] * 9
+
+
+def written(address: str, **body) -> list[dict]:
+    """The tokens that /inside/write makes."""
+    status, answer = ask(f"{address}/inside/write", {"logprobs": 0, **body})
+    assert status == 200, answer
+    return answer["choices"][0]["tokens"]
+
+
+def test_what_is_written_is_the_completion_of_the_same_seed_with_its_ids(server):
+    body = {"prompt": "the ", "max_tokens": 24, "seed": 5, "temperature": 0.8}
+    tokens = written(server[0], **body)
+    _, completion = ask(f"{server[0]}/v1/completions", body)
+    assert "".join(token["text"] for token in tokens) == completion["choices"][0]["text"]
+    assert [token["id"] for token in tokens] == [SYMBOLS.index(token["text"]) for token in tokens]
+
+
+def test_places_past_the_block_size_are_those_that_the_engine_drew_from(server, post):
+    """By its window rule, of which the page would otherwise tell another story than was written."""
+    prompt = [SYMBOLS.index(c) for c in "the lazy"]
+    tokens = written(server[0], prompt=prompt, max_tokens=3 * BLOCK_SIZE, seed=1)
+    whole = prompt + [token["id"] for token in tokens]
+    places = post("places", tokens=whole, prompt=len(prompt))["places"]
+    told = [np.log(place["before"]) for place in places[len(prompt) : -1]]
+    assert told == pytest.approx([token["logprob"] for token in tokens], abs=2e-3)
+
+
+def test_a_token_in_the_middle_of_a_character_has_no_text_but_its_bytes_are_named(byte_run):
+    with serving(out_dir=str(byte_run)) as (address, _):
+        _, answer = ask(f"{address}/inside/places", {"text": "né"})
+        tokens = written(address, prompt="né", max_tokens=60, seed=3)
+        _, completion = ask(f"{address}/v1/completions", {"prompt": "né", "max_tokens": 60, "seed": 3})
+    assert [token["text"] for token in answer["tokens"]] == ["n", "", "é"]
+    assert answer["names"][str(answer["tokens"][1]["id"])] == "(c3)"
+    texts = [token["text"] for token in tokens]
+    assert "" in texts and "".join(texts) == completion["choices"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    "total, prompt, block", [(1, 1, 8), (8, 3, 8), (30, 3, 8), (30, 20, 8), (30, 0, 7), (9, 9, 2)]
+)
+def test_windows_fill_each_place_once_with_tokens_that_fit(total, prompt, block):
+    places = []
+    for start, first, last in windows(total, prompt, block):
+        assert start < first <= last <= start + block and last <= total
+        places += range(first, last + 1)
+    assert places == list(range(max(0, prompt - block) + 1, total + 1))
+
+
+def test_attention_is_the_models_to_a_65535th(post, server):
+    answer = post("attention", text=TEXT[:20])
+    L, H, T = answer["shape"]
+    parts = np.frombuffer(base64.b64decode(answer["weights"]), "<u2").reshape(L, H, -1)
+    weights = np.zeros((L, H, T, T))
+    weights[:, :, *np.tril_indices(T)] = parts / 65535
+    expected = attention(server[1].model, np.array([SYMBOLS.index(c) for c in TEXT[:20]], np.int32))
+    assert (L, H, T) == (2, 2, 20)
+    np.testing.assert_allclose(weights, expected, atol=1 / 65535)
+    np.testing.assert_allclose(weights.sum(-1), 1, atol=T / 65535)
+
+
+def test_the_lens_ends_in_the_models_own_prediction(post, server):
+    answer = post("lens", text="the quick", k=3)
+    ids = [SYMBOLS.index(c) for c in "the quick"]
+    seen = lens(server[1].model, np.array(ids, np.int32), 3)
+    assert np.shape(answer["likeliest"]) == (3, 9, 3)
+    np.testing.assert_allclose(answer["probabilities"], seen.probabilities, rtol=1e-4)
+    np.testing.assert_allclose(answer["mlp_norms"], seen.mlp_norms, rtol=1e-4)
+    own = probabilities(server[1].model, ids)
+    np.testing.assert_allclose(answer["probabilities"][-1], -np.sort(-own, axis=-1)[:, :3], rtol=1e-3)
+
+
+def test_the_loss_of_two_checkpoints(post, run):
+    names = ["iter-5", "iter-20"]
+    answer = post("loss", text=TEXT[:24], checkpoints=names)
+    assert [told["checkpoint"] for told in answer["losses"]] == names
+    ids = np.array([[SYMBOLS.index(c) for c in TEXT[:24]]], np.int32)
+    for told, iteration in zip(answer["losses"], (5, 20), strict=True):
+        model = load_run(str(run), iteration)[0]
+        expected = nll(forward(model, ids[:, :-1]), ids[:, 1:])[0]
+        assert told["nats"] == pytest.approx(np.asarray(expected), rel=1e-3)
+
+
+def test_a_text_longer_than_the_block_size_has_a_loss_at_every_place(post, server):
+    text = TEXT[:100]
+    ids = [SYMBOLS.index(c) for c in text]
+    (told,) = post("loss", text=text)["losses"]
+    found = told["nats"]
+    assert told["checkpoint"] == "iter-20" and len(found) == 99
+    rows = np.zeros((BLOCK_SIZE + 1, BLOCK_SIZE + 1), np.int32)  # row n: the n tokens before the 70th, and it
+    for n in range(1, BLOCK_SIZE + 1):
+        rows[n, : n + 1] = ids[70 - n : 71]
+    own = nll(forward(server[1].model, rows[:, :-1]), rows[:, 1:])
+    told = [own[n, n - 1] for n in range(BLOCK_SIZE // 2 - 1, BLOCK_SIZE)]  # half a block's tokens, or more
+    assert min(abs(found[69] - np.array(told))) < 1e-3
+    whole = np.array([ids[:BLOCK_SIZE]], np.int32)
+    first = nll(forward(server[1].model, whole[:, :-1]), whole[:, 1:])
+    assert found[: BLOCK_SIZE - 1] == pytest.approx(np.asarray(first[0]), rel=1e-3)
+
+
+def test_checkpoints_are_listed_with_their_validation_loss(server):
+    _, answer = ask(f"{server[0]}/inside/checkpoints")
+    assert answer["served"] == "iter-20"
+    assert [x["name"] for x in answer["checkpoints"]] == [f"iter-{i}" for i in ITERATIONS]
+    losses = [x["val_loss"] for x in answer["checkpoints"]]
+    assert losses[-1] < losses[0] < np.log(len(SYMBOLS)) + 0.5
+
+
+def test_a_few_checkpoints_stay_in_memory(run):
+    looked_at = Run(str(run))
+    for iteration in ITERATIONS:
+        looked_at.load(f"iter-{iteration}")
+    assert list(looked_at.kept) == [f"iter-{i}" for i in ITERATIONS[-KEPT:]]
+    first = looked_at.load("iter-15")
+    assert looked_at.load("iter-15") is first
+
+
+def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
+    tuned = train_run(tmp_path, init_from=run, max_iters=5)
+    looked_at = Run(str(tuned))
+    assert [x["name"] for x in looked_at.checkpoints()] == ["start", "iter-5"]
+    np.testing.assert_array_equal(looked_at.load("start").wte, load_run(str(run))[0].wte)
+
+
+# --- the run's records --------------------------------------------------------------------------------------
+
+
+def test_records_come_as_they_are_written(run):
+    looked_at = Run(str(run))
+    first = looked_at.records(0, "")
+    assert first["fresh"] and not first["more"]
+    assert [r["iter"] for r in first["records"] if "loss" in r] == list(range(20))
+    assert looked_at.records(first["offset"], first["file"])["records"] == []
+    path = run / "metrics.jsonl"
+    before = path.read_bytes()
+    with open(path, "ab") as file:
+        file.write(b'{"iter": 20, "loss": 1.5}\n{"iter": 21, "lo')
+    second = looked_at.records(first["offset"], first["file"])
+    assert (second["records"], second["fresh"]) == ([{"iter": 20, "loss": 1.5}], False)
+    with open(path, "ab") as file:
+        file.write(b'ss": 1.25}\n')
+    third = looked_at.records(second["offset"], second["file"])
+    assert third["records"] == [{"iter": 21, "loss": 1.25}]
+    # A resumed run writes its file anew.
+    path.with_suffix(".new").write_bytes(before)
+    path.with_suffix(".new").replace(path)
+    again = looked_at.records(third["offset"], third["file"])
+    assert again["fresh"] and again["records"] == first["records"]
+
+
+def test_records_are_read_a_part_at_a_time(tmp_path):
+    lines = [json.dumps({"iter": i, "loss": 1.0}) for i in range(RECORDS // 20)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    looked_at, offset, file, found, more = Run(str(tmp_path)), 0, "", [], True
+    while more:
+        part = looked_at.records(offset, file)
+        assert len(part["records"]) < len(lines)
+        found += part["records"]
+        offset, file, more = part["offset"], part["file"], part["more"]
+    assert [r["iter"] for r in found] == list(range(len(lines)))
+
+
+def test_a_run_without_records_has_none_yet(tmp_path):
+    assert Run(str(tmp_path)).records(0, "")["records"] == []
+
+
+def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, monkeypatch):
+    address, served = server
+    monkeypatch.setattr(served, "run", None)
+    assert ask(f"{address}/inside/model")[1]["run"] is False
+    assert ask(f"{address}/inside/checkpoints") == (200, {"served": "iter-20", "checkpoints": []})
+    status, answer = ask(f"{address}/inside/run")
+    assert (status, answer["error"]["code"]) == (404, "no_run")
+    status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoints": ["iter-5"]})
+    assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
+
+
+# --- what is refused ----------------------------------------------------------------------------------------
+
+BAD = [
+    ("places", {}, "text"),
+    ("places", {"text": "the", "tokens": [1]}, "text"),
+    ("places", {"text": 3}, "text"),
+    ("places", {"text": ""}, "text"),
+    ("places", {"text": "Ω"}, "text"),
+    ("places", {"text": "the " * 5000}, "text"),
+    ("places", {"tokens": [1, 99]}, "tokens"),
+    ("places", {"tokens": [True]}, "tokens"),
+    ("places", {"tokens": "the"}, "tokens"),
+    ("places", {"tokens": [1.5]}, "tokens"),
+    ("places", {"text": "the", "prompt": 4}, "prompt"),
+    ("places", {"text": "the", "temperature": -1}, "temperature"),
+    ("places", {"text": "the", "top_k": 0}, "top_k"),
+    ("places", {"text": "the", "top_p": 0}, "top_p"),
+    ("places", {"text": "the", "checkpoint": 5}, "checkpoint"),
+    ("places", {"text": "the", "out_dir": "/"}, "out_dir"),
+    ("attention", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
+    ("attention", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
+    ("lens", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
+    ("lens", {"text": "the", "k": 21}, "k"),
+    ("lens", {"text": "the", "k": 10**30}, "k"),
+    ("loss", {"text": "t"}, "text"),
+    ("loss", {"text": "the", "checkpoints": []}, "checkpoints"),
+    ("loss", {"text": "the", "checkpoints": "iter-5"}, "checkpoints"),
+    ("loss", {"text": "the", "checkpoints": ["iter-5"] * 3}, "checkpoints"),
+    ("loss", {"text": "the", "checkpoints": [{"name": "iter-5"}]}, "checkpoints"),
+    ("tokens", {"text": "Ω"}, "text"),
+    ("write", {"prompt": "the", "max_tokens": 257}, "max_tokens"),
+    ("write", {"prompt": ""}, "prompt"),
+]
+
+
+@pytest.mark.parametrize("route, body, param", BAD)
+def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
+    status, answer = ask(f"{server[0]}/inside/{route}", body)
+    assert status == 400 and answer["error"]["param"] == param, answer
+
+
+def test_a_model_that_reads_one_token_at_a_time_has_no_loss(server, monkeypatch):
+    monkeypatch.setattr(Served, "block_size", 1)
+    status, answer = ask(f"{server[0]}/inside/loss", {"text": "the"})
+    assert status == 400 and answer["error"]["param"] == "text"
+
+
+@pytest.mark.parametrize(
+    "name", ["iter-6", "iter-", "5", "../run", "/etc/passwd", "start", "iter-5/../iter-10", ""]
+)
+def test_a_checkpoint_is_named_by_the_list_alone(server, name):
+    status, answer = ask(f"{server[0]}/inside/loss", {"text": "the", "checkpoints": [name]})
+    assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"text"', b"\xff\xfe", b'{"text": NaN}'])
+@pytest.mark.parametrize("route", ["tokens", "write", "places", "attention", "lens", "loss"])
+def test_what_is_no_json_object_is_refused(server, route, body):
+    status, answer = ask(f"{server[0]}/inside/{route}", body)
+    assert status == 400 and answer["error"]["message"]
+
+
+@pytest.mark.parametrize("offset", ["-1", "x", "1e3", "9" * 20, "%C2%B2"])
+def test_an_offset_is_a_number_of_bytes(server, offset):
+    status, answer = ask(f"{server[0]}/inside/run?offset={offset}")
+    assert (status, answer["error"]["param"]) == (400, "offset")
+
+
+def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):
+    run = train_run(tmp_path, max_iters=10)
+    with serving(out_dir=str(run)) as (address, _):
+        for path in (run / "checkpoints" / "5" / "model").rglob("*"):
+            if path.is_file():
+                path.write_bytes(b"")
+        status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoints": ["iter-5"]})
+    assert status == 404 and str(tmp_path) not in answer["error"]["message"]
+
+
+def request_of(client: str) -> Request:
+    """Return a request whose client waits, or has gone."""
+
+    async def receive():
+        if client == "waits":
+            await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    return Request({"type": "http"}, receive)
+
+
+def test_heavy_questions_wait_in_a_short_row(server):
+    """While one is computed a few wait, the next is refused, and afterwards all is as before."""
+    go_on = threading.Event()
+
+    def hold():
+        return {"went_on": go_on.wait(60)}
+
+    async def pile():
+        desk, request = Desk(server[1]), request_of("waits")
+        held = [asyncio.ensure_future(desk.answer(request, hold)) for _ in range(WAITING + 1)]
+        await asyncio.sleep(0)
+        with pytest.raises(ApiError) as refused:
+            await desk.answer(request, dict)
+        go_on.set()
+        answers = await asyncio.gather(*held)
+        assert [json.loads(answer.body) for answer in answers] == [{"went_on": True}] * (WAITING + 1)
+        assert (await desk.answer(request, dict)).status_code == 200
+        return refused.value
+
+    refused = asyncio.run(pile())
+    assert refused.status == 429 and "Retry-After" in refused.headers
+
+
+def test_nothing_is_computed_for_a_client_that_has_gone(server):
+    asyncio.run(Desk(server[1]).answer(request_of("has gone"), pytest.fail))
+
+
+def test_a_question_that_fails_leaves_the_row(server):
+    async def fail():
+        desk = Desk(server[1])
+        with pytest.raises(ZeroDivisionError):
+            await desk.answer(request_of("waits"), lambda: {"impossible": 1 / 0})
+        assert desk.pending == 0 and (await desk.answer(request_of("waits"), dict)).status_code == 200
+
+    asyncio.run(fail())
+
+
+def test_without_the_key_nothing_of_the_model_is_told(run):
+    with serving(out_dir=str(run), api_key="a-secret-key") as (address, _):
+        for method, path, _ in INSIDE:
+            body = None if method == "GET" else {"text": "the"}
+            assert ask(address + path, body)[0] == 401
+            assert ask(address + path, body, key="a-secret-kez")[0] == 401
+        assert ask(f"{address}/inside/model", key="a-secret-key")[0] == 200
+
+
+def test_the_pages_files_are_found_and_nothing_beside_them(server):
+    names = {path.name for path in PAGE.iterdir()}
+    assert "index.html" in names
+    for name in ["", *names]:
+        with urllib.request.urlopen(f"{server[0]}/{name}") as answer:
+            assert answer.read() == (PAGE / (name or "index.html")).read_bytes()
+            assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    for path in [
+        "/../serve.py",
+        "/%2e%2e/app.py",
+        "/..%2fapp.py",
+        "//etc/passwd",
+        "/app.py",
+        "/metrics.jsonl",
+    ]:
+        connection = HTTPConnection(urlsplit(server[0]).netloc, timeout=60)
+        connection.request("GET", path)  # as it stands: urllib would tidy it up
+        assert connection.getresponse().status == 404, path
+
+
+def test_the_page_runs_no_inline_code_and_names_no_other_host():
+    html = (PAGE / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*src=)|\sstyle=|\son\w+=", html)
+    for path in PAGE.iterdir():
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for
+        assert "innerHTML" not in text and "://" not in text, path

@@ -1,0 +1,175 @@
+"""300 malformed requests: each is answered by a 4xx with the error object, and the server goes on.
+
+And 60 that are slow or silent: their connections are closed.
+"""
+
+import contextlib
+import json
+import random
+import resource
+import socket
+import time
+
+import h11
+import httpx
+import pytest
+
+from tests.helpers import DEADLINE, wait_until
+from tests.tools.serving.served_run import ask, serving
+from tools.serving.connections import SECONDS
+
+PATHS = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+GOOD = {
+    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+    "/tokenize": {"prompt": "abc"},
+    "/detokenize": {"tokens": [1, 2]},
+}
+NEEDED = {"prompt", "messages", "tokens"}
+FIELDS = (
+    *("model", "prompt", "messages", "tokens", "max_tokens", "max_completion_tokens", "n", "temperature"),
+    *(
+        "top_p",
+        "top_k",
+        "seed",
+        "stop",
+        "logprobs",
+        "top_logprobs",
+        "echo",
+        "stream",
+        "stream_options",
+        "best_of",
+    ),
+)
+HUGE = object()  # a number of 4,500 digits
+# No field takes any of these.
+VALUES = (
+    *(-1e308, 1e308, -(10**30), HUGE, "\ud800", {"a": {}}, [[[]]], [{}], [None, 1], {"role": "user"}, [True]),
+    *([-1], [2**70], ["\x00", 3], [1.5], [[1], "a"]),
+)
+NOT_NUMBERS = (b"NaN", b"Infinity", b"1e999")
+TYPES = ("application/json", "text/plain", "application/json; charset=x")
+
+
+def malformed(draw: random.Random, path: str) -> bytes:
+    """Make the body of a request that cannot be answered."""
+    good = GOOD[path]
+    whole = json.dumps(good).encode()
+    match draw.randrange(8):
+        case 0:  # a part of JSON
+            return whole[: draw.randrange(len(whole))]
+        case 1:  # not UTF-8
+            place = draw.randrange(len(whole))
+            return whole[:place] + bytes([draw.randrange(0x80, 0x100)]) + b"\xff" + whole[place:]
+        case 2:  # JSON, but no object
+            return json.dumps(draw.choice([None, 1, "a", [], [good], True, 1.5])).encode()
+        case 3:  # an unknown field
+            return json.dumps(good | {draw.choice(["x", "", "promt", "__class__", "\n" * 50]): 1}).encode()
+        case 4:  # nested deeply
+            return b'{"prompt":' + b"[" * draw.choice([2, 100, 4000])
+        case 5:  # no number of JSON's
+            return whole[:-1] + b', "temperature": ' + draw.choice(NOT_NUMBERS) + b"}"
+        case 6:  # nothing that is needed
+            return json.dumps({name: value for name, value in good.items() if name not in NEEDED}).encode()
+    field, value = draw.choice([*FIELDS, *NEEDED]), draw.choice(VALUES)
+    if value is HUGE:
+        return whole[:-1] + f', "{field}": 1{"0" * 4500}}}'.encode()
+    return json.dumps(good | {field: value}).encode()
+
+
+@pytest.fixture(scope="module")
+def server(serve, char_run):
+    return serve(f"--out_dir={char_run}", "--slots=2", "--max_body=10000")
+
+
+def test_a_malformed_request_is_answered_with_an_error_object(server):
+    draw = random.Random(0)
+    with httpx.Client(base_url=server.url, timeout=60) as client:
+        for _ in range(300):
+            path = draw.choice(PATHS)
+            body = malformed(draw, path)
+            headers = {"Content-Type": draw.choice(TYPES)}
+            answer = client.post(path, content=body, headers=headers)
+            assert 400 <= answer.status_code < 500, (path, body[:200], answer.text)
+            error = answer.json()["error"]
+            assert error.keys() == {"message", "type", "param", "code"} and error["message"], body[:200]
+            assert "Traceback" not in answer.text and len(answer.text) < 2000
+        for path in PATHS:
+            assert client.post(path, json=GOOD[path]).status_code == 200
+        health = client.get("/health").json()
+    assert (health["running"], health["pending"]) == (0, 0)
+    assert "Traceback" not in server.log.read_text()
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999\r\n\r\n{}",
+        b"\x00\xff\xfe\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
+    ],
+)
+def test_what_is_no_http_does_not_stop_it(server, head):
+    with socket.create_connection(("127.0.0.1", server.port)) as connection:
+        connection.sendall(head)
+        connection.settimeout(1)
+        try:
+            assert not connection.recv(1000).startswith(b"HTTP/1.1 5")
+        except TimeoutError:  # it waits for the rest
+            pass
+    assert httpx.get(f"{server.url}/health").status_code == 200
+
+
+def test_a_slow_or_silent_client_is_closed(char_run, monkeypatch):
+    """At any byte of a request, the first of a connection or another; drop by drop, too."""
+    monkeypatch.setitem(SECONDS, h11.IDLE, 0.5)
+    monkeypatch.setitem(SECONDS, h11.SEND_BODY, 1.0)
+    draw = random.Random(0)
+    body = json.dumps(GOOD["/tokenize"]).encode()
+    whole = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+    with serving(out_dir=str(char_run)) as (url, _), contextlib.ExitStack() as opened:
+
+        def connect(first: bytes) -> socket.socket:
+            connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), DEADLINE)
+            connection.sendall(first)
+            return opened.enter_context(connection)
+
+        cuts = [
+            0,
+            1,
+            len(whole) - len(body),
+            len(whole) - 1,
+            *(draw.randrange(len(whole)) for _ in range(26)),
+        ]
+        silent = [connect(whole[:cut]) for cut in cuts] + [connect(whole + whole[: cut or 1]) for cut in cuts]
+        slow = connect(whole[:9])
+        with pytest.raises(OSError):
+            for byte in b"a" * int(DEADLINE * 20):
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+        answers = [b"".join(iter(lambda c=connection: c.recv(4096), b"")) for connection in silent]
+        assert not answers[0]
+        assert all(
+            answer.startswith(b"HTTP/1.1 408 Request Timeout\r\n") for answer in answers[1 : len(cuts)]
+        )
+        assert all(
+            answer.count(b"HTTP/1.1 200") == 1 and b"HTTP/1.1 408" in answer
+            for answer in answers[len(cuts) :]
+        )
+        assert ask(f"{url}/health")[0] == 200
+
+
+def test_before_it_runs_out_of_files_it_refuses_connections(serve, char_run):
+    server = serve(f"--out_dir={char_run}", "--slots=1")
+    resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (220, 220))
+    with contextlib.ExitStack() as opened:
+        for _ in range(120):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+        answer = httpx.get(f"{server.url}/health")
+        assert answer.status_code == 503 and "too many connections" in answer.json()["error"]["message"]
+        for _ in range(200):
+            opened.enter_context(socket.create_connection(("127.0.0.1", server.port)))
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 200)
+    assert "Too many open files" not in server.log.read_text()

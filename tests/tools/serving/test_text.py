@@ -1,0 +1,56 @@
+"""Tokens to text: the bytes of each, and parts that are whole characters without the stop string."""
+
+import numpy as np
+import pytest
+
+from data.tokenizer import CharTokenizer, load_tokenizer
+from tools.serving.text import Continuation
+
+TEXT = "the é€🙂 brown\n"
+
+
+@pytest.fixture
+def tokenizer(tokenizer_json):
+    return load_tokenizer(str(tokenizer_json))
+
+
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
+    for one in (tokenizer, CharTokenizer("".join(sorted(set(TEXT))))):
+        ids = one.encode(TEXT).tolist()
+        assert b"".join(map(one.bytes_of, ids)) == TEXT.encode()
+
+
+def test_each_part_is_whole_characters(tokenizer):
+    ids = tokenizer.encode(TEXT)
+    text = Continuation(tokenizer, [], [])
+    parts = [text.add(ids[i : i + 1]).text for i in range(len(ids))]
+    assert "".join(parts) == TEXT and "\ufffd" not in "".join(parts)
+    assert text.finish().text == "" and text.count == len(ids)
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    "stop, left", [("€🙂", "the é"), ("he", "t"), ("brown\n", "the é€🙂 "), ("x", TEXT), ("\nA", TEXT)]
+)
+def test_nothing_of_a_stop_string_is_sent(tokenizer, size, stop, left):
+    """However many tokens come at once; what only looks like its beginning is sent later."""
+    ids = tokenizer.encode(TEXT)
+    text, sent, tokens = Continuation(tokenizer, [], [stop, "never"]), "", []
+    for i in range(0, len(ids), size):
+        part = text.add(ids[i : i + size])
+        sent += part.text
+        tokens += part.tokens
+        assert left.startswith(sent)
+        if text.stopped:
+            break
+    rest = text.finish()
+    assert sent + rest.text == left and text.stopped == (left != TEXT)
+    tokens += rest.tokens
+    assert [token.id for token in tokens] == ids[: len(tokens)].tolist()
+    assert all(token.start < len(left) for token in tokens)
+
+
+def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):
+    ids = tokenizer.encode("€").tolist()
+    assert len(ids) == 3
+    assert Continuation(tokenizer, ids[:2], []).add(np.array(ids[2:])).text == "€"

@@ -1,0 +1,1 @@
+"""What stands around the core. Delete this folder, and training, resuming and sampling go on."""

@@ -1,0 +1,157 @@
+"""The variants that bench.py measures, and their taking turns: the step, train.py's loop, PyTorch's step.
+
+A variant has a `name`, and `run(n)` returns seconds per step over n steps.
+"""
+
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import jax
+import numpy as np
+
+from config.command_line import UserError
+from config.options import Options
+from model import GPTConfig
+from parallel.batches import StepBatches
+from runs.hardware import reuse_freed_memory
+from runs.metrics import Metrics
+from training.recipe import compile_step
+from training.state import create_state, model_config
+
+BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
+
+
+class JaxStep:
+    """The training step of train.py."""
+
+    def __init__(self, config: GPTConfig, options: Options):
+        self.config, self.options = config, options
+        self.name, self.dtype = f"JAX {config.compute.dtype}", config.compute.dtype
+        self.state = create_state(config, options)
+        start = time.perf_counter()
+        self.train_step = compile_step(self.state, options)
+        self.compile_seconds = time.perf_counter() - start
+        reuse_freed_memory(self.train_step)
+        shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
+        self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
+
+    def run(self, n: int) -> float:
+        start = time.perf_counter()
+        for i in range(n):
+            self.state, _ = self.train_step(self.state, *self.batches[i % 4])
+        jax.block_until_ready(self.state)
+        return (time.perf_counter() - start) / n
+
+
+class TrainLoop:
+    """The step as train.py's loop runs it."""
+
+    name = "in train.py's loop"
+
+    def __init__(self, step: JaxStep, stack: ExitStack):
+        self.step, self.i = step, 0
+        options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()), wandb_log=False)
+        self.batches = StepBatches(options)
+        self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
+        stack.callback(self.metrics.close)
+
+    def run(self, n: int) -> float:
+        start = time.perf_counter()
+        for _ in range(n):
+            with self.metrics.making_batch():
+                batch = self.batches(self.i)
+            self.step.state, report = self.step.train_step(self.step.state, *batch)
+            self.metrics.step(self.i, report, self.batches.epoch(self.i))
+            self.i += 1
+        self.metrics.catch_up()
+        jax.block_until_ready(self.step.state)
+        return (time.perf_counter() - start) / n
+
+
+class TorchStep:
+    """A variant of torch_step.py, in a process of its own that waits while it is not its turn."""
+
+    def __init__(self, config: GPTConfig, options: Options, dtype: str, compiled: bool):
+        self.name, self.dtype = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}", dtype
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tools.benchmarks.torch_step"],
+            cwd=Path(__file__).resolve().parents[2],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,  # torch.compile writes pages there when it fails
+            text=True,
+        )
+        device = "cuda" if jax.default_backend() == "gpu" else "cpu"
+        request = dict(dtype=dtype, compiled=compiled, device=device)
+        self._send(json.dumps(request | dict(config=asdict(config), options=options.to_json())))
+
+    def run(self, n: int) -> float:
+        """Measure seconds per step over n steps. Raises Unavailable."""
+        self._send(str(n))
+        assert self.process.stdout is not None, "it is a pipe"
+        answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
+        if "error" in answer:
+            raise Unavailable(f"{self.name} is unavailable: {answer['error']}")
+        return answer["seconds"]
+
+    def stop(self) -> None:
+        """End the process, and wait for that: a process that is ending still takes time from the others."""
+        try:
+            self.process.communicate(timeout=20)  # closes its stdin, at which it ends
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.communicate()
+
+    def _send(self, line: str) -> None:
+        try:
+            print(line, file=self.process.stdin, flush=True)
+        except BrokenPipeError:
+            raise Unavailable(f"{self.name} is unavailable: its process ended") from None
+
+
+class Unavailable(UserError):
+    """Raised with a few words of why a variant cannot be measured on this machine."""
+
+
+def rivals(step: JaxStep, stack: ExitStack) -> list:
+    """Make the JAX step in the other dtype, and those of PyTorch's four variants that run here, warmed up."""
+    if jax.default_backend() == "tpu":
+        raise UserError("--vs=torch compares on a CPU or an NVIDIA GPU, and this is a TPU; give --device=cpu")
+    other = "bfloat16" if step.dtype == "float32" else "float32"
+    options = replace(step.options, dtype=other)
+    variants = [JaxStep(model_config(options, step.config.vocab_size), options)]
+    variants[0].run(1)
+    for dtype in ("float32", "bfloat16"):
+        for compiled in (False, True):
+            variant = TorchStep(step.config, step.options, dtype, compiled)
+            stack.callback(variant.stop)
+            try:
+                variant.run(1)
+                variants.append(variant)
+            except Unavailable as error:
+                print(error)
+                variant.stop()
+    return variants
+
+
+def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
+    """Measure seconds per step of every block of steps, by variant. All must have been run once before."""
+    pilot = {variant.name: variant.run(1) for variant in variants}
+    rounds = max(MIN_ROUNDS, int(BUDGET / max(BLOCK, *pilot.values())))
+    if steps is None:
+        block = {name: max(1, int(BLOCK / seconds)) for name, seconds in pilot.items()}
+    else:
+        rounds = min(rounds, steps)
+        block = dict.fromkeys(pilot, -(-steps // rounds))
+    times = {name: [] for name in pilot}
+    for _ in range(rounds):
+        for variant in variants:
+            variant.run(1)  # untimed, because what the variants before it left in caches and memory is theirs
+            times[variant.name].append(variant.run(block[variant.name]))
+    return times

@@ -1,0 +1,109 @@
+"""Plan how fast sampling can be at best. Each token reads all the weights and its sequence's keys and values.
+
+Two counts stand side by side: the least that a token has to read, by the shapes alone; and what the compiled
+program of `generation/decode.py` reads and writes, by the rules of work.py, which may be more. The sequences
+of a batch share the reading of the weights, and each has a cache of its own. Sampling uses one device.
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec as P
+
+from config.devices import GIB
+from config.options import Options
+from data.loader import Meta
+from generation.decode import CHUNK, Rows, decode, start
+from model import GPTConfig
+from parallel.mesh import AXES, mesh_of
+from tools.planning.cost import MEMORY, Cost, Row, estimate
+from tools.planning.program import parse_program
+from tools.planning.report import dearest
+from tools.planning.target import Target, absent_devices
+from training.state import model_config
+
+
+@dataclass(frozen=True)
+class PlannedDecoding:
+    """The compiled loop that draws CHUNK tokens for each of B sequences."""
+
+    config: GPTConfig
+    B: int
+    needed: int  # bytes of device memory
+    cost: Cost  # of CHUNK tokens
+
+
+def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecoding:
+    """Compile the loop of sampling for one of the target's devices."""
+    ones = (1,) * len(AXES)
+    with jax.set_mesh(mesh_of(absent_devices(target.text)[:1], ones)):
+        config = model_config(options, meta.vocab_size)
+        here = jax.NamedSharding(jax.sharding.get_mesh(), P())
+
+        def shaped(tree):
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
+
+        def begin():
+            model = config.build(jax.random.key(0))
+            return start(model, options.batch_size, config.vocab_size)
+
+        decoder, cache = (shaped(x) for x in jax.eval_shape(begin))
+        rows = Rows.empty(options.batch_size)
+        compiled = decode.lower(decoder, cache, rows, np.int32(CHUNK), config.block_size).compile()
+    memory = compiled.memory_analysis()
+    assert memory is not None, "XLA plans the memory for GPUs and TPUs"
+    needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
+    program = parse_program(compiled.as_text() or "")
+    return PlannedDecoding(
+        config, options.batch_size, needed, estimate(program, target, dict.fromkeys(AXES, 1))
+    )
+
+
+def decoding_table(planned: PlannedDecoding, target: Target) -> str:
+    """Format what a token reads, at least and as compiled, and how many tokens a second that allows."""
+    device, config, B, T = target.device, planned.config, planned.B, planned.config.block_size
+    weights, cache = weight_bytes(config), cache_bytes(config)
+    verdict = "it fits" if planned.needed <= device.usable else "it does not fit"
+    lines = [
+        f"A plan for sampling on one {device.name} ({device.kind}). Nothing was run or measured.\n",
+        f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.compute.dtype}",
+        f"{f'cache of {B} x {T:,} tokens':40}{B * T * cache / GIB:10.3f} GiB",
+        f"{'memory of the compiled program':40}{planned.needed / GIB:10.3f} GiB "
+        f"of {device.usable / GIB:.2f}: {verdict}",
+        f"\n{'a token for each of the sequences':40}{'ms':>10}{'GB':>10}{'tokens/s':>12}",
+    ]
+
+    def row(name: str, seconds: float, size: float) -> str:
+        return f"{name:40}{1e3 * seconds:10.3f}{size / 1e9:10.3f}{B / seconds:12,.0f}"
+
+    for length in (T // 4, T // 2, T):
+        least = weights + B * length * cache
+        lines.append(row(f"at least, {length:,} in the cache", least / (MEMORY * device.bandwidth), least))
+    classes, seconds = per_token(planned.cost.by_class()), planned.cost.seconds / CHUNK
+    lines.append(row("as compiled", seconds, math.fsum(row.bytes for row in classes)))
+    lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]
+    return "\n".join([*lines, dearest(per_token(planned.cost.by_line()), seconds)])
+
+
+def per_token(rows: list[Row]) -> list[Row]:
+    return [replace(row, seconds=row.seconds / CHUNK, bytes=row.bytes / CHUNK) for row in rows]
+
+
+def weight_bytes(config: GPTConfig) -> int:
+    """Return the bytes of the weights that a token has to read, in the dtype of the products.
+
+    A token reads one row of the embeddings, which is not counted, unless they are the head too.
+    """
+    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
+    read = sum(x.size for x in jax.tree.leaves(model))
+    read -= 0 if model.wpe is None else model.wpe.size
+    read -= 0 if model.lm_head is None else model.wte.size
+    return jnp.dtype(config.compute.dtype).itemsize * read
+
+
+def cache_bytes(config: GPTConfig) -> int:
+    """Return the bytes of the keys and values of one token."""
+    return 2 * config.n_layer * config.kv_heads * config.head_size * jnp.dtype(config.compute.dtype).itemsize
