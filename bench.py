@@ -34,7 +34,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
-from config.command_line import UserError, command, split_options
+from config.command_line import Count, UserError, command, split_options
 from config.devices import peak_flops
 from config.options import Options, parse_options
 from data.batches import Batches
@@ -118,8 +118,8 @@ class BenchOptions:
     """The options that are bench.py's own."""
 
     vs: str | None = None
-    steps: int | None = None
-    vocab_size: int | None = None
+    steps: Count | None = None
+    vocab_size: Count | None = None
     loop: bool = False
     decode: bool = False
     memory: bool = False

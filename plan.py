@@ -31,7 +31,7 @@ from pathlib import Path
 
 import jax
 
-from config.command_line import UserError, command, split_options
+from config.command_line import Count, Name, UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import Options, parse_options
 from data.meta import Meta, load_or_assume_meta
@@ -46,7 +46,6 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     own, argv = split_options(argv, PlanOptions)
     options = parse_options(argv)
-    check_values(own)
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
     target = parse_target(own.on)
@@ -131,23 +130,13 @@ def count_parameters(planned: Planned) -> int:
 class PlanOptions:
     """The options that are plan.py's own."""
 
-    on: str | None = None
-    vocab_size: int | None = None
+    on: Name | None = None
+    vocab_size: Count | None = None
     largest: bool = False
     decode: bool = False
-    json: str | None = None
-    picture: str | None = None
-    hlo: str | None = None
-
-
-EXAMPLES = {"on": "H100", "json": "plan.json", "picture": "plan.png", "hlo": "out-plan"}
-
-
-def check_values(own: PlanOptions) -> None:
-    """Raise UserError for an option without its value."""
-    for name, example in EXAMPLES.items():
-        if getattr(own, name) == "":
-            raise UserError(f"--{name} needs a value, as in --{name}={example}")
+    json: Name | None = None
+    picture: Name | None = None
+    hlo: Name | None = None
 
 
 if __name__ == "__main__":

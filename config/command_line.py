@@ -43,8 +43,6 @@ from typing import (
     get_type_hints,
 )
 
-Own = TypeVar("Own")  # a dataclass of a command's own options
-
 LONGEST_LINE = 1000  # characters of an error
 FLOAT32_MAX = float.fromhex("0x1.fffffep127")  # what is computed with a larger number is inf
 
@@ -88,7 +86,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
 
 
 def interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt the main thread once more after a finalizer, as Orbax has one, swallowed a Ctrl-C."""
+    """Interrupt the main thread again after a finalizer, such as one of Orbax's, swallowed a Ctrl-C."""
     if unraisable.exc_type is KeyboardInterrupt:
         threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
     else:
@@ -99,7 +97,7 @@ class Limit(NamedTuple):
     """A condition that an option's value has to meet, and the words for it in an error."""
 
     text: str
-    holds: Callable[[Any], object]  # whose truth counts
+    holds: Callable[[Any], object] = lambda x: True  # whose truth counts
     below: int = 2**31  # what an integer has to be below, in size; devices count in int32
 
 
@@ -127,6 +125,9 @@ class CommandOptions(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
 
+Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's
+
+
 def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     """Return the options that a command line and its config files set: checked values by name.
 
@@ -135,9 +136,14 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     """
     if "--help" in argv or "-h" in argv:
         show_help(cls)
-    paths, arguments = parse_words(argv, cls)
+    texts, paths = take_words(argv, option_types(cls) | IGNORED, cls)
+    for path in paths:
+        if path.startswith("--"):
+            check_name(path[2:].partition("=")[0].replace("-", "_"), "--", cls)
+        if not path.endswith(".py") or path.startswith("-"):
+            raise UserError(f"{shorten(path)}: expected a config file (NAME.py) or --key=value; see --help")
     found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
-    found |= {name: ("--", value) for name, value in arguments.items()}
+    found |= {name: ("--", value) for name, value in texts.items()}
     for name in IGNORED.keys() & found.keys():
         origin, value = found.pop(name)
         check_value(name, value, origin, cls)
@@ -148,47 +154,58 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     }
 
 
+def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
+    """Take a command's own options from its words. Return them, and the words for train.py's reader.
+
+    A field of type bool is a flag, which needs no value. Raises UserError.
+    """
+    texts, rest = take_words(argv, option_types(own), own, flags=True)
+    return own(**{name: check_value(name, value, "--", own) for name, value in texts.items()}), rest
+
+
 @cache
-def option_types(cls: type[CommandOptions]) -> dict[str, Any]:
+def option_types(cls: type[Any]) -> dict[str, Any]:
     """Return the type of each option of `cls` by its name, `Annotated` limits included."""
     hints = get_type_hints(cls, include_extras=True)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def parse_words(argv: list[str], cls: type[CommandOptions]) -> tuple[list[str], dict[str, Any]]:
-    """Return the paths of the config files in a command line, and its options' values by name, unchecked.
+def take_words(
+    argv: list[str], kinds: dict[str, Any], cls: type[Any], flags: bool = False
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the values, unchecked, of the options in a command line that `kinds` names, and the other words.
 
-    Raises UserError for an unknown option, one without a value, or a word that is neither file nor option.
+    With `flags`, an option of type bool needs no value. Raises UserError for another one without a value.
     """
-    paths, arguments = [], {}
-    words = iter(argv)
+    values, rest, words = {}, [], iter(argv)
     for word in words:
-        if word.startswith("--"):
-            key, equals, text = word[2:].partition("=")
-            name = check_name(key.replace("-", "_"), "--", cls)
-            default = getattr(cls, name, False)
-            if not equals:
-                text = next(words, "--")
-                if text.startswith("--"):  # the next option, or the end
-                    example = not default if isinstance(default, bool) else default
-                    example = str(example).strip() or "TEXT"
-                    raise UserError(f"--{key} needs a value, as in --{key}={example}")
-            kind = IGNORED.get(name) or option_types(cls)[name]
-            arguments[name] = text if takes_text(kind, text) else parse_literal(text)
-        elif word.endswith(".py") and not word.startswith("-"):
-            paths.append(word)
-        else:
-            raise UserError(f"{shorten(word)}: expected a config file (NAME.py) or --key=value; see --help")
-    return paths, arguments
+        key, equals, text = word.partition("=")
+        name = key[2:].replace("-", "_")
+        if not key.startswith("--") or name not in kinds:
+            rest.append(word)
+            continue
+        base, _, optional = read_type(kinds[name])
+        if not equals:
+            text = "True" if flags and base is bool else next(words, "--")
+            if text.startswith("--"):  # the next option, or the end
+                default = getattr(cls, name, False)
+                example = str(not default if isinstance(default, bool) else default).strip() or "TEXT"
+                raise UserError(f"{key} needs a value, as in {key}={example}")
+        as_it_stands = base is str and not (optional and text == "None")  # even if it spells a number
+        values[name] = text if as_it_stands else parse_literal(text)
+    return values, rest
 
 
-def takes_text(kind: Any, text: str) -> bool:
-    """Tell whether an option of type `kind` takes a text as it stands, even one that spells a number."""
-    if get_origin(kind) is Annotated:
-        return takes_text(get_args(kind)[0], text)
-    if type(None) in get_args(kind):
-        return text != "None" and takes_text(get_args(kind)[0], text)
-    return kind is str or get_origin(kind) is Literal
+def read_type(kind: Any) -> tuple[type, Limit, bool]:
+    """Return the basic type of an option, the limit of its values, and whether it may be None as well."""
+    limit, optional = None, False
+    while get_origin(kind) not in (None, Literal):
+        limit = next((extra for extra in get_args(kind) if isinstance(extra, Limit)), limit)
+        optional |= type(None) in get_args(kind)
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return str, Limit(f"one of {', '.join(get_args(kind))}", get_args(kind).__contains__), optional
+    return kind, limit or Limit("True or False" if kind is bool else "a string"), optional
 
 
 # The text of a number, a truth value or None is shorter. Python's parser runs out of stack in a longer one,
@@ -271,91 +288,48 @@ def translate_from_torch(name: str, value: Any) -> Any:
 
 def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
     """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`, if not."""
-    if name not in option_types(cls) and name not in IGNORED:
+    if name not in option_types(cls):
         nearest = difflib.get_close_matches(name, option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
         raise UserError(f"{origin}{shorten(name)} is not an option; {advice}")
     return name
 
 
-def check_value(name: str, value: Any, origin: str, cls: type[CommandOptions]) -> Any:
+def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
     """Return `value` in the type that option `name` of `cls` has: 1e5 becomes 100000 for an integer.
 
     Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
     """
-    kind = IGNORED.get(check_name(name, origin, cls)) or option_types(cls)[name]
+    kind, limit, optional = read_type(IGNORED.get(name) or option_types(cls)[check_name(name, origin, cls)])
+    if value is None and optional:
+        return None
     try:
-        return conform(value, kind)
+        return convert(value, kind, limit)
     except ValueError as error:
-        expected = str(error) or describe_type(kind)
+        expected = str(error) or limit.text + optional * ", or None"
         shown = "***" if name == "api_key" else spell(value)
         raise UserError(f"{origin}{name} is {shown}, expected {expected}") from error
 
 
-def conform(value: Any, kind: Any, below: int = 2**31) -> Any:
+def convert(value: Any, kind: type, limit: Limit) -> bool | int | float | str:
     """Return `value` as type `kind`. 1e5 passes as an int and 1 as a float, True as neither.
 
-    Raises ValueError if the value is of another type, or outside the type's limit; with words for what is
-    expected, if it is no number that an array's axis or a counter may have.
+    Raises ValueError if the value is of another type, or outside its limit; with words for what is expected,
+    if it is no number that an array's axis or a counter may have.
     """
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    finite = number and abs(value) <= sys.float_info.max  # false for nan as well
-    if get_origin(kind) is Annotated:
-        limits = [extra for extra in get_args(kind)[1:] if isinstance(extra, Limit)]
-        value = conform(value, get_args(kind)[0], limits[0].below if limits else below)
-        if all(limit.holds(value) for limit in limits):
-            return value
-    elif get_origin(kind) is Literal:
-        if value in get_args(kind):
-            return value
-    elif type(None) in get_args(kind):
-        return None if value is None else conform(value, get_args(kind)[0])
-    elif kind is int and finite and value == int(value):
-        if abs(value) >= below:
-            raise ValueError(f"an integer of a size below {below}")
-        return int(value)
-    elif kind is float and finite:
+    if kind in (int, float):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        finite = number and abs(value) <= sys.float_info.max  # false for nan as well
+        if not finite or (kind is int and value != int(value)):
+            raise ValueError
+        if kind is int and abs(value) >= limit.below:
+            raise ValueError(f"an integer of a size below {limit.below}")
         if abs(value) > FLOAT32_MAX:
             raise ValueError("a number of a size below 3.4e38, float32's largest")
-        return float(value)
-    elif kind in (bool, str) and isinstance(value, kind):
-        return value
-    raise ValueError
-
-
-def describe_type(kind: Any) -> str:
-    """Return the words for type `kind` in an error, such as "an integer, 1 or more"."""
-    if get_origin(kind) is Annotated:
-        base, *extras = get_args(kind)
-        return next((extra.text for extra in extras if isinstance(extra, Limit)), None) or describe_type(base)
-    if get_origin(kind) is Literal:
-        return f"one of {', '.join(get_args(kind))}"
-    if type(None) in get_args(kind):
-        return f"{describe_type(get_args(kind)[0])}, or None"
-    return {bool: "True or False", str: "a string"}[kind]
-
-
-def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
-    """Take the options of a command's own dataclass from its words. Return them, and the words for train.py.
-
-    A field of type bool is a flag, which needs no value; one of int is 1 or more. Raises UserError.
-    """
-    kinds, values, rest = get_type_hints(own), {}, []
-    for word in argv:
-        key, _, value = word.partition("=")
-        name = key.removeprefix("--")
-        kind = kinds.get(name) if key.startswith("--") else None
-        if kind is bool and value in ("", "True", "False"):
-            values[name] = value != "False"
-        elif kind == int | None:
-            if not value.isdecimal() or int(value) < 1:
-                raise UserError(f"{key} is {value!r}, expected an integer, 1 or more, as in {key}=100")
-            values[name] = int(value)
-        elif kind == str | None:
-            values[name] = value
-        else:
-            rest.append(word)
-    return own(**values), rest
+        value = kind(value)
+    if not isinstance(value, kind) or not limit.holds(value):
+        raise ValueError
+    return value
 
 
 class ScriptParser(argparse.ArgumentParser):

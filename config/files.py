@@ -1,8 +1,8 @@
 """Files that the programs read and write.
 
-A run, data or hub folder may be damaged, or somebody else's. Every file in it is opened by `open_file`, which
-refuses links, devices and FIFOs. Bad JSON raises an error of one line, a larger one than JSON of its kind can
-be is not read, and a name in it is no path out of its folder. A file that is written is whole at any time.
+A run, data or hub folder may be damaged, or somebody else's. `open_file` opens its files, and refuses
+symlinks, devices and FIFOs. Bad JSON is an error of one line; JSON larger than its kind can be is refused;
+a name in it cannot lead out of its folder. Writing is atomic: a file is the old one or the new one.
 """
 
 import errno
@@ -28,10 +28,10 @@ HOLDS_TOKENIZER = 2**27  # JSON in which a tokenizer.json is a string
 
 
 def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
-    """Open a regular file of a run, data or hub folder. A link might lead anywhere, a FIFO or device hang.
+    """Open a regular file of a run, data or hub folder: a symlink could lead anywhere, a FIFO hang.
 
-    `root` is that folder, by default the one that holds the file. It may be a link itself; nothing below it
-    may lead out of it. A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
+    `root` is that folder, by default that of the file. It may be a symlink itself; nothing below it
+    may lead out. A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
     """
     folder = Path(os.path.realpath(path.parent))
     if not folder.is_relative_to(os.path.realpath(root or folder)):
@@ -44,7 +44,7 @@ def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]
 
 
 def open_regular(path: str, flags: int) -> int:
-    """Do as os.open, for regular files only."""
+    """Open as os.open does, but only a regular file."""
     with suppress(FileNotFoundError):  # looked at first, because opening may act on a device
         check_regular(path, os.lstat(path), flags)
     number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
@@ -63,7 +63,7 @@ def check_regular(path: str, found: os.stat_result, flags: int = os.O_RDONLY) ->
     if stat.S_ISLNK(found.st_mode) or (flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1):
         raise OSError(errno.ELOOP, "a link; only the folder as a whole may be one", path)
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "no regular file", path)
+        raise OSError(errno.EINVAL, "not a regular file", path)
 
 
 def check_tree(folder: Path) -> None:
@@ -87,7 +87,7 @@ def refuse_unless_gone(error: OSError) -> None:
 
 @contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Turn what keeps a file from being read, unless it is gone, into a UserError: that is no damage."""
+    """Turn an error of reading, unless the file is gone, into a UserError: the file is not damaged."""
     try:
         yield
     except GONE:
@@ -132,23 +132,23 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole(value: Any, below: int = 2**32) -> bool:
-    """Tell whether a JSON value is a whole number, of a size that an axis may have. True is none."""
+    """Tell whether a JSON value is an integer of a size that an axis may have. True is not."""
     return type(value) is int and abs(value) < below
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a JSON value is a number: whole, or a finite fraction."""
+    """Tell whether a JSON value is an integer, or a finite float."""
     return is_whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
 def is_plain_name(name: Any) -> bool:
-    """Tell whether a name that a file gives is of a file in the same folder, and no path out of it."""
+    """Tell whether a name in a file is that of a file in the same folder, and not a path out of it."""
     return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,200}", name, re.ASCII) is not None
 
 
 @contextmanager
 def written(path: Path, advice: str) -> Generator[IO[bytes]]:
-    """Yield a file to fill, which is then renamed to `path`: after a loss of power it is the old or the new.
+    """Yield a file to fill, which is then renamed to `path`, atomically even if the power goes.
 
     Raises UserError, which ends in the `advice`, when that cannot be done.
     """
@@ -173,7 +173,7 @@ def check_writable(path: Path, advice: str) -> None:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a file that is written, so that not even a loss of power leaves less than all of it there."""
+    """Rename a complete file. After a loss of power, all of it is there, or the file before it."""
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
@@ -194,7 +194,7 @@ def _beside(path: Path, advice: str) -> Generator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Return when a file, or the names in a folder, are on disk and not only in memory. Raises OSError."""
+    """Wait until a file, or the names in a folder, are on disk. Raises OSError."""
     number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
     try:
         os.fsync(number)
@@ -206,7 +206,7 @@ def sync(path: Path) -> None:
 
 
 def cache_folder() -> Path:
-    """Return the folder, which may be missing, for what can be made again."""
+    """Return the folder for what can be made again. It may be missing."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanojaxgpt"
     except RuntimeError:  # a user without a home, for whom nothing can be kept

@@ -44,9 +44,7 @@ class Role(Enum):
     VARIANT = "the same, of an idea in variants.py"
     ADAPTER = "decides which adapters a LoRA run trains and how the weights below are stored: to be kept, too"
     ONCE = "says what one command does, or where: a resumed run does not take it from its options.json"
-    FREE = (
-        "leaves the loss as it is, but for noise: what is evaluated, kept and shown, where and how precisely"
-    )
+    FREE = "leaves the loss as it is, but for noise: what is evaluated and kept, where, how precisely"
 
 
 T = TypeVar("T")
@@ -70,11 +68,9 @@ class Options:
     log_interval: Free[Count] = 1  # steps between lines of metrics.jsonl
     eval_iters: Free[BatchCount] = 200  # batches per evaluation and split; -1: the whole split, in order
     eval_only: Once[bool] = False  # evaluate once, then stop
-    # save at each evaluation, not only at the lowest validation loss
-    always_save_checkpoint: Free[bool] = True
+    always_save_checkpoint: Free[bool] = True  # save at each evaluation, not only at the lowest val loss
     keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep; the best is always kept
-    # scratch, resume, auto (resume if there is a run), gpt2, a hub id, a folder
-    init_from: Once[Name] = "scratch"
+    init_from: Once[Name] = "scratch"  # scratch, resume, auto (resume a run if any), gpt2, hub id, folder
     overwrite: Once[bool] = False  # start anew in an out_dir that already holds a run
     seed: Free[Seed] = 1337  # for the initial weights, the batches and dropout
     profile: Once[Name | None] = None  # folder for a trace of steps 10 to 13 and the HLO of the step
@@ -101,24 +97,20 @@ class Options:
     rope_scaling: Shape[Positive] = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Shape[Literal["layernorm", "rmsnorm"]] = "layernorm"  # normalisation before attention, MLP and head
     norm_eps: Shape[Positive] = 1e-5  # added to the mean square before its root is taken
-    # gelu: GPT-2's; about as many parameters in each
-    mlp: Shape[Literal["swiglu", "gelu", "relu2"]] = "swiglu"
+    mlp: Shape[Literal["swiglu", "gelu", "relu2"]] = "swiglu"  # of about as many parameters; gelu: GPT-2's
     bias: Shape[bool] = False  # biases in the linear layers and layernorms
     qk_norm: Shape[bool] = False  # normalise queries and keys
     window: Shape[Count | None] = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: Shape[bool] = True  # the head is the token embedding, transposed
     attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
-    # n_embd that the rate was tuned at, for µP (variants.py); 0: off
-    mup_base_width: Variant[NonNegativeInt] = 0
-    # n_head of the model with that n_embd; 0: as many as this one has
-    mup_base_n_head: Variant[NonNegativeInt] = 0
+    mup_base_width: Variant[NonNegativeInt] = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
+    mup_base_n_head: Variant[NonNegativeInt] = 0  # n_head of the model with that n_embd; 0: this one's
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
-    # dtype of the weights that they add to
-    lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"
+    lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"  # of the weights they add to
     lora_merge: Once[Name | None] = None  # write the run in out_dir to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
@@ -135,30 +127,21 @@ class Options:
     lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
-
-    # devices per axis of stage, data, fsdp, tensor, as in data:2,fsdp:4; -1: the rest
-    mesh: Free[Name] = "data:-1"
-    # order of work along the stage axis
-    pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = "1f1b"
+    mesh: Free[Name] = "data:-1"  # devices per axis of stage, data, fsdp, tensor: data:2,fsdp:4; -1: the rest
+    pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = "1f1b"  # order of a stage's work
     virtual_stages: Free[Count] = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     show_sharding: Once[bool] = False  # print which device holds which part of each parameter, and stop
     # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
-
-    # host:port of process 0, for all to meet; auto: JAX asks the launcher
-    coordinator: Once[Address | None] = None
+    coordinator: Once[Address | None] = None  # host:port of process 0; auto: JAX asks the launcher
     num_processes: Once[Count | None] = None  # how many processes train together
     process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0
     # system
-
-    # auto: JAX's choice; gpu and cuda:0 mean cuda
-    device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = "auto"
+    device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = "auto"  # auto: JAX's choice; gpu, cuda:0 mean cuda
     dtype: Free[Literal["auto", "float32", "bfloat16"]] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: Once[bool] = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     attention: Free[Literal["auto", "einsum", "cudnn", "splash"]] = "auto"  # auto: the fastest the device has
-    # layers unrolled at a time; 0: all; fewer compile faster, may run slower
-    unroll: Free[NonNegativeInt] = 0
-    # backward recomputes blocks, or all but linear layers
-    remat: Free[Literal["none", "block", "dots"]] = "none"
+    unroll: Free[NonNegativeInt] = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower
+    remat: Free[Literal["none", "block", "dots"]] = "none"  # recompute blocks, or all but products, backward
 
     def to_json(self) -> dict[str, Any]:
         """Return the options as plain JSON values, for `options.json` and for checkpoints."""

@@ -1,7 +1,8 @@
 """A family of models in Hugging Face's format: one description, read in both directions.
 
-gpt2.py, llama.py and mistral.py each have a `Family`; weights.py reads checkpoints with it, export.py writes
-them. Its table names the tensor of each of our arrays, with a pattern of einops from their axes to ours:
+A `Family` is a table of names: gpt2.py and llama.py have one each, and llama.py Mistral's. weights.py reads
+checkpoints with it, export.py writes them. It names the tensor of each of our arrays, and gives a pattern of
+einops from their axes to ours:
 
     "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 
@@ -41,17 +42,45 @@ class Family:
     architecture: str  # the class of transformers
     prefix: str  # of all tensors but the head's; checkpoints of the model without a head leave it out
     biases: bool  # whether its layers have them; those that a model of ours lacks are 0
-    tensors: dict[str, Tensor]  # by our names
-    not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
-    read_config: Callable[[dict[str, Any]], GPTConfig]  # reads config.json; raises ValueError
-    write_config: Callable[[GPTConfig], dict[str, Any]]  # the reverse, for a model that `needs` allows
+    tied: bool  # whether the head is the embedding where config.json does not say
+    sizes: dict[str, str]  # fields of GPTConfig that are numbers, and what config.json calls them
+    fixed: dict[str, Any]  # entries of config.json for which we compute one value alone
+    derived: Callable[[GPTConfig], dict[str, Any]]  # such entries whose value follows from the sizes
+    read_rest: Callable[[dict[str, Any]], dict[str, Any]]  # the other fields; raises ValueError
+    write_rest: Callable[[GPTConfig], dict[str, Any]]  # the reverse, for a model that `needs` allows
     needs: Callable[[GPTConfig], dict[str, Any]]  # what must be so in a model for it to be of this family
+    not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
+    tensors: dict[str, Tensor]  # by our names
+
+    def read_config(self, values: dict[str, Any]) -> GPTConfig:
+        """Read a config.json. Raises ValueError for a model that we do not compute."""
+        check_fixed(values, self.fixed)
+        sizes = read_numbers(values, self.sizes)
+        tied = values.get("tie_word_embeddings", self.tied)
+        if not isinstance(tied, bool):
+            raise ValueError(f"tie_word_embeddings is {spell(tied)}, expected true or false")
+        config = GPTConfig(**sizes, **self.read_rest(values), tie_embeddings=tied)
+        given = {name: value for name, value in values.items() if value is not None}
+        check_fixed(given, self.derived(config))
+        return config
+
+    def write_config(self, config: GPTConfig) -> dict[str, Any]:
+        """Return the entries of config.json."""
+        sizes = {theirs: resolved(config)[ours] for ours, theirs in self.sizes.items()}
+        fixed = {name: value for name, value in self.fixed.items() if value is not None}
+        rest = self.derived(config) | self.write_rest(config)
+        return sizes | fixed | rest | {"tie_word_embeddings": config.tie_embeddings}
 
     def obstacles(self, config: GPTConfig) -> list[str]:
         """List the options that keep a model from being of this family, each with what it should be."""
-        ours = vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
+        ours = resolved(config)
         needs = self.needs(config) | ({"attention_gate": False} if "attention_gate" in ours else {})
         return [f"{name}={ours[name]}, not {value}" for name, value in needs.items() if ours[name] != value]
+
+
+def resolved(config: GPTConfig) -> dict[str, Any]:
+    """Return a config's fields, with numbers in place of None."""
+    return vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
 
 
 class Entry(NamedTuple):
@@ -59,7 +88,7 @@ class Entry(NamedTuple):
 
     layers: int | None  # None: it is not in a block
     tensor: Tensor
-    shape: tuple[int, ...]  # of their whole tensor
+    shape: tuple[int, ...]  # of all of their tensor
 
     def name(self, i: int | None = None) -> str:
         """Return their name, for layer i."""
@@ -80,10 +109,10 @@ def entries(family: Family, config: GPTConfig) -> dict[str, Entry]:
     return found
 
 
-def to_ours(whole, tensor: Tensor, config: GPTConfig):
-    """Return our array from their whole tensor."""
-    width = whole.shape[-1] // tensor.parts
-    part = whole[..., tensor.part * width : (tensor.part + 1) * width]
+def to_ours(array, tensor: Tensor, config: GPTConfig):
+    """Return our array from all of their tensor."""
+    width = array.shape[-1] // tensor.parts
+    part = array[..., tensor.part * width : (tensor.part + 1) * width]
     return rearrange(part, tensor.pattern, **({"c": config.head_size} if "c" in tensor.pattern else {}))
 
 
@@ -93,7 +122,7 @@ def to_theirs(array, tensor: Tensor):
     return rearrange(array, f"{ours} -> {theirs}")
 
 
-def numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def read_numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     """Read fields of GPTConfig from config.json, where they are called as `names` says. Raises ValueError.
 
     What may be None in a GPTConfig may be missing.
@@ -103,15 +132,15 @@ def numbers(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
         default: Any = getattr(GPTConfig, ours)
         value: Any = values.get(theirs)
         if not (value is None and default is None):
-            check_number(theirs, value, whole=not isinstance(default, float))
+            check_number(theirs, value, integer=not isinstance(default, float))
         found[ours] = float(value) if isinstance(default, float) else value
     return found
 
 
-def check_number(name: str, value: Any, whole: bool = False) -> None:
-    """Raise ValueError for what is no number; JSON has a type for whole ones."""
-    if not (is_whole(value) if whole else is_number(value)):
-        raise ValueError(f"{name} is {spell(value)}, expected {'an integer' if whole else 'a number'}")
+def check_number(name: str, value: Any, integer: bool = False) -> None:
+    """Raise ValueError for what is no number, or no integer."""
+    if not (is_whole(value) if integer else is_number(value)):
+        raise ValueError(f"{name} is {spell(value)}, expected {'an integer' if integer else 'a number'}")
 
 
 def check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
@@ -121,20 +150,11 @@ def check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
             raise ValueError(f"{name} is {spell(value)}, and only {ours!r} can be computed here")
 
 
-def is_tied(values: dict[str, Any], default: bool) -> bool:
-    """Return whether the head is the embedding, as config.json says. Raises ValueError."""
-    tie = values.get("tie_word_embeddings", default)
-    if not isinstance(tie, bool):
-        raise ValueError(f"tie_word_embeddings is {spell(tie)}, expected true or false")
-    return tie
-
-
 def which_family(families: dict[str, Family], config: GPTConfig) -> Family:
     """Return the family that a model is of. Raises UserError that names what stands in the way of each."""
     obstacles = {family.architecture: family.obstacles(config) for family in families.values()}
-    for family in families.values():
-        if not obstacles[family.architecture]:
-            return family
+    if fitting := [family for family in families.values() if not obstacles[family.architecture]]:
+        return fitting[0]
     reasons = "; ".join(f"for {name}: {', '.join(found)}" for name, found in obstacles.items())
     raise UserError(
         "no class of transformers computes this model; train one with the options of a class that does. "

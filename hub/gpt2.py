@@ -7,43 +7,22 @@ Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 from typing import Any
 
 from config.command_line import spell
-from hub.family import Family, Tensor, check_fixed, is_tied, numbers
+from hub.family import Family, Tensor
 from model import GPTConfig
 
-SIZES = {
-    "block_size": "n_positions",
-    "vocab_size": "vocab_size",
-    "n_layer": "n_layer",
-    "n_head": "n_head",
-    "n_embd": "n_embd",
-    "norm_eps": "layer_norm_epsilon",
-}
-FIXED = {
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "quantization_config": None,
-}
 MLP: dict[str, Any] = {"gelu_new": "gelu", "relu2": "relu2"}  # by what they call it
 
 
-def read_config(values: dict[str, Any]) -> GPTConfig:
-    check_fixed(values, FIXED)
+def read_rest(values: dict[str, Any]) -> dict[str, Any]:
     activation = values.get("activation_function", "gelu_new")
     if activation not in tuple(MLP):
         names = " and ".join(map(repr, MLP))
         raise ValueError(f"activation_function is {spell(activation)}, and only {names} can be computed here")
-    sizes = numbers(values, SIZES)
-    if values.get("n_inner") not in (None, 4 * sizes["n_embd"]):
-        raise ValueError(f"n_inner is {spell(values['n_inner'])}, and only 4 n_embd can be computed here")
-    return GPTConfig(**sizes, mlp=MLP[activation], bias=True, tie_embeddings=is_tied(values, default=True))
+    return {"mlp": MLP[activation], "bias": True}
 
 
-def write_config(config: GPTConfig) -> dict[str, Any]:
-    return {theirs: getattr(config, ours) for ours, theirs in SIZES.items()} | {
-        "activation_function": next(theirs for theirs, ours in MLP.items() if ours == config.mlp),
-        "tie_word_embeddings": config.tie_embeddings,
-    }
+def write_rest(config: GPTConfig) -> dict[str, Any]:
+    return {"activation_function": next(theirs for theirs, ours in MLP.items() if ours == config.mlp)}
 
 
 def needs(config: GPTConfig) -> dict[str, Any]:
@@ -56,11 +35,27 @@ GPT2 = Family(
     model_type="gpt2",
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
-    not_weights=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # causal masks
-    read_config=read_config,
-    write_config=write_config,
-    needs=needs,
     biases=True,
+    tied=True,
+    sizes={
+        "block_size": "n_positions",
+        "vocab_size": "vocab_size",
+        "n_layer": "n_layer",
+        "n_head": "n_head",
+        "n_embd": "n_embd",
+        "norm_eps": "layer_norm_epsilon",
+    },
+    fixed={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "quantization_config": None,
+    },
+    derived=lambda config: {"n_inner": 4 * config.n_embd},
+    read_rest=read_rest,
+    write_rest=write_rest,
+    needs=needs,
+    not_weights=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # causal masks
     tensors={
         "wte": Tensor("transformer.wte.weight", "v d -> v d"),
         "wpe": Tensor("transformer.wpe.weight", "t d -> t d"),

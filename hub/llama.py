@@ -1,54 +1,30 @@
 """Llama in Hugging Face's format: `LlamaForCausalLM`, which Llama 1 to 3, SmolLM2 and TinyLlama are.
 
-Its matrices are (out, in), ours (in, out). The rotary embedding has the same layout in both.
-arXiv:2302.13971, and arXiv:2407.21783 for Llama 3.
+Mistral, `MistralForCausalLM`, is Llama with a sliding window (arXiv:2310.06825). The matrices of both are
+(out, in), ours (in, out). The rotary embedding has the same layout in all. arXiv:2302.13971, and
+arXiv:2407.21783 for Llama 3.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from config.command_line import spell
-from hub.family import Family, Tensor, check_fixed, check_number, is_tied, numbers
+from hub.family import Family, Tensor, check_fixed, check_number
 from model import GPTConfig
 
-SIZES = {
-    "block_size": "max_position_embeddings",
-    "vocab_size": "vocab_size",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_kv_head": "num_key_value_heads",
-    "n_embd": "hidden_size",
-    "n_hidden": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-}
-FIXED = {
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "sliding_window": None,
-    "quantization_config": None,
-}
-LLAMA_SHAPE = {
-    **{"position": "rope", "norm": "rmsnorm", "mlp": "swiglu"},
-    **{"bias": False, "qk_norm": False, "window": None},
+SHAPE: dict[str, Any] = {
+    "position": "rope",
+    "norm": "rmsnorm",
+    "mlp": "swiglu",
+    "bias": False,
+    "qk_norm": False,
 }
 # All of Meta's models with rope_type "llama3" have these values; see layers/attention.py.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 
-def read_config(values: dict[str, Any]) -> GPTConfig:
-    check_fixed(values, FIXED)
-    sizes, tie = numbers(values, SIZES), is_tied(values, default=False)
-    config = GPTConfig(**sizes, **LLAMA_SHAPE, **read_rope(values), tie_embeddings=tie)
-    if values.get("head_dim") not in (None, config.head_size):
-        raise ValueError(
-            f"head_dim is {spell(values['head_dim'])}, and only hidden_size / num_attention_heads, here "
-            f"{config.head_size}, can be computed here"
-        )
-    return config
-
-
-def read_rope(values: dict[str, Any]) -> dict[str, float]:
-    """Return `rope_theta` and `rope_scaling`; transformers 5 has one entry for both, earlier ones two."""
+def read_rest(values: dict[str, Any]) -> dict[str, Any]:
+    # transformers 5 has one entry for `rope_theta` and `rope_scaling`, earlier ones two.
     rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
     if not isinstance(rope, dict):
         raise ValueError(f"its rope parameters are {spell(rope)}, expected an object")
@@ -60,34 +36,49 @@ def read_rope(values: dict[str, Any]) -> dict[str, float]:
     check_fixed(rope, {"partial_rotary_factor": 1} | (LLAMA3 if kind == "llama3" else {}))
     check_number("rope_theta", theta)
     check_number("the factor of rope_type 'llama3'", scaling)
-    return {"rope_theta": float(theta), "rope_scaling": float(scaling)}
+    return SHAPE | {"rope_theta": float(theta), "rope_scaling": float(scaling)}
 
 
-def write_config(config: GPTConfig) -> dict[str, Any]:
-    sizes = {theirs: getattr(config, ours) for ours, theirs in SIZES.items()}
+def write_rest(config: GPTConfig) -> dict[str, Any]:
     scaled = {"rope_type": "llama3", "factor": config.rope_scaling} | LLAMA3
-    return sizes | {
-        "num_key_value_heads": config.kv_heads,
-        "intermediate_size": config.hidden,
-        "head_dim": config.head_size,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": None if config.rope_scaling == 1 else scaled,
-        "tie_word_embeddings": config.tie_embeddings,
-    }
+    return {"rope_theta": config.rope_theta, "rope_scaling": None if config.rope_scaling == 1 else scaled}
+
+
+def read_window(values: dict[str, Any]) -> int | None:
+    window = values.get("sliding_window", 4096)  # transformers' default
+    if window is not None:
+        check_number("sliding_window", window, integer=True)
+    return window
 
 
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     prefix="model.",
-    not_weights=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
-    read_config=read_config,
-    write_config=write_config,
-    needs=lambda config: LLAMA_SHAPE,
     biases=False,
+    tied=False,
+    sizes={
+        "block_size": "max_position_embeddings",
+        "vocab_size": "vocab_size",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_kv_head": "num_key_value_heads",
+        "n_embd": "hidden_size",
+        "n_hidden": "intermediate_size",
+        "norm_eps": "rms_norm_eps",
+    },
+    fixed={
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "sliding_window": None,
+        "quantization_config": None,
+    },
+    derived=lambda config: {"head_dim": config.head_size},
+    read_rest=read_rest,
+    write_rest=write_rest,
+    needs=lambda config: SHAPE | {"window": None},
+    not_weights=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     tensors={
         "wte": Tensor("model.embed_tokens.weight", "v d -> v d"),
         "blocks.ln_1.weight": Tensor("model.layers.{i}.input_layernorm.weight", "d -> d"),
@@ -102,4 +93,14 @@ LLAMA = Family(
         "ln_f.weight": Tensor("model.norm.weight", "d -> d"),
         "lm_head": Tensor("lm_head.weight", "v d -> v d"),
     },
+)
+
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    fixed={name: value for name, value in LLAMA.fixed.items() if name != "sliding_window"},
+    read_rest=lambda values: read_rest(values) | {"window": read_window(values)},
+    write_rest=lambda config: write_rest(config) | {"sliding_window": config.window},
+    needs=lambda config: SHAPE,
 )

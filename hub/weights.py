@@ -5,7 +5,7 @@
 
 Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model: with GPT-2's
 498 MB, 158 MB at most, of which the token embedding, the largest tensor, takes 154. They come from
-safetensors files alone, whole or in shards: nothing is unpickled, and torch is not needed.
+safetensors files alone, one or several shards: nothing is unpickled, and torch is not needed.
 """
 
 import re
@@ -27,8 +27,7 @@ from data.tokenizer import check_description
 from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
-from hub.llama import LLAMA
-from hub.mistral import MISTRAL
+from hub.llama import LLAMA, MISTRAL
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
@@ -63,10 +62,15 @@ class Pretrained:
 
     def array(self, tensors: "Tensors", entry: Entry, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Load an array of the model; fill one in blocks layer by layer."""
+
+        def read(i: int | None = None) -> np.ndarray:
+            array = tensors.read(entry.name(i)).astype(like.dtype, copy=False)
+            return to_ours(array, entry.tensor, self.config)
+
         sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
         if entry.layers is None:
             rows = like.shape[0]  # those of wpe may be fewer than in the file
-            return place(self.read(tensors, entry, None, like.dtype)[:rows], sharding)
+            return place(read()[:rows], sharding)
         # Donated, the array takes its own place in memory again: the device holds it and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
@@ -75,14 +79,9 @@ class Pretrained:
         )
         array = jnp.zeros(like.shape, like.dtype, device=sharding)
         for i in range(entry.layers):
-            layer = self.read(tensors, entry, i, like.dtype)
-            array = fill(array, place(layer, of_a_layer(sharding)), i)
+            array = fill(array, place(read(i), of_a_layer(sharding)), i)
             array.block_until_ready()  # or the host would read ahead and hold several layers
         return array
-
-    def read(self, tensors: "Tensors", entry: Entry, i: int | None, dtype) -> np.ndarray:
-        """Read an array of the model, or layer i of it, to the host."""
-        return to_ours(tensors.read(entry.name(i)).astype(dtype, copy=False), entry.tensor, self.config)
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say.
@@ -135,8 +134,8 @@ class Tensors:
             except (*GONE, SafetensorError) as error:
                 raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
             for name in file.keys():
-                whole = name if name.startswith((prefix, "lm_head.")) else prefix + name
-                self.files[whole] = file, name
+                full = name if name.startswith((prefix, "lm_head.")) else prefix + name
+                self.files[full] = file, name
 
     def check(self, layout: Iterable[Entry], family: Family) -> None:
         """Raise UserError unless the tensors are those of `layout`, by name, shape and type."""
@@ -150,15 +149,12 @@ class Tensors:
         extra = {name for name in self.files.keys() - wanted if not re.fullmatch(family.not_weights, name)}
         self.refuse_any("has the unknown tensor", extra - {head} if tied else extra)
         for name, shape in wanted.items():
-            found = self.slice(name)
-            if tuple(found.get_shape()) != shape:
-                raise self.wrong(
-                    f"tensor {name} is {tuple(found.get_shape())}, and config.json makes it {shape}"
-                )
-            if found.get_dtype() not in FLOATS:
-                raise self.wrong(
-                    f"tensor {name} is {found.get_dtype()}, and only {', '.join(FLOATS)} are read"
-                )
+            file, there = self.files[name]
+            found, dtype = tuple(file.get_slice(there).get_shape()), file.get_slice(there).get_dtype()
+            if found != shape:
+                raise self.wrong(f"tensor {name} is {found}, and config.json makes it {shape}")
+            if dtype not in FLOATS:
+                raise self.wrong(f"tensor {name} is {dtype}, and only {', '.join(FLOATS)} are read")
 
     def refuse_any(self, what: str, names: set[str]) -> None:
         if names:
@@ -168,10 +164,6 @@ class Tensors:
     def wrong(self, what: str) -> UserError:
         return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
 
-    def slice(self, name: str):
-        file, there = self.files[name]
-        return file.get_slice(there)
-
     def read(self, name: str) -> np.ndarray:
         file, there = self.files[name]
         return file.get_tensor(there)
@@ -179,9 +171,9 @@ class Tensors:
 
 def weight_files(folder: Path) -> list[Path]:
     """Find a checkpoint's safetensors files: one, or the shards that an index names. Raises UserError."""
-    whole, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if whole.is_file():
-        return [whole]
+    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if one.is_file():
+        return [one]
     if not index.is_file():
         convert = (
             'python -c "from transformers import AutoModelForCausalLM as M; '

@@ -28,9 +28,8 @@ from jax.experimental import multihost_utils
 from config.command_line import UserError
 from config.files import first_line
 from config.options import Options
-from parallel.watch import BEAT, LOST, Watch
 
-HEARTBEAT = 60  # seconds after which JAX itself ends all processes, should the watch fail
+HEARTBEAT = 20  # seconds without a sign of life after which JAX ends the processes that wait for a lost one
 
 
 @contextmanager
@@ -42,15 +41,12 @@ def hosts(options: Options) -> Generator[None]:
     devices, and an exit in good order would wait for them. They notice that it is gone, and end too.
     """
     connect(options)
-    if not jax.distributed.is_initialized():
-        yield
-        return
-    watch = Watch()
     try:
         yield
     except BaseException as error:
-        end(error, watch)
-    watch.stop()
+        if not jax.distributed.is_initialized():
+            raise
+        end(error)
 
 
 def connect(options: Options) -> None:
@@ -102,11 +98,10 @@ def check_complete(coordinator: str | None, num_processes: int | None, process_i
         )
 
 
-def end(error: BaseException, watch: Watch) -> NoReturn:
+def end(error: BaseException) -> NoReturn:
     """Say what went wrong in this process and end it, without the exit handlers that wait for the others."""
     status = 1
     if is_of_lost_process(error):
-        watch.join(LOST + 3 * BEAT)  # it ends this process, as soon as it is known which one is lost
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError):
@@ -115,9 +110,14 @@ def end(error: BaseException, watch: Watch) -> NoReturn:
         text, status = "interrupted", 130
     else:
         text = "".join(traceback.format_exception(error))
-    print(f"error: process {watch.process}: {text}", file=sys.stderr, flush=True)
-    time.sleep(2 * BEAT)  # in which the others, where they have found the same error, say it themselves
-    watch.give_up(status, watch.process)
+    try:
+        text = f"process {jax.process_index()}: {text}"
+    except (RuntimeError, AssertionError):  # JAX finds no device, which is the error
+        pass
+    print(f"error: {text}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    time.sleep(2)  # the others, where they have found the same error, say it before they miss this process
+    os._exit(status)
 
 
 def is_of_lost_process(error: BaseException) -> bool:
@@ -129,6 +129,9 @@ def agree_on(options: Options) -> None:
     """Let only process 0 print from here on. Raises UserError when a process has other options."""
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")
+    elif jax.process_count() > 1:  # JAX may end a process in the middle of a sum, with words of its own
+        note = "when one is lost, JAX ends all: then start all with --init_from=resume"
+        print(f"note: {jax.process_count()} processes run together; {note}", file=sys.stderr)
     check_same(**{name: value for name, value in options.to_json().items() if name != "process_id"})
 
 

@@ -25,7 +25,7 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
     "words, expected",
     [
         ([], "--on is missing: the device to plan for, as in --on=H100; see --help"),
-        (["--on="], "--on needs a value, as in --on=H100"),
+        (["--on="], "--on is '', expected a name of 1 to 4095 characters"),
         (["--on=H10"], "--on=H10: unknown device 'H10'; did you mean H100? known are RTX4090, L4, "),
         (["--on=abacus"], "--on=abacus: unknown device 'abacus'; known are RTX4090, L4, A100-40GB, "),
         (["--on=H100:0"], "--on=H100:0: expected a number of GPUs, as in --on=H100:8"),
@@ -35,7 +35,7 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
         (["--on=v5e:3x3"], "--on=v5e:3x3: unknown topology '3x3'; v5e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, "),
         (["--on=v5p:8"], "--on=v5p:8: unknown topology '8'; v5p has 1x1x1, 2x2x1, 2x2x2, "),
         (["--on=H100", "--vocab_size=many"], "--vocab_size is 'many', expected an integer, 1 or more"),
-        (["--on=H100", "--json="], "--json needs a value, as in --json=plan.json"),
+        (["--on=H100", "--json="], "--json is '', expected a name of 1 to 4095 characters"),
         (["--on=H100", "--json=/dev/null/x"], "/dev/null/x: cannot be written"),
         (["--on=H100", "--hlo=/dev/null"], "/dev/null/train_step.hlo.txt: cannot be written"),
         (["--on=H100", "--n_head=0"], "--n_head is 0, expected an integer, 1 or more"),

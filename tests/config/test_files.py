@@ -79,7 +79,7 @@ def test_only_a_regular_file_is_opened(tmp_path, trap, mode):
     (outside := tmp_path / "outside").write_text("kept")
     (folder := tmp_path / "folder").mkdir()
     TRAPS[trap](folder / "file", outside)
-    with pytest.raises(OSError, match="link|no regular file|exists"):
+    with pytest.raises(OSError, match="link|not a regular file|exists"):
         open_file(folder / "file", mode)
     assert outside.read_text() == "kept" and not outside.with_name("new").exists()
     assert str(folder / "file") in refusal(check_tree, folder)

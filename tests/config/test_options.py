@@ -5,13 +5,13 @@ from config.interrupt import exit_at_once
 import json
 import runpy
 import signal
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 import pytest
 
 import sample
-from config.command_line import command, given
+from config.command_line import Count, command, given, split_options
 from config.options import Options, parse_options, read_options
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
@@ -355,6 +355,11 @@ def test_a_wrong_type_in_a_config_file_says_what_was_expected(name, value, expec
         ("--batch_size=1.5", "--batch_size is 1.5, expected an integer, 1 or more"),
         ("--batch_size=", "--batch_size is '', expected an integer, 1 or more"),
         ("--learning_rate=1e999", "--learning_rate is inf, expected a number above 0"),
+        (
+            "--warmup_iters=2147483648",
+            "--warmup_iters is 2147483648, expected an integer of a size below 2147483648",
+        ),
+        ("--seed=4294967296", "--seed is 4294967296, expected an integer of a size below 4294967296"),
         ("--min_lr=1e39", "--min_lr is 1e+39, expected a number of a size below 3.4e38, float32's largest"),
         ("--bias=yes", "--bias is 'yes', expected True or False"),
         ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu, relu2"),
@@ -367,42 +372,28 @@ def test_a_wrong_type_on_the_command_line_says_what_was_expected(argument, text)
 
 
 @pytest.mark.parametrize(
-    "name, outside, at_the_edge",
+    "outside, at_the_edge, names",
     [
-        ("out_dir", "", "o"),
-        ("dataset", "", "d"),
-        ("eval_interval", 0, 1),
-        ("log_interval", 0, 1),
-        ("eval_iters", 0, 1),
-        ("eval_iters", -2, -1),
-        ("keep_checkpoints", 0, 1),
-        ("seed", -1, 0),
-        ("seed", 2**32, 2**32 - 1),
-        ("gradient_accumulation_steps", 0, 1),
-        ("batch_size", 0, 1),
-        ("block_size", 0, 1),
-        ("n_layer", 0, 1),
-        ("n_head", 0, 1),
-        ("n_kv_head", 0, 1),
-        ("n_embd", 0, 1),
-        ("rope_theta", 0, 0.1),
-        ("dropout", 1, 0.99),
-        ("dropout", -0.1, 0),
-        ("learning_rate", 0, 1e-9),
-        ("max_iters", -1, 0),
-        ("weight_decay", -1, 0),
-        ("beta1", 1, 0),
-        ("beta2", 1, 0),
-        ("grad_clip", -1, 0),
-        ("warmup_iters", -1, 0),
-        ("lr_decay_iters", -1, 0),
-        ("min_lr", -1, 0),
-        ("unroll", -1, 0),
+        ("", "x", "out_dir dataset"),
+        (
+            0,
+            1,
+            "eval_interval log_interval keep_checkpoints gradient_accumulation_steps batch_size",
+        ),
+        (0, 1, "block_size eval_iters n_layer n_head n_kv_head n_embd"),
+        (-1, 0, "max_iters weight_decay grad_clip warmup_iters lr_decay_iters min_lr unroll seed"),
+        (0, 1e-9, "learning_rate rope_theta"),
+        (1, 0.99, "dropout beta1 beta2"),
+        (-0.1, 0, "dropout beta1 beta2"),
+        (-2, -1, "eval_iters"),
+        (2**31, 2**31 - 1, "warmup_iters"),  # in which devices count
+        (2**32, 2**32 - 1, "seed"),
     ],
 )
-def test_values_out_of_range_are_refused(name, outside, at_the_edge):
-    assert error(f"--{name}={outside}").startswith(f"--{name} is {outside!r}, expected ")
-    assert getattr(parse_options([f"--{name}={at_the_edge}"]), name) == at_the_edge
+def test_values_out_of_range_are_refused(outside, at_the_edge, names):
+    for name in names.split():
+        assert error(f"--{name}={outside}").startswith(f"--{name} is {outside!r}, expected ")
+        assert getattr(parse_options([f"--{name}={at_the_edge}"]), name) == at_the_edge
 
 
 @pytest.mark.parametrize("argv", [["--overwrite"], ["--overwrite", "--seed=3"]])
@@ -453,6 +444,26 @@ def test_a_config_file_that_is_not_text(tmp_path):
     path = tmp_path / "binary.py"
     path.write_bytes(b"\xff\xfe\x00batch_size")
     assert error(str(path)).startswith(str(path))
+
+
+@dataclass(frozen=True)
+class Own:
+    """Options of a command that also reads train.py's."""
+
+    steps: Count | None = None
+    loop: bool = False
+
+
+def test_a_commands_own_options_are_taken_and_train_pys_are_left():
+    words = ["x.py", "--loop", "--n_layer", "2", "--steps", "3", "--bias=True"]
+    assert split_options(words, Own) == (Own(3, True), ["x.py", "--n_layer", "2", "--bias=True"])
+    assert split_options(["--loop=False", "--no_such"], Own) == (Own(), ["--no_such"])
+    for words, says in (
+        (["--steps=0"], "--steps is 0, expected an integer, 1 or more, or None"),
+        (["--loop=maybe"], "--loop is 'maybe', expected True or False"),
+        (["--steps", "--loop"], "--steps needs a value, as in --steps=None"),
+    ):
+        assert refusal(split_options, words, Own) == says
 
 
 # --- commands ---------------------------------------------------------------------------------------------
@@ -629,10 +640,3 @@ def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
     expected = parse_options([baby, *readme.split()])
     names = {"wandb_project": cpu.wandb_project, "wandb_run_name": cpu.wandb_run_name}
     assert cpu == replace(expected, **names)
-
-
-def test_integers_are_those_that_devices_count_in_and_seeds_may_be_larger():
-    for name, end in (("warmup_iters", 2**31), ("seed", 2**32)):
-        assert f"expected an integer of a size below {end}" in refusal(parse_options, [f"--{name}={end}"])
-    assert parse_options([f"--warmup_iters={2**31 - 1}"]).warmup_iters == 2**31 - 1
-    assert parse_options([f"--seed={2**32 - 1}"]).seed == 2**32 - 1
