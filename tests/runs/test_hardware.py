@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runs.hardware import compile_sooner, peak_flops, wait_for_simulated_devices
+from config.devices import peak_flops
+from runs.hardware import compile_sooner, wait_for_simulated_devices
 
 
 @pytest.mark.parametrize(
