@@ -35,6 +35,7 @@ import jax
 import numpy as np
 
 from benchmarks.decode import report_decoding
+from benchmarks.flops import counted_flops
 from benchmarks.memory import report_memory
 from benchmarks.serve import report_serving
 from benchmarks.variants import JaxStep, TorchStep, TrainLoop, rivals, take_turns
@@ -51,7 +52,7 @@ from planning.program import parse_program
 from planning.target import target_here
 from runs.hardware import choose_device, describe_cpu
 from runs.memory import check_training
-from runs.speed import counted_flops, flops_per_token
+from runs.speed import flops_per_token
 from training.state import model_config
 
 

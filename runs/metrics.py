@@ -154,7 +154,8 @@ class Metrics:
         shown = [f"loss {values['loss']:.3f}"]
         if epoch is not None:
             shown.append(f"epoch {epoch:.2f}")
-        shown += [f"{name} {values[name]:.1%}" for name in ("mfu", "hfu") if name in values]
+        if "mfu" in values:
+            shown.append(f"mfu {values['mfu']:.1%}")
         shown.append(f"{values['tokens_per_second']:,.0f} tokens/s")
         if self.speed.devices > 1:
             shown.append(f"{values['tokens_per_second_per_device']:,.0f} per device")
