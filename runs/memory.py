@@ -5,7 +5,6 @@ at which JAX overflows, or the kernel kills the program after a long wait and wi
 """
 
 import math
-import os
 from decimal import Decimal
 
 import equinox as eqx
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from config.command_line import UserError
 from config.options import Options
 from model import GPTConfig
+from runs.hardware import host_bytes
 from training.state import create_state
 
 ANYWHERE = 10**16  # bytes: more than any cluster's devices have. A plan is made for machines elsewhere
@@ -76,11 +76,3 @@ def device_bytes() -> float:
         return host_bytes() * jax.process_count()
     stats = jax.local_devices()[0].memory_stats() or {}
     return stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)
-
-
-def host_bytes() -> float:
-    """Return the bytes of memory that this machine has; infinite where Python cannot ask, as on Windows."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):
-        return math.inf

@@ -73,12 +73,6 @@ def test_a_state_is_refused_from_the_first_byte_too_many(monkeypatch):
     assert "the state of n_layer=2" in refusal(check_training, config, options)
 
 
-def test_where_the_memory_is_not_known_nothing_is_refused(monkeypatch):
-    monkeypatch.delattr("os.sysconf")
-    options = replace(Options(), n_layer=10**6, n_embd=3072)
-    check_training(model_config(options, 512), options)
-
-
 @pytest.mark.parametrize("name", ["stages", "virtual_stages", "microbatches"])
 def test_a_schedule_too_long_to_print_is_refused(name):
     said = refusal(print_schedule, ["--schedule=interleaved", "--microbatches=8", f"--{name}=1000000000"])
