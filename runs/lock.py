@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from config.command_line import UserError
-from config.files import open_file, read_json, write_whole
+from config.files import check_regular, read_json, write_whole
 from parallel.hosts import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
@@ -50,7 +50,8 @@ def acquire(lock: FileLock, folder: Path) -> None:
     """Take the lock and note who holds it. Raises UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        open_file(folder / "lock", "a").close()  # refuses what is no regular file
+        with suppress(FileNotFoundError):
+            check_regular(lock.lock_file, os.lstat(lock.lock_file), os.O_RDWR)
         lock.acquire()
     except Timeout:
         raise UserError(
