@@ -24,6 +24,7 @@ import sys
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 
 import equinox as eqx
@@ -45,6 +46,8 @@ from training.lora import partition_trainable
 from training.state import TrainState
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
+
+val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
 # What TensorStore calls bytes that are wrong or missing. Its other errors are of the machine.
 CONTENT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
@@ -74,7 +77,7 @@ class Checkpoints:
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
         self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        # Orbax would ask JAX for signals, counting iterations; runs/signals.py asks, and counts its calls.
+        # Orbax asks JAX for signals by iteration, runs/signals.py by its calls: one would take the other's.
         self.manager.reached_preemption = lambda step: False
 
     def check(self, state: TrainState) -> None:
@@ -234,21 +237,17 @@ def processes_of(together: bool) -> ocp.options.MultiprocessingOptions:
 
 def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int]]:
     """Return the checksum of every array, by item and name; it is computed where the arrays are."""
-    return jax.tree.map(int, jax.device_get(compiled_checksums(items)))
+    compiled = jax.jit(jax.tree.map, static_argnums=0)
+    return jax.tree.map(int, jax.device_get(compiled(checksum, items)))
 
 
 def first_difference(found: dict[str, dict[str, int]], saved: dict[str, dict[str, int]]) -> str | None:
     """Name the first array whose checksum is not the one saved; None if all are."""
-    for item, of_arrays in found.items():
-        for name, checksum in of_arrays.items():
+    for item, arrays in found.items():
+        for name, checksum in arrays.items():
             if checksum != saved.get(item, {}).get(name):
                 return f"{name} of its {item} is not what was saved"
     return None
-
-
-@jax.jit
-def compiled_checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, UInt32[Array, ""]]]:
-    return jax.tree.map(checksum, items)
 
 
 def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
@@ -269,7 +268,10 @@ def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """Copy all of an array to the host of this process, which holds every part of it."""
+    """Copy an array to the host of this process, which holds every part of it.
+
+    `jax.device_get` refuses an array as soon as another process holds parts of it, too.
+    """
     whole = np.empty(x.shape, x.dtype)
     for shard in x.addressable_shards:
         whole[shard.index] = shard.data
@@ -277,7 +279,7 @@ def on_host(x: jax.Array) -> np.ndarray:
 
 
 def why_unread(error: BaseException | None) -> str | None:
-    """Say what kept a checkpoint from being read or held; None where the error is of what it contains."""
+    """Say what kept a checkpoint from being read or held; None where its contents are wrong."""
     while error is not None:
         text = str(error).split(" [")[0]  # then TensorStore's own settings follow
         status = re.match("([A-Z_]{5,}): ", text)  # of TensorStore or XLA
@@ -293,8 +295,8 @@ def why_unread(error: BaseException | None) -> str | None:
 
 @functools.cache  # once is enough
 def hide_leftovers_of_orbax() -> None:
-    """Have Python not print the coroutines, callbacks and errors that Orbax leaves when it fails."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it reports errors that nobody asked for
+    """Have Python not print what Orbax leaves when it fails: five tracebacks of a closed event loop."""
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
     before = sys.unraisablehook
 
     def hook(unraisable) -> None:
@@ -334,10 +336,6 @@ def check_losses(folder: Path) -> None:
             raise UserError(
                 f"{path}: is damaged ({why}): delete this file; the checkpoint is good without it"
             )
-
-
-def val_loss(metrics: dict[str, float]) -> float:
-    return metrics["val_loss"]
 
 
 @contextmanager

@@ -6,7 +6,6 @@ import math
 import os
 import platform
 import re
-import resource
 import sys
 import zlib
 from collections.abc import Generator
@@ -22,11 +21,23 @@ from parallel.mesh import make_mesh
 
 
 def peak_memory() -> int:
-    """Return the most bytes that the first device has held; on a CPU, which does not tell, this process."""
+    """Return the most bytes that the first device has held; on a CPU, this process; 0 where nobody tells."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def host_bytes() -> float:
+    """Return the bytes of memory that this machine has; infinite where Python cannot ask, as on Windows."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError):
+        return math.inf
 
 
 def describe_cpu() -> str:
@@ -108,13 +119,10 @@ def keep_compiled_programs() -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return
-    for name, value in {
-        "jax_compilation_cache_dir": str(folder),
-        "jax_compilation_cache_max_size": CACHE_BYTES,
-        "jax_persistent_cache_min_compile_time_secs": 0.1,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }.items():
-        jax.config.update(name, value)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def wait_for_simulated_devices() -> None:
@@ -143,15 +151,10 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     Without that, the CPU Shakespeare step takes 36 ms instead of 52. The C library may come to keep several
     times what a step needs (five times was seen), so a step that needs much gives its memory back instead.
     """
+    if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
+        return
     plan = compiled.memory_analysis()
-    needed = plan.temp_size_in_bytes if plan else math.inf
-    if (libc := glibc()) and needed < os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 12:
+    if plan and plan.temp_size_in_bytes < host_bytes() / 12:
         M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
         libc.mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap, too
         libc.mallopt(M_TRIM_THRESHOLD, -1)  # which never shrinks
-
-
-def glibc() -> ctypes.CDLL | None:
-    """Return the C library, where it is GNU's."""
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    return libc if hasattr(libc, "mallopt") else None

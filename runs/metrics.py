@@ -9,7 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.experimental.multihost_utils import broadcast_one_to_all
@@ -47,15 +47,6 @@ class Lines:
         """Do nothing: `write` has flushed already."""
 
 
-class Started(NamedTuple):
-    """A step that runs, or has run, and whose metrics are not read yet."""
-
-    iteration: int
-    metrics: dict[str, jax.Array]
-    epoch: float | None
-    ended: float | None  # when, by time.perf_counter; None: not yet when it was noted
-
-
 class Metrics:
     """The records of a run. `metrics.jsonl` holds one JSON object per logged step and per evaluation.
 
@@ -81,15 +72,11 @@ class Metrics:
         self.records = []
         self.file = None
         if self.primary:
-            dropped = []
-            for line in read_lines(self.path):
-                record = parse_record(line)
-                if start > 0 and record and record["iter"] < start + ("val/loss" in record):
-                    self.records.append(record)
-                else:
-                    dropped.append(line)
+            self.records, dropped = split_records(read_lines(self.path), start)
             if dropped and not options.overwrite:
-                append_lines(self.path.with_name("metrics.dropped.jsonl"), dropped)
+                aside = self.path.with_name("metrics.dropped.jsonl")
+                with appending(aside), open_file(aside, "ab") as file:
+                    file.writelines(line + b"\n" for line in dropped)
             write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
             self.file = open_file(self.path, "a")
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
@@ -107,7 +94,7 @@ class Metrics:
         )
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
         self.speed = Speed(options, config, devices)
-        self.pending: Started | None = None
+        self.pending = None  # the step whose metrics are not read yet
         self.told_of_saving = False
 
     def evaluated(self, iteration: int) -> bool:
@@ -126,7 +113,7 @@ class Metrics:
         self.read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
-        self.pending = Started(iteration, metrics, epoch, ended)
+        self.pending = iteration, metrics, epoch, ended
 
     def catch_up(self) -> None:
         """Read the last step's metrics, and keep the time until the next step out of the speed."""
@@ -150,19 +137,17 @@ class Metrics:
             self.show(values, epoch)
 
     def show(self, values: dict[str, float], epoch: float | None) -> None:
-        """Put a record's values behind the bar, the most telling first: a narrow terminal cuts the rest."""
-        shown = [f"loss {values['loss']:.3f}"]
-        if epoch is not None:
-            shown.append(f"epoch {epoch:.2f}")
-        shown += [f"{name} {values[name]:.1%}" for name in ("mfu", "hfu") if name in values]
-        shown.append(f"{values['tokens_per_second']:,.0f} tokens/s")
-        if self.speed.devices > 1:
-            shown.append(f"{values['tokens_per_second_per_device']:,.0f} per device")
-        shown.append(
-            f"{values['ms']:.1f} ms/step (spread {values['ms_spread']:.1f}, data {values['data_ms']:.1f})"
-        )
-        shown.append(f"{values['memory_mb']:,.0f} MB")
-        self.bar.set_postfix_str(", ".join(shown), refresh=False)
+        """Put a record's values after the bar, the most telling first: a narrow terminal cuts the rest."""
+        shown = [
+            f"loss {values['loss']:.3f}",
+            f"epoch {epoch:.2f}" if epoch is not None else "",
+            f"mfu {values['mfu']:.1%}" if "mfu" in values else "",
+            f"{values['tokens_per_second']:,.0f} tokens/s",
+            f"{values['tokens_per_second_per_device']:,.0f} per device" if self.speed.devices > 1 else "",
+            f"{values['ms']:.1f} ms/step (spread {values['ms_spread']:.1f}, data {values['data_ms']:.1f})",
+            f"{values['memory_mb']:,.0f} MB",
+        ]
+        self.bar.set_postfix_str(", ".join(filter(None, shown)), refresh=False)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""
@@ -176,13 +161,9 @@ class Metrics:
         if self.file is None:
             return
         self.records.append(record)
-        try:
+        with appending(self.path):
             self.file.write(json.dumps(record) + "\n")
             self.file.flush()  # what a killed run has done stays visible
-        except OSError as error:
-            raise UserError(
-                f"{self.path}: cannot be written ({error.strerror}): make room there, then --init_from=resume"
-            ) from None
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 
@@ -230,12 +211,26 @@ def read_lines(path: Path) -> list[bytes]:
     return lines
 
 
-def append_lines(path: Path, lines: list[bytes]) -> None:
+@contextmanager
+def appending(path: Path) -> Generator[None]:
     try:
-        with open_file(path, "ab") as file:
-            file.write(b"".join(line + b"\n" for line in lines))
+        yield
     except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None
+        raise UserError(
+            f"{path}: cannot be written ({error.strerror}): make room there, then start again"
+        ) from None
+
+
+def split_records(lines: list[bytes], start: int) -> tuple[list[dict[str, Any]], list[bytes]]:
+    """Return the records from before iteration `start`, and the lines that are no such record."""
+    kept, dropped = [], []
+    for line in lines:
+        record = parse_record(line)
+        if start > 0 and record and record["iter"] < start + ("val/loss" in record):
+            kept.append(record)
+        else:
+            dropped.append(line)
+    return kept, dropped
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
@@ -298,15 +293,14 @@ def wandb_errors() -> Generator[None]:
 
 
 def draw(records: list[dict], path: Path, reference: Reference | None = None) -> None:
-    """Draw the loss curves into a PNG file, in front of the reference's."""
+    """Draw the loss curves into a PNG file, over the reference's."""
     if not records:
         return
     from matplotlib.figure import Figure  # here, because it takes half a second and is needed at the end only
 
     axes = (figure := Figure(figsize=(7, 4.5), layout="constrained")).subplots()
     for name, label in (("loss", "batch"), ("train/loss", "train"), ("val/loss", "val")):
-        points = [(r["iter"], r[name]) for r in records if name in r]
-        if points:
+        if points := [(r["iter"], r[name]) for r in records if name in r]:
             style: dict[str, Any] = {"lw": 0.6, "alpha": 0.5} if name == "loss" else {"marker": "o", "ms": 3}
             axes.plot(*zip(*points, strict=True), label=label, **style)
     if reference:

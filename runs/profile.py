@@ -14,6 +14,7 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
+from config.files import write_whole
 from runs.metrics import Metrics
 
 FIRST, LAST = 10, 13  # steps of this run, from 0: those before still fill caches and buffers
@@ -30,10 +31,9 @@ class Profile:
         self.metrics = metrics
         self.tracing = False
         if self.folder:
-            try:
-                metrics.say(f"profile: {write_hlo(step, self.folder)}")
-            except OSError as error:
-                raise self.unwritable(error.strerror) from None
+            path = self.folder / "train_step.hlo.txt"
+            write_whole(path, step.as_text() or "", f"choose another folder than --profile={folder}")
+            metrics.say(f"profile: {path}")
 
     @contextmanager
     def step(self, step: int) -> Generator[None]:
@@ -55,7 +55,7 @@ class Profile:
             try:
                 jax.profiler.stop_trace()
             except (OSError, RuntimeError) as error:
-                raise self.unwritable(error) from None
+                raise UserError(f"--profile={self.folder}: cannot be written ({error})") from None
             files = self.folder / "plugins" / "profile" / "*" / "perfetto_trace.json.gz"
             self.metrics.say(
                 f"profile: steps {FIRST} to {steps - 1} of this run are in {files}: open it at "
@@ -63,14 +63,3 @@ class Profile:
             )
         elif self.folder and steps <= FIRST:
             self.metrics.say(f"profile: no trace: it begins after {FIRST} steps, and this run had {steps}")
-
-    def unwritable(self, why: object) -> UserError:
-        return UserError(f"--profile={self.folder}: cannot be written ({why}): choose another folder")
-
-
-def write_hlo(step: jax.stages.Compiled, folder: Path) -> Path:
-    """Write the optimised HLO of a compiled step. Return the file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "train_step.hlo.txt"
-    path.write_text(step.as_text() or "", encoding="utf-8")
-    return path

@@ -16,6 +16,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import jax
+import numpy as np
 
 from config.command_line import UserError
 from config.files import HOLDS_TOKENIZER, read_json
@@ -48,12 +49,10 @@ class Reference:
     def draw(self, axes: Any) -> None:
         """Draw the runs' mean, a band of one standard deviation around it, and what was published."""
         if self.runs:
-            steps, mean, spread = self.band()
-            axes.plot(
-                steps, mean, color="gray", lw=1, zorder=1, label=f"val of {len(self.runs)} reference runs"
-            )
-            low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-            axes.fill_between(steps, low, high, color="gray", alpha=0.3, lw=0, zorder=1)
+            steps, mean, spread = map(np.array, self.band())
+            label = f"val of {len(self.runs)} reference runs"
+            axes.plot(steps, mean, color="gray", lw=1, zorder=1, label=label)
+            axes.fill_between(steps, mean - spread, mean + spread, color="gray", alpha=0.3, lw=0, zorder=1)
         if self.published:
             loss = self.published["loss"]
             axes.axhline(loss, color="gray", ls=":", lw=1, label=f"published: {loss}")
@@ -63,10 +62,8 @@ class Reference:
         parts = [f"val loss {loss:.4f}"]
         if self.runs and self.within is not None:
             _, means, spreads = self.band()
-            if abs(loss - means[-1]) <= self.within:
-                where = "normal"
-            else:
-                where = "higher than normal" if loss > means[-1] else "lower than normal"
+            off = loss - means[-1]
+            where = "normal" if abs(off) <= self.within else f"{'higher' if off > 0 else 'lower'} than normal"
             parts.append(
                 f"{len(self.runs)} reference runs: {means[-1]:.4f} ± {spreads[-1]:.4f}: {where} "
                 f"(19 of 20 seeds end within ± {self.within:.4f})"
@@ -80,19 +77,17 @@ def find_reference(options: Options) -> Reference | None:
     """Return the reference of a run, or say why it has none where it is much like one that has."""
     if jax.process_index() > 0 or options.init_from not in ("scratch", *RESUMING):
         return None
-    near = [
-        (differing(options, found), found)
-        for found in references()
-        if found.options.get("dataset", Options.dataset) == options.dataset
-    ]
+    near = [x for x in references() if x.options.get("dataset", Options.dataset) == options.dataset]
     if not near:
         return None
-    names, nearest = min(near, key=lambda found: len(found[0]))
-    if not names and (why := other_data(options.dataset, nearest)) is None:
+    nearest = min(near, key=lambda reference: len(differing(options, reference)))
+    names = differing(options, nearest)
+    if names:
+        values = ", ".join(f"{name}={getattr(options, name)}" for name in names)
+        why = f"{values} is not {nearest.config}'s"
+    elif (why := other_data(options.dataset, nearest)) is None:
         return nearest
     if len(names) <= MANY:
-        told = ", ".join(f"{name}={getattr(options, name)}" for name in names)
-        why = f"{told} is not {nearest.config}'s" if names else why
         print(f"note: no reference to compare with: {why}", file=sys.stderr)
     return None
 
@@ -117,12 +112,8 @@ def mattering(values: dict[str, Any]) -> dict[str, Any]:
 
 def differing(options: Options, reference: Reference) -> list[str]:
     """Return the names of the options that matter and are not the reference's."""
-    ours = mattering(options.to_json())
-    return sorted(
-        name
-        for name in ours.keys() | reference.options.keys()
-        if ours.get(name) != reference.options.get(name)
-    )
+    ours, theirs = mattering(options.to_json()), reference.options
+    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
 
 
 def other_data(dataset: str, reference: Reference) -> str | None:
@@ -130,10 +121,10 @@ def other_data(dataset: str, reference: Reference) -> str | None:
     if reference.data is None:
         return None
     try:
-        meta = read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)
-    except ValueError:
+        meta = dict(read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER))
+    except (ValueError, TypeError):
         meta = {}
-    if isinstance(meta, dict) and meta.get("sha256") == reference.data["sha256"]:
+    if meta.get("sha256") == reference.data["sha256"]:
         return None
-    source = meta.get("source", "other text") if isinstance(meta, dict) else "other text"
+    source = meta.get("source", "other text")
     return f"dataset={dataset} is {source}, and {reference.config}'s runs read {reference.data['source']}"

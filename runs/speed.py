@@ -4,20 +4,13 @@ import time
 from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import replace
 
-import equinox as eqx
 import jax
-import jax.numpy as jnp
-import optax
 
 from config.devices import peak_flops
 from config.options import Options
 from model import GPTConfig
-from parallel.mesh import one_cpu
 from runs.hardware import peak_memory
-from training.lora import partition_trainable
-from training.state import create_state
 
 RECENT = 100  # steps whose spread is reported
 
@@ -35,22 +28,16 @@ class Speed:
         mfu                           model FLOP/s over the devices' peak, as nanoGPT and PaLM
                                       (arXiv:2204.02311) have it; none for LoRA, nor without a known bfloat16
                                       peak
-        hfu                           the same with all the FLOPs that XLA counts: norms and the like, and
-                                      what `remat` computes twice
         memory_mb                     peak memory of the first device, in 10^6 bytes; on a CPU, of the process
     """
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
         self.devices = devices
-        known = config.compute.dtype == "bfloat16"  # the peaks are bfloat16's
+        # The peaks are bfloat16's, and the formula for FLOPs has a gradient for every weight.
+        known = config.compute.dtype == "bfloat16" and not options.lora_rank
         self.peak = peak_flops(jax.devices()[0].device_kind) if known else None
-        self.flops = {}  # per token
-        if self.peak:
-            if not options.lora_rank:  # the formula has a gradient for every weight
-                self.flops["mfu"] = flops_per_token(config, options.block_size)
-            if counted := counted_flops(config, options):
-                self.flops["hfu"] = counted / self.tokens
+        self.flops = flops_per_token(config, options.block_size)
         self.recent = deque(maxlen=RECENT)
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0  # since the last figures
         self.made = deque()  # seconds that each batch took whose step has not ended yet
@@ -94,7 +81,7 @@ class Speed:
             "memory_mb": peak_memory() / 1e6,
         }
         if self.peak:
-            figures |= {name: flops * rate / self.peak for name, flops in self.flops.items()}
+            figures["mfu"] = self.flops * rate / self.peak
         return figures
 
 
@@ -113,28 +100,3 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
     mlp = (3 if config.mlp == "swiglu" else 2) * D * F
     matrices = config.n_layer * (attention + mlp) + config.vocab_size * D
     return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * D
-
-
-def counted_flops(config: GPTConfig, options: Options) -> float | None:
-    """Return the floating-point operations of one step's loss and gradients, on all devices, as XLA counts.
-
-    What `remat` does twice counts twice. XLA counts a loop's body once, and nothing of a kernel that is not
-    its own. So it counts one sequence, on a CPU, with the layers unrolled and the logits in one piece, and
-    nothing is compiled. None where JAX has no CPU beside its accelerator.
-    """
-    config = replace(config, compute=replace(config.compute, unroll=0, attention="einsum"))
-
-    def loss(weights, frozen, x, y):
-        logits = eqx.combine(weights, frozen)(x)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, y).mean()
-
-    try:
-        with jax.set_mesh(one_cpu()):
-            weights, frozen = partition_trainable(eqx.filter_eval_shape(create_state, config, options).model)
-            row = jax.ShapeDtypeStruct((1, options.block_size), jnp.int32)
-            counted = jax.jit(jax.value_and_grad(loss)).lower(weights, frozen, row, row).cost_analysis()
-    except RuntimeError:
-        return None
-    if counted is None:
-        return None
-    return counted["flops"] * options.gradient_accumulation_steps * options.batch_size

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runs.hardware import compile_sooner, wait_for_simulated_devices
+from runs.hardware import compile_sooner, host_bytes, peak_memory, wait_for_simulated_devices
+from tests.helpers import newest_checkpoint, run_python
 
 
 @pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=5"])
@@ -53,6 +54,32 @@ def test_programs_for_a_cpu_compile_sooner_unless_the_user_says_otherwise(
     compile_sooner(device)
     flags = dict(flag.split("=") for flag in os.environ["XLA_FLAGS"].split())
     assert flags.get("--xla_backend_optimization_level") == level
+
+
+def test_a_machine_that_tells_nothing_of_its_memory_is_used_all_the_same(monkeypatch):
+    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
+    monkeypatch.delattr("os.sysconf")
+    assert peak_memory() == 0 and host_bytes() == float("inf")
+
+
+HIDDEN = """
+import os, runpy, signal, sys
+for name in ("fcntl", "resource"):
+    sys.modules[name] = None
+for module, name in ((os, "sysconf"), (os, "O_NOFOLLOW"), (os, "O_NONBLOCK"), (signal, "SIGHUP")):
+    delattr(module, name)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.slow
+def test_a_run_trains_and_resumes_without_what_windows_lacks(tiny, tmp_path):
+    for iterations in (2, 3):
+        options = tiny(tmp_path, max_iters=iterations, init_from="auto", compilation_cache=False)
+        done = run_python("-c", HIDDEN, "train.py", *options)
+        assert done.returncode == 0, done.stderr
+        assert newest_checkpoint(tmp_path) == iterations and not list(tmp_path.glob("lock*"))
 
 
 COMPILES = """

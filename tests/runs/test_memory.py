@@ -14,10 +14,11 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from parallel.mesh import parse
 from parallel.pipeline.__main__ import main as print_schedule
+from runs import memory
 from runs.manifest import Manifest
-from runs.memory import state_bytes
+from runs.memory import check_training
 from tests.helpers import refusal, save_run
-from training.state import create_state, model_config, state_shapes
+from training.state import create_state, model_config
 
 HUGE = [  # terabytes; a larger integer is refused as an option
     {"n_embd": 10**9},
@@ -62,22 +63,14 @@ def test_samples_and_batches_that_cannot_fit_are_refused(run, command, name, siz
     assert f"{name}={size}" in said and "takes at least" in said
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"mlp": "gelu", "tie_embeddings": False, "position": "rope"},
-        {"n_kv_head": 2, "n_hidden": 24, "optimizer": "normuon"},
-        {"optimizer": "muon"},
-        {"lora_rank": 4, "lora_base_dtype": "bfloat16"},
-    ],
-    ids=str,
-)
-def test_the_bound_is_at_most_what_a_state_takes_and_most_of_it(changes):
-    options = replace(Options(), n_layer=2, n_head=4, n_embd=64, block_size=128, **changes)
+def test_a_state_is_refused_from_the_first_byte_too_many(monkeypatch):
+    options = replace(Options(), n_layer=2, n_head=4, n_embd=64, block_size=128, optimizer="muon")
     config = model_config(options, 512)
-    taken = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state_shapes(config, options)))
-    assert 0.7 * taken < state_bytes(config, options) <= taken
+    taken = sum(x.nbytes for x in jax.tree.leaves(create_state(config, options)))
+    monkeypatch.setattr(memory, "device_bytes", lambda: taken)
+    check_training(config, options)
+    monkeypatch.setattr(memory, "device_bytes", lambda: taken - 1)
+    assert "the state of n_layer=2" in refusal(check_training, config, options)
 
 
 @pytest.mark.parametrize("name", ["stages", "virtual_stages", "microbatches"])

@@ -11,7 +11,7 @@ from config.files import parse_json
 from config.options import Options
 from tools.cloud.places import Entry, Here, InVolume, Place
 
-SILENT = 60  # seconds after which a run's lock, which it rewrites every 5 (runs/lock.py), means nothing
+SILENT = 300  # seconds without a new record or checkpoint after which a run's lock means nothing
 LOOK = 5.0  # seconds between two looks at a run that is watched
 
 
@@ -58,8 +58,9 @@ def read_options(place: Place, run: str) -> Options | None:
 
 
 def is_running(entries: list[Entry], run: str) -> bool:
-    """Tell whether a run counts in its lock, as it does while it trains."""
-    return any(entry.path == f"{run}/lock" and entry.age < SILENT for entry in entries)
+    """Tell whether a run holds its lock, and has lately written into its folder."""
+    held = any(entry.path == f"{run}/lock" for entry in entries)
+    return held and min(entry.age for entry in entries) < SILENT
 
 
 def standing(place: Place, run: str) -> Standing | None:
@@ -150,7 +151,7 @@ def fetch(volume: InVolume, run: str, results: tuple[str, ...] = ()) -> list[Pat
         wanted = tuple(f"{run}/{result}" for result in results)
         files = [path for path in files if path in wanted or path.startswith(tuple(f"{x}/" for x in wanted))]
     else:
-        files = [path for path in files if path != f"{run}/lock"]
+        files = [path for path in files if path not in (f"{run}/lock", f"{run}/lock.json")]
         check_same_run(volume, run, bool(files))
     if bad := [path for path in files if ".." in Path(path).parts]:
         raise UserError(f"{bad[0]}: this name leads out of the run's folder: remove it from the Volume")

@@ -30,7 +30,7 @@ def run(tmp_path, monkeypatch):
     return folder
 
 
-def test_a_run_is_running_as_long_as_it_counts_in_its_lock(run):
+def test_a_run_is_running_as_long_as_it_holds_its_lock_and_writes(run):
     def state():
         return look.standing(Here(), "mine").state
 
@@ -38,8 +38,10 @@ def test_a_run_is_running_as_long_as_it_counts_in_its_lock(run):
     (run / "lock").write_text("{}")
     assert state() == "running"
     old = time.time() - 2 * look.SILENT
-    os.utime(run / "lock", (old, old))
+    for path in run.rglob("*"):
+        os.utime(path, (old, old))
     assert state() == "stopped"
+    (run / "lock").unlink()
     (run / "checkpoints" / "20").mkdir()
     assert state() == "finished"
 
