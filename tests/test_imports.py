@@ -30,7 +30,7 @@ ALLOWED = {
     "experiments": {
         *("config", "data", "model", "parallel", "runs", "training", "tools.benchmarks", "tools.inside")
     },
-    "tools.cloud": {"config", "data", "experiments", "model", "runs"},
+    "tools.cloud": {"config", "data", "experiments", "runs", "training"},
 }
 # The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)

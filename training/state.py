@@ -34,7 +34,13 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, with "auto" decided for the device. Raises UserError.
+    """Describe the model that `options` ask for, and how to compute it on the device. Raises UserError."""
+    config = model_shape(options, vocab_size, eot)
+    return replace(config, compute=choose_compute(options, config))
+
+
+def model_shape(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
+    """Describe the model that `options` ask for, wherever it is computed. Raises UserError.
 
     `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
     """
@@ -50,10 +56,9 @@ def model_config(options: Options, vocab_size: int, eot: int | None = None) -> G
     else:
         shape = {name: value for name, value in shape.items() if name not in VARIANTS}
     try:
-        config = config_class(vocab_size=vocab_size, eot=eot if options.document_mask else None, **shape)
+        return config_class(vocab_size=vocab_size, eot=eot if options.document_mask else None, **shape)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return replace(config, compute=choose_compute(options, config))
 
 
 def choose_compute(options: Options, config: GPTConfig) -> Compute:

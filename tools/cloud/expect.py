@@ -1,7 +1,8 @@
 """Compute how long a training run takes at least. A launch says it beside the price, before it rents."""
 
-from config.command_line import UserError
-from config.options import SHAPE, Options
+from dataclasses import replace
+
+from config.options import Options
 from data.meta import load_meta
 from data.registry import dataset_dir, is_prepared, is_small
 from tools.cloud.jobs import has_script
@@ -24,8 +25,8 @@ def least_hours(options: Options, launch: LaunchOptions) -> float | None:
     """
     # Here, because they import JAX, which few commands of the launcher need.
     from config.devices import peak_flops
-    from model import GPTConfig
     from runs.speed import flops_per_token
+    from training.state import model_shape
 
     if options.init_from not in ("scratch", "auto"):
         return None
@@ -33,11 +34,7 @@ def least_hours(options: Options, launch: LaunchOptions) -> float | None:
     fastest = max((peak * count for peak, count in gpus if peak), default=0.0) * launch.nodes
     if not fastest:
         return None
-    shape = {name: getattr(options, name) for name in SHAPE}
-    try:
-        config = GPTConfig(vocab_size=vocabulary(options), **shape)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    config = model_shape(replace(options, document_mask=False), vocabulary(options))
     return tokens_of(options) * flops_per_token(config, options.block_size) / (BEST * fastest) / 3600
 
 
