@@ -89,7 +89,8 @@ def saved_figures(monkeypatch):
         savefig(figure, path, **settings)
         if hasattr(path, "flush"):  # a file
             path.flush()
-        figures.append((figure, Path(getattr(path, "name", path)).read_bytes()))
+            path = path.name
+        figures.append((figure, Path(path).read_bytes()))
 
     monkeypatch.setattr(Figure, "savefig", save)
     return figures

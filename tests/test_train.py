@@ -303,6 +303,7 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
     first_run, tiny, tmp_path, monkeypatch, capsys, signals
 ):
     numbers = [getattr(signal, name) for name in signals]
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup ignores, and so would the run
 
     def interrupted(*args):
         for number in numbers:
@@ -313,6 +314,7 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(train, "compile_step", interrupted)
         assert train.main(tiny(tmp_path, eval_iters=-1)) == 128 + numbers[0]
+    signal.signal(signal.SIGHUP, before)
     assert "stopped at iter 0; go on with" in capsys.readouterr().out
     assert saved_iterations(tmp_path) == [0]
     assert train.main(tiny(tmp_path, eval_iters=-1, init_from="resume")) == 0
