@@ -144,7 +144,7 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
             raise UserError(f"{shorten(path)}: expected a config file (NAME.py) or --key=value; see --help")
     found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
     found |= {name: ("--", value) for name, value in texts.items()}
-    for name in IGNORED.keys() & found.keys():
+    for name in [name for name in found if name in IGNORED]:
         origin, value = found.pop(name)
         check_value(name, value, origin, cls)
         print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
