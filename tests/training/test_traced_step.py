@@ -19,7 +19,8 @@ entered = set()
 
 def profile(frame, event, _):
     code = frame.f_code
-    if event == "call" and code.co_filename.startswith(root) and not code.co_name.startswith("<"):
+    ours = code.co_filename.startswith(root) and "site-packages" not in code.co_filename  # of a .venv in here
+    if event == "call" and ours and not code.co_name.startswith("<"):
         entered.add(code)
 
 with jax.set_mesh(make_mesh("data:1")):
