@@ -90,7 +90,7 @@ def print_plan(planned: Planned, target: Target, parameters: int) -> None:
     if planned.cost:
         print(report.time_table(planned.cost))
         print(report.assumptions(target))
-        print(report.dearest(planned.cost.by_line(), planned.cost.seconds))
+        print(report.costliest(planned.cost.by_line(), planned.cost.seconds))
         print(report.run_table(planned, target, parameters))
 
 

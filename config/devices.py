@@ -55,7 +55,7 @@ class Device:
         return int(0.95 * self.memory) if self.is_gpu else self.memory
 
 
-# Of the patterns the first that fits counts. A `$` keeps a name from fitting a card that begins with it:
+# The first pattern that matches counts. A `$` keeps a name from matching a card that begins with it:
 # an L4 is not an L40S, a 4090 not a 4090 Laptop. Columns have two spaces or more between them.
 TABLE = """
 name       kind                      pattern             peak  memory          bandwidth  link  network  price  source

@@ -38,7 +38,7 @@ from config.files import read_json
 
 
 class Role(Enum):
-    """What an option is to a model and a run, besides its value."""
+    """Say what an option means to a model and a run, besides its value."""
 
     SHAPE = "decides which arrays a model has and what they mean, so a resumed run has to keep it"
     VARIANT = "the same, of an idea in variants.py"

@@ -100,7 +100,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--source", type=Path, metavar="PATH", help="the text (default: <folder>/input.txt)")
     given = parser.parse(argv)
     folder = dataset_dir(given.dataset)
-    # What a user names may be a link.
+    # A path that the user gives may be a link.
     describe(folder, given.source.resolve() if given.source else folder / "input.txt")
 
 

@@ -39,7 +39,7 @@ Stream = Callable[..., str]
 
 
 class Tokenizer(ABC):
-    """What the three have in common: `decode` and `stream` follow from `bytes_of`."""
+    """A tokenizer gives `bytes_of` its tokens; `decode` and `stream` follow from that."""
 
     vocab_size: int
 
@@ -226,7 +226,7 @@ def load_tokenizer(name: str) -> TiktokenTokenizer | JsonTokenizer:
     if not name.endswith(".json"):
         return TiktokenTokenizer(name)
     try:
-        # What a user names may be a link.
+        # A path that the user gives may be a link.
         return JsonTokenizer(read_text(Path(name).resolve(), TOKENIZER), origin=name)
     except (*GONE, ValueError) as error:
         raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None

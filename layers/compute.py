@@ -19,7 +19,7 @@ from config.devices import known_device
 
 @dataclass(frozen=True)
 class Compute:
-    """What may differ for the same model on another machine. training/state.py decides it."""
+    """This may differ for the same model on another machine. training/state.py decides it."""
 
     dtype: str = "float32"  # of the operands of matrix products, or bfloat16
     result: str = "float32"  # of their results: see `result_dtype`

@@ -10,9 +10,9 @@ loop over ticks within the compiled step. The second command prints it.
 In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on the results:
 residual streams go up to the next rank, their gradients down to the one before. A backward starts from the
 stage's input alone, and computes the stage again. The token embedding belongs to the first stage; every stage
-reads the tokens for positions and documents. The loss belongs to the last
-stage, whose forward is a part of its backward. The weights outside the blocks are the same on every rank, and
-their gradients are summed over the ranks at the end. XLA looks after the mesh's other axes, as elsewhere.
+reads the tokens for positions and documents. The loss belongs to the last stage, whose forward is a part of
+its backward. The weights outside the blocks are the same on every rank, and their gradients are summed over
+the ranks at the end. XLA handles the mesh's other axes, as elsewhere.
 """
 
 from collections.abc import Callable

@@ -152,7 +152,7 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
 
 @pytest.mark.parametrize("mesh", ["data:1", pytest.param("tensor:2", marks=pytest.mark.slow)])
 def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
-    """Of any length, alone and together, and whatever is told of it."""
+    """Prompts have any length, come alone or together, and ask for log-probabilities or not."""
     with jax.set_mesh(make_mesh(mesh)):
         engine = Engine(jax.jit(shard)(large(replace(CONFIG, block_size=64, n_layer=1))), 2)
         engine.compile()

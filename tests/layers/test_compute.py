@@ -1,4 +1,4 @@
-"""What the device decides: the dtype of `auto`, and how many logits there may be at once."""
+"""The device decides the dtype of `auto`, and how many logits there may be at once."""
 
 import pytest
 

@@ -68,7 +68,7 @@ class Machine:
         return max(GIB_PER_GPU * max(1, self.count), GIB_PER_CORE * (self.asked_cores or 0))
 
     def price(self, rates: Mapping[str, float] = RATES) -> float:
-        """Return the dollars an hour for the dearest of its GPUs, and the cores and GiB that it may use."""
+        """Return the dollars an hour for the costliest of its GPUs, and the cores and GiB that it may use."""
         gpus = (rates[f"gpu_hour_cost_{GPU[name][0]}"] * count for name, count in map(split, self.gpus))
         rest = self.cores * rates["cpu_hour_cost"] + self.gib * rates["mem_gib_hour_cost"]
         return max(gpus, default=0.0) + BURST * rest

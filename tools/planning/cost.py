@@ -111,7 +111,7 @@ class Cost:
         return [Row.of(name, [x for x in self.operations if x.work == name]) for name in names]
 
     def by_line(self) -> list[Row]:
-        """Return what each line of our code costs, forward and backward apart, the dearest first."""
+        """Return what each line of our code costs, forward and backward apart, the costliest first."""
         groups: dict[str, list[Operation]] = {}
         for x in self.operations:
             groups.setdefault(describe(x), []).append(x)

@@ -21,7 +21,7 @@ from model import GPTConfig
 from parallel.mesh import AXES, mesh_of
 from tools.planning.cost import MEMORY, Cost, Row, estimate
 from tools.planning.program import parse_program
-from tools.planning.report import dearest
+from tools.planning.report import costliest
 from tools.planning.target import Target, absent_devices
 from training.state import model_config
 
@@ -85,7 +85,7 @@ def decoding_table(planned: PlannedDecoding, target: Target) -> str:
     classes, seconds = per_token(planned.cost.by_class()), planned.cost.seconds / CHUNK
     lines.append(row("as compiled", seconds, math.fsum(row.bytes for row in classes)))
     lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]
-    return "\n".join([*lines, dearest(per_token(planned.cost.by_line()), seconds)])
+    return "\n".join([*lines, costliest(per_token(planned.cost.by_line()), seconds)])
 
 
 def per_token(rows: list[Row]) -> list[Row]:

@@ -84,9 +84,9 @@ def assumptions(target: Target) -> str:
     )
 
 
-def dearest(rows: list[Row], seconds: float) -> str:
+def costliest(rows: list[Row], seconds: float) -> str:
     """Format the ten most expensive operations, with the line of our code that made each."""
-    lines = [f"\n{'ms':>9}{'share':>7}  the dearest lines"]
+    lines = [f"\n{'ms':>9}{'share':>7}  the costliest lines"]
     for row in rows[:10]:
         lines.append(f"{1e3 * row.seconds:9.2f}{row.seconds / seconds:7.0%}  {row.name}, {row.bound}-bound")
     return "\n".join(lines)
