@@ -99,9 +99,7 @@ def batch_layout(ndim: int) -> P | SingleDeviceSharding:
 
 def shard_batch(batch: Int[Array, "... B T"]) -> Int[Array, "... B T"]:
     """Split a batch's rows over data and fsdp, inside a compiled function. Without a mesh, do nothing."""
-    if not here().on_mesh:
-        return batch
-    return eqx.filter_shard(batch, P(*[None] * (batch.ndim - 2), ("data", "fsdp"), None))
+    return eqx.filter_shard(batch, batch_layout(batch.ndim)) if here().on_mesh else batch
 
 
 def with_shardings(shapes):

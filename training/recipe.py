@@ -24,7 +24,7 @@ from model import GPT
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import batch_layout, batch_sharding, layout, shard
 from training.chunked_loss import chunked_cross_entropy
-from training.lora import partition_trainable, trainable
+from training.lora import trainable
 from training.optimizer import make_optimizer
 from training.schedule import learning_rate
 from training.state import TrainState
@@ -33,15 +33,15 @@ from training.step import Recipe, loss_of_microbatch, train_step
 
 def make_recipe(options: Options, state: TrainState) -> Recipe:
     """Decide what a step does on this mesh. Raises UserError for an impossible pipeline."""
-    model = state.model
+    model, trained = state.model, trainable(state.model)
     return Recipe(
         options,
         model.config,
         jax.sharding.get_abstract_mesh(),
         value_and_grad=choose_value_and_grad(options, model),
-        optimizer=make_optimizer(options, partition_trainable(model)[0]),
+        optimizer=make_optimizer(options, eqx.partition(model, trained)[0]),
         learning_rate=partial(learning_rate, options),
-        trained=trainable(model),
+        trained=trained,
         shardings=layout(state),
         batch_sharding=batch_layout(3),
     )
