@@ -195,14 +195,15 @@ def _beside(path: Path, advice: str) -> Generator[Path]:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk. Raises OSError."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
     try:
-        os.fsync(number)
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
     except OSError:
-        if not path.is_dir():  # some file systems have no fsync of a folder
+        if not path.is_dir():  # Windows opens no folder, and some file systems have no fsync of one
             raise
-    finally:
-        os.close(number)
 
 
 def cache_folder() -> Path:
