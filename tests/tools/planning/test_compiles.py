@@ -30,6 +30,7 @@ MESHES = [  # every two of mesh, schedule, attention and remat meet
     ("fsdp:8", BLOCK | DOCUMENTS | dict(window=50)),
     ("fsdp:8", EINSUM | DOTS),
     ("data:2,fsdp:2,tensor:2", DOCUMENTS),
+    ("data:2,fsdp:2,tensor:2", dict(unroll=0)),
     ("data:2,fsdp:2,tensor:2", EINSUM | BLOCK | DOCUMENTS),
     ("stage:4,fsdp:2", {}),
     ("stage:4,fsdp:2", EINSUM | GPIPE | BLOCK),
