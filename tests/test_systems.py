@@ -1,6 +1,6 @@
 """What Windows and macOS lack: the programs train, sample and serve without it.
 
-Neither system is here. Each test hides from the project, and from nobody else, what one of them does not have.
+Neither system is here. Each test hides from the project, and from nobody else, what one of them lacks.
 """
 
 import subprocess
@@ -51,7 +51,8 @@ sys.path.insert(0, ours)
 
 
 def run(program: str, *words: str) -> str:
-    code = f"{HIDE}\nsys.argv = {[program, *words]}\nrunpy.run_path({str(ROOT / program)!r}, run_name='__main__')"
+    path = str(ROOT / program)
+    code = f"{HIDE}\nsys.argv = {[program, *words]}\nrunpy.run_path({path!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout
