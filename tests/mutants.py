@@ -82,7 +82,10 @@ def is_program(path: str) -> bool:
 
 
 def mutants(path: str) -> Iterator[Mutant]:
-    """Yield every mutant of a file: with another operator or number, a condition negated, a call left out."""
+    """Yield a file with another operator or number, a condition negated, or a call left out, in a function.
+
+    What stands outside functions is mostly tables, which tests would have to repeat.
+    """
     text = (ROOT / path).read_text(encoding="utf-8")
     lines = text.splitlines(keepends=True)
     offsets = [0]
@@ -93,7 +96,9 @@ def mutants(path: str) -> Iterator[Mutant]:
     def span(node: ast.AST) -> tuple[int, int]:
         return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
 
-    for node in behaviour(ast.parse(text)):
+    functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.FunctionDef)]
+    inside = {id(x): x for function in functions for x in behaviour(function)}  # a nested one's once
+    for node in inside.values():
         for start, end, after in changes(node, span, source):
             before = source[start:end].decode()
             changed = (source[:start] + after.encode() + source[end:]).decode()
