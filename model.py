@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from layers.attention import Attend, Positions, causal_attention
 from layers.compute import Compute
 from layers.dropout import DropoutKey, dropout, split_key
-from layers.products import Linear, each, look_up, product
+from layers.products import Linear, apply_each, embedding_lookup, product
 from layers.shape import check_shape
 from layers.stack import apply_blocks
 
@@ -135,7 +135,7 @@ class Attention(eqx.Module):
         self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         weights_key, output_key = split_key(key)
-        q, k, v = each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
+        q, k, v = apply_each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         y = attend(q, k, v, weights_key)  # (B, T, H, C), after rope, mask and softmax
@@ -173,7 +173,7 @@ class MLP(eqx.Module):
         self.dropout = config.dropout
 
     def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
-        h = ACTIVATIONS[self.activation](*each(self.readers(), x))  # (B, T, F)
+        h = ACTIVATIONS[self.activation](*apply_each(self.readers(), x))  # (B, T, F)
         return dropout(self.c_proj(h), self.dropout, key)
 
     def readers(self) -> list[Linear]:
@@ -241,7 +241,7 @@ class GPT(eqx.Module):
         self, tokens: Int[Array, "B T"], positions: Positions, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         """Token and position embeddings, after dropout. Raises ValueError for more tokens than positions."""
-        x = look_up(self.wte, tokens, self.config.compute.result)
+        x = embedding_lookup(self.wte, tokens, self.config.compute.result)
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp them silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from layers.compute import Compute, here
+from layers.compute import Compute, current_mesh
 from layers.products import product
 
 
@@ -79,9 +79,9 @@ chunked_cross_entropy.defvjp(_forward, _backward)
 # chunks as that allows: for every chunk the devices sum the head's gradient.
 def chunks(x, targets, V, max_logits):
     """Split x and targets into n parts of T, on a new leading axis."""
-    (B, T, D), place = x.shape, here()
-    split_already = ("stage", *place.manual)  # a stage's devices have all the rows that came to it
-    devices = math.prod(size for axis, size in place.sizes.items() if axis not in split_already)
+    (B, T, D), mesh = x.shape, current_mesh()
+    split_already = ("stage", *mesh.manual)  # a stage's devices have all the rows that came to it
+    devices = math.prod(size for axis, size in mesh.sizes.items() if axis not in split_already)
     n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * max_logits * devices or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
 
@@ -107,7 +107,7 @@ def is_target(logits, targets):
 # Without this, XLA moves features on TPUs, and not the head, where both are about as large.
 def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
     """Split the batch axis of logits like the residual stream's, and leave the others to XLA."""
-    place = here()
-    if not place.on_mesh:
+    mesh = current_mesh()
+    if not mesh.exists:
         return logits
-    return lax.with_sharding_constraint(logits, P(place.rows, P.UNCONSTRAINED, P.UNCONSTRAINED))
+    return lax.with_sharding_constraint(logits, P(mesh.rows, P.UNCONSTRAINED, P.UNCONSTRAINED))
