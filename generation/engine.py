@@ -6,16 +6,12 @@
         ...
 
 A slot is a row of the key/value cache. A step prefills a chunk of the first unread prompt, or several short
-prompts, and then draws tokens for all sequences whose prompt is read: one after a prefill, so that a long
-prompt delays nobody for long, and up to 32 otherwise. A request's tokens depend on its prompt, settings and
-key alone. The model reads at most block_size tokens, so there is a window rule:
+prompts, and then draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
+A request's tokens depend on its prompt, settings and key alone.
 
-    A new token reads all tokens before it while they are at most block_size. When they are more, the last
-    block_size / 2 of them become the context, from position 0 on, which then grows to block_size again.
-    Of a prompt longer than block_size, the last block_size tokens are read.
-
-Past block_size, one token in block_size / 2 thus costs a prefill of as many tokens. Moving the window by one
-token would change all positions, and cost every token that.
+A new token reads all tokens before it while they are at most block_size. When they are more, the last
+block_size / 2 become the context, from position 0 on: one token in block_size / 2 costs a prefill. Of a
+longer prompt, the last block_size tokens are read.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,13 +30,13 @@ from model import GPT
 PREFILL_CHUNKS = 16, 128  # tokens of a prompt that one call reads
 SHORT_PROMPTS = 8  # that one call reads together
 MIN_BUCKET = 32  # tokens: see `Engine`
-MIN_DRAWN = 8  # a call has costs of its own, so it draws no fewer tokens, where as many are to come
+MIN_DRAWN = 8  # tokens that a bucket must have space for, if as many are to come
 FIRST = 3  # programs that a short request needs for its first tokens
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue. Token i of its continuation is drawn with a key made of `key` and i."""
+    """A prompt to continue. Its token i is drawn with a key made of `key` and i."""
 
     prompt: Int[np.ndarray, " P"]  # one token or more
     key: PRNGKeyArray
@@ -73,9 +69,8 @@ class Sequence(NamedTuple):
 class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. Only one thread may use it.
 
-    Attention reads the first tokens of the cache, as many as a bucket has: the smallest that holds all
-    sequences. A program is compiled for each bucket. No sequence is longer than `longest`, if that is given:
-    then buckets below are left out.
+    Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences. Each is
+    a program of its own; those below `longest`, the length that sequences come to, are left out.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
@@ -109,8 +104,7 @@ class Engine:
     def programs(self) -> list[Callable[[], object]]:
         """Return calls that each compile one program. The first FIRST serve a short request.
 
-        They pass arguments as a request does, since another type would be another program. Slot 0 must be
-        free.
+        Slot 0 must be free.
         """
         chunks, R = self.prompt_chunks, self.short_prompts
         shapes = [*product([1], chunks, [False, True]), *([(R, chunks[0], False)] if R > 1 else [])]
@@ -128,7 +122,7 @@ class Engine:
         self._call_prefill([0] * R, tokens, np.zeros(R, np.int32), tokens if following else None)
 
     def add(self, request: Request) -> int:
-        """Put a request into the first free slot, and return the slot. Raises ValueError if all are taken."""
+        """Put a request into the first free slot, and return that. Raises ValueError if all are taken."""
         slot = self.slots.index(None)
         context = request.prompt[-self.block_size :].tolist()
         self.slots[slot] = Sequence(request, context)
@@ -166,9 +160,8 @@ class Engine:
     def _next_to_read(self) -> tuple[list[int], int]:
         """Return the slots whose prompts `prefill` reads, and how many tokens of each.
 
-        Several short prompts are read together; the last slot is repeated until there are `short_prompts`,
-        the shape that is compiled. Otherwise the first prompt is read alone, by the smallest chunk that holds
-        the rest of it, or else by the largest.
+        They are several short prompts, the last repeated to `short_prompts`, or the first prompt alone, by
+        the smallest chunk that holds its rest.
         """
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
@@ -305,8 +298,8 @@ def generate(
 ) -> Iterator[Int[np.ndarray, "B _"]]:
     """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
 
-    The prompt has at least one token. Token i of row r is drawn with a key made of `key`, r and i, so it
-    depends neither on the number of rows nor on `max_new_tokens`.
+    The prompt has at least one token. A row's tokens depend neither on the other rows nor on
+    `max_new_tokens`.
     """
     B = len(prompt)
     engine = Engine(model, B, vocab_size, longest=prompt.shape[1] + max_new_tokens)

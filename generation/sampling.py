@@ -1,8 +1,6 @@
-"""Draw the next token from a model's logits.
+"""Draw the next token from a model's logits: temperature, top k, top p, as in the transformers library.
 
-`sample` divides the logits by the temperature, keeps the top k, keeps the top p of those, and draws, in the
-order of the transformers library. Each row has its own settings. They are data, so that one compiled program
-serves all; what no row asks for is not computed.
+Each row has its own settings, as data, so that one program serves all. What no row asks for is not computed.
 """
 
 import jax
@@ -21,8 +19,7 @@ def sample(
 ) -> Int[Array, " B"]:
     """Draw a token for each row of logits, int32, with a key of its own.
 
-    A setting is one number, or an array of one for each row. A `temperature` of 0 takes the likeliest token.
-    `top_k` is 1 or more, `top_p` above 0; None, V or more, and 1 or more keep all tokens.
+    A setting is one number for all rows, or an array. A `temperature` of 0 takes the likeliest token.
     """
     B, V = logits.shape
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), B)

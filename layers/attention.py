@@ -88,8 +88,8 @@ def causal_mask(
 ) -> Bool[Array, "_ T S"]:
     """Return which of the S keys, at positions 0 to S - 1, each query reads: those up to its own position.
 
-    A `window` keeps the last of them (arXiv:2310.06825), and `documents`, the position at which each
-    query's document begins, those from there on.
+    A `window` leaves the last of them (arXiv:2310.06825); `documents`, where each query's document begins,
+    leaves those from there on.
     """
     positions, keys = positions[:, :, None], jnp.arange(S)
     mask = keys <= positions

@@ -66,8 +66,7 @@ def result_dtype(dtype: str) -> str:
 def max_logits() -> int:
     """Return how many logits a device may hold at once: in bfloat16, a twelfth of its memory.
 
-    The head's gradient is read and written once a chunk, so an accelerator has few chunks. A CPU has less
-    memory to clear with many.
+    An accelerator is faster with few chunks of the loss, a CPU with many.
     """
     return Compute.max_logits if device().platform == "cpu" else memory() // (12 * 2)
 

@@ -1,11 +1,12 @@
 """Dropout (arXiv:1207.0580), with explicit keys."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray, UInt
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped, UInt
 
 from layers.compute import current_mesh
 
@@ -37,3 +38,10 @@ def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."
 def split_key(key: DropoutKey, n: int = 2):
     """Split a key into n; without a key, return n times None."""
     return [None] * n if key is None else jax.random.split(key, n)
+
+
+def microbatch_keys(key: DropoutKey, A: int) -> Shaped[PRNGKeyArray, " A"] | None:
+    """Make a key for each microbatch from the step's. A single microbatch has the step's own."""
+    if key is None or A == 1:
+        return key if key is None else key[None]
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(A))

@@ -1,11 +1,8 @@
 """Linear layers, matrix products and embedding lookups whose gradients are fast.
 
-They compute what `@`, `einsum` and indexing do, with operands in a chosen dtype and sums in float32. Only
-gradients differ from JAX's own:
-
-- A product's gradients are such products too. JAX contracts axes in orders that XLA's library for CPUs does
-  not take, and in float32 where the result is float32 (docs/benchmarks.md).
-- Layers that read the same x sum its gradient over the mesh axis `tensor` once, not once for each layer.
+They compute what `@`, `einsum` and indexing do, with operands in a chosen dtype and sums in float32. A
+product's gradients are such products too: JAX's own contract axes in orders that XLA's library for CPUs does
+not take, and in float32 where the result is float32 (docs/benchmarks.md).
 """
 
 import re
@@ -72,8 +69,8 @@ class Linear(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self), specs)
 
 
-# B and T stay two axes, which XLA's library for CPUs wants for a weight gradient in bfloat16. The output axes
-# become one: a TPU keeps arrays in tiles, which heads of 64 would half fill.
+# B and T stay two axes for the sake of XLA's library for CPUs. The output axes become one, since heads of 64
+# would half fill a TPU's tiles.
 def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) -> Float[Array, "B T *o"]:
     """Compute x @ w. The output may have several axes, such as heads and head size."""
     y = product("btd,df->btf", x, w.reshape(len(w), -1), compute.dtype, compute.result)
@@ -98,10 +95,7 @@ def apply_each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Arr
 def embedding_lookup(
     table: Float[Array, "V D"], tokens: Int[Array, "B T"], dtype: str
 ) -> Float[Array, "B T D"]:
-    """Return the tokens' rows of the table, rounded to `dtype`, in float32.
-
-    Where `fsdp` splits the table, XLA gathers it after rounding.
-    """
+    """Return the tokens' rows of the table, rounded to `dtype`, in float32."""
     return table.astype(dtype)[tokens].astype(jnp.float32)
 
 

@@ -11,8 +11,8 @@ from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
 from layers.compute import Compute, current_mesh
 
-# Rematerialisation (arXiv:1604.06174): the backward pass keeps a block's input and the arrays of these names
-# (`checkpoint_name` in layers/products.py), and computes the rest again.
+# Rematerialisation (arXiv:1604.06174) keeps a block's input and the arrays of these names for the backward
+# pass (`checkpoint_name` in layers/products.py).
 KEPT = {"block": (), "dots": ("linear",)}
 
 
@@ -39,8 +39,7 @@ def apply_blocks(
     return lax.scan(body, x, (blocks, keys), unroll=unroll)[0]
 
 
-# With this in each layer, XLA gathers a layer's weights where `fsdp` splits them. Without it, XLA replicates
-# the batch and moves activations, which are larger.
+# Without this in each layer, XLA replicates the batch, and moves activations instead of `fsdp`'s weights.
 def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
     """Constrain x's batch axis to be split over `data` and `fsdp`. Without a mesh, return x itself."""
     mesh = current_mesh()
@@ -49,9 +48,8 @@ def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading 
     return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), mesh.rows))
 
 
-# Without folding, the gradient of a norm's weight is a sum over tokens, for which XLA computes the norm once
-# more: 5% of GPT-2's step on an H100, as planned (docs/benchmarks.md). Folding gains nothing for a norm with
-# a bias, whose gradient is such a sum too. Where `tensor` splits the layers, it would add communication.
+# The gradient of a norm's weight is a sum over tokens, for which XLA computes the norm again: 5% of GPT-2's
+# step on an H100, as planned. A bias needs such a sum anyway. With `tensor`, folding would add communication.
 def fold_norms(block):
     """Move the norms' weights g into the layers that read the norms: (y * g) @ w = y @ (g[:, None] * w)."""
     if block.ln_1.bias is not None or current_mesh().sizes["tensor"] > 1:

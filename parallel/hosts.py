@@ -4,8 +4,8 @@
     python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=1       on another
     srun python train.py ...                                        JAX asks a launcher that it knows
 
-All run the same program with the same options. `jax.devices()` are the devices of all processes, and each
-process feeds the rows of a batch that its devices hold. Process 0 prints and writes for all.
+All run the same program with the same options, and each feeds the rows of a batch that its devices hold.
+Process 0 prints and writes for all.
 """
 
 import os

@@ -1,9 +1,8 @@
-"""Which device holds what: one table from a parameter's name to the mesh axes that split its own axes.
+"""Which device holds what: one table from a parameter's name to the mesh axes that split its axes.
 
-The model is written as if for one device. Inside `jax.set_mesh(mesh)`, XLA splits arrays as the arguments
-and results of a compiled function say, and inserts the communication. To change the strategy, change the
-table or the mesh. Names of an optimizer's moments end with their parameter's, so the table holds for them
-too. Inside the model only the residual stream has a sharding constraint (layers/stack.py).
+Inside `jax.set_mesh(mesh)`, XLA splits a compiled function's arrays as its arguments and results are split,
+and inserts the communication. The table holds for an optimizer's moments too, whose names end with their
+parameter's. Inside the model only the residual stream has a sharding constraint (layers/stack.py).
 """
 
 import math
@@ -19,20 +18,20 @@ from layers.compute import current_mesh
 
 # The first pattern that matches the end of a name applies. Axes that a rule does not mention are not split.
 RULES = (
-    # Rows of the vocabulary over both axes: with rows over one and D over the other, XLA recomputes.
+    # With rows over one axis and D over the other, XLA would recompute.
     (r"wte|lm_head", (("tensor", "fsdp"),)),  # (V, D)
     (r"wpe", (None, "fsdp")),  # (T, D)
-    # `stage` splits the blocks. In attention and in the MLP, `tensor` splits the outputs of the first linear
-    # layers and the inputs of the last, so that the devices sum once for each of the two.
+    # `tensor` splits the outputs of the first layers and the inputs of the last, in attention and in the MLP:
+    # one sum over devices for each.
     (r"(c_q|c_k|c_v)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H, C), (L, D, K, C)
     (r"(c_q|c_k|c_v)\.bias", ("stage", "tensor")),  # (L, H, C), (L, K, C)
     (r"(head_gate|c_gate|c_fc)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H), (L, D, F)
     (r"(head_gate|c_gate|c_fc)\.bias", ("stage", "tensor")),  # (L, H), (L, F)
     (r"c_proj\.weight", ("stage", "tensor", "fsdp")),  # (L, H C, D), (L, F, D)
-    # An adapter is split along the axis that it shares with the layer's own split one (training/lora.py).
+    # An adapter is split along the split axis that it shares with its layer (training/lora.py).
     (r"(c_q|c_k|c_v|head_gate|c_gate|c_fc)\.lora_b", ("stage", None, "tensor")),  # (L, r, H, C), (L, r, F)
     (r"c_proj\.lora_a", ("stage", "tensor")),  # (L, H C, r), (L, F, r)
-    # A norm's weight is split like the input axis of the layers that it moves into (`fold_norms`).
+    # Like the input axis of the layers that it is folded into (`fold_norms`).
     (r"ln_[12]\.weight", ("stage", "fsdp")),  # (L, D)
     (r"blocks\..*", ("stage",)),  # (L, D), (L, C): other norms
     (r".*", ()),  # all else is small, and replicated

@@ -2,8 +2,8 @@
 
     step = compile_step(state, options)     # step(state, x, y) dispatches asynchronously
 
-A plain step computes loss and gradients of one microbatch. Gradient accumulation, the pipeline, smaller parts
-for a CPU and the reduction once a step wrap that, each in one function.
+A plain step computes loss and gradients of one microbatch. Microbatches, the pipeline, a CPU's smaller parts
+and the reduction once a step wrap that, each in one function.
 """
 
 import os
@@ -15,10 +15,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Int
 
 from config.options import Options
 from layers.compute import CurrentMesh, current_mesh, device, memory
+from layers.dropout import microbatch_keys
 from model import GPT
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import batch_sharding, shard, state_sharding
@@ -51,7 +52,7 @@ value_and_grad = eqx.filter_value_and_grad(loss_of_microbatch)
 def choose_value_and_grad(options: Options, model: GPT) -> Callable:
     """Return the function from (weights, frozen, x, y, key) to the step's loss and gradients."""
     if pipeline := make_pipeline(options):
-        return partial(pipelined, pipeline)
+        return partial(pipeline.mean_gradients, chunked_cross_entropy)
     parts = cpu_parts(options, current_mesh()) if device().platform == "cpu" else 1
     if options.gradient_accumulation_steps * parts == 1:
         return value_and_grad
@@ -74,23 +75,11 @@ def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: I
     return jax.tree.map(lambda sum: sum / len(x), total)
 
 
-def microbatch_keys(key: PRNGKeyArray | None, A: int) -> Shaped[PRNGKeyArray, " A"] | None:
-    """Make a dropout key for each microbatch. A single microbatch has the step's own."""
-    if key is None or A == 1:
-        return key if key is None else key[None]
-    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(A))
-
-
-def pipelined(pipeline, weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Average loss and gradients over microbatches in a pipeline."""
-    return pipeline.mean_gradients(chunked_cross_entropy, weights, frozen, x, y, microbatch_keys(key, len(x)))
-
-
 def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Wrap `mean` so that each device along the axes computes its rows, and averages once a step.
 
-    XLA alone sums gradients over devices in every microbatch. For GPT-2's five with data:8, each of eight
-    H100s then sends 5.7 GB in a step, as planned, and with this 0.9 (docs/benchmarks.md).
+    XLA alone would sum gradients over devices in every microbatch: for GPT-2 on eight H100s, each would send
+    5.7 GB a step instead of 0.9, as planned (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
@@ -115,9 +104,7 @@ def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
     return tuple(axis for axis in axes if mesh.sizes[axis] > 1)
 
 
-# A CPU cuts larger microbatches: smaller temporaries stay in its caches, and the kernel has less memory to
-# clear in each step (docs/benchmarks.md).
-CPU_TOKENS = 2048
+CPU_TOKENS = 2048  # a CPU cuts larger microbatches, for temporaries that stay in its caches
 
 
 def cpu_parts(options: Options, mesh: CurrentMesh) -> int:
@@ -140,8 +127,8 @@ def in_parts(mean: Callable, n: int, weights: GPT, frozen: GPT, x, y, key):
 def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
     """Compile `train_step`. Return `step(state, x, y)`, which donates the state.
 
-    The state may consist of ShapeDtypeStructs with shardings, which `eqx.filter_jit` does not take for
-    arrays; its compiled functions also dispatch more slowly. Hence `jax.jit`.
+    The state may be of ShapeDtypeStructs with shardings. Those are no arrays to `eqx.filter_jit`, which also
+    dispatches more slowly than `jax.jit`.
     """
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(3))

@@ -3,8 +3,8 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-A call of `train_step` blocks until the step is done. The training loop calls what `compile_step` in
-training/recipe.py returns, whose dispatch is asynchronous.
+A call of `train_step` blocks until the step is done. The training loop calls what `compile_step` returns,
+whose dispatch is asynchronous.
 """
 
 from collections.abc import Callable

@@ -3,11 +3,10 @@
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
     python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
-schedule.py makes a table of what each rank does in each tick, which the second command prints. Here one loop
-over ticks, inside the compiled step, carries it out. In a tick a rank does a forward, a backward, both or
-neither; residual streams go to the next rank, their gradients to the one before. A backward starts from the
-stage's input alone, and computes the stage again. Stage 0 embeds the tokens; the last stage has the loss, and
-its forward is part of its backward. XLA handles the mesh's other axes, as elsewhere.
+schedule.py makes a table of what each rank does in each tick, which the second command prints. One loop over
+ticks, inside the compiled step, carries it out. Residual streams go to the next rank, their gradients to the
+one before. A backward computes its stage again, from the stage's input. Stage 0 embeds the tokens; the last
+stage has the loss, and its forward is part of its backward. XLA handles the mesh's other axes.
 """
 
 from collections.abc import Callable
@@ -21,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from config.command_line import UserError
 from config.options import Options
 from layers.attention import causal_attention
 from layers.compute import Compute, current_mesh
-from layers.dropout import split_key
+from layers.dropout import DropoutKey, microbatch_keys, split_key
 from layers.stack import apply_blocks, shard_residual
 from model import GPT, Block
 from parallel.pipeline.schedule import Row, Schedule
@@ -97,12 +96,9 @@ class Pipeline:
         frozen: GPT,
         x: Int[Array, "M B T"],
         y: Int[Array, "M B T"],
-        keys: PRNGKeyArray | None,
+        key: DropoutKey,
     ) -> tuple[Float[Array, ""], GPT]:
-        """Return the mean loss of the M microbatches and its gradient by the weights, float32.
-
-        `keys`, one for each microbatch, turn dropout on.
-        """
+        """Return the mean loss of the M microbatches and its gradient by the weights, float32."""
         table, n_inputs, n_cotangents = self.schedule.table()
         rows = P(None, data_axis())
         on_rank = on_ranks(
@@ -113,7 +109,7 @@ class Pipeline:
         )
         rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
         total, rest_gradients, block_gradients = on_rank(
-            np.array(table), rest, self._in_chunks(blocks), x, y, keys
+            np.array(table), rest, self._in_chunks(blocks), x, y, microbatch_keys(key, len(x))
         )
         block_gradients = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), block_gradients)
         return jax.tree.map(lambda sum: sum / len(x), (total, join_blocks(rest_gradients, block_gradients)))

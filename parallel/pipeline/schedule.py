@@ -1,8 +1,7 @@
 """A pipeline's schedule as data: what each rank does, and when. It needs no JAX.
 
-The layers are cut into stages. A rank is the devices at one index of the mesh axis `stage`; rank r has the
-stages r, r + ranks, r + 2 ranks, ..., its chunks. The schedules differ in one number, how many forwards a
-rank does before its first backward:
+Rank r of the mesh axis `stage` has the stages r, r + ranks, r + 2 ranks, ..., its chunks. Schedules differ
+in how many forwards a rank does before its first backward:
 
     gpipe        all of them                                                  arXiv:1811.06965
     1f1b         2 (ranks - 1 - r), then one forward and one backward in turn
@@ -10,9 +9,9 @@ rank does before its first backward:
                  as there are ranks, then the next chunk does                 arXiv:2104.04473
     classic      ranks - 1 - r, as 1F1B is in most papers; only printed       arXiv:1806.03377
 
-All ranks keep one clock: in a tick each does at most one forward, then at most one backward, and what they
-send arrives in the next tick. In lock-step, neighbours in classic 1F1B wait for each other, so `1f1b` has
-twice its head start. A rank then holds up to 2 ranks - 1 stage inputs, for any number of microbatches.
+In a tick each rank does at most one forward, then at most one backward; what it sends arrives in the next.
+In lock-step, neighbours in classic 1F1B wait for each other, so `1f1b` has twice its head start. A rank
+then holds up to 2 ranks - 1 stage inputs, for any number of microbatches.
 """
 
 from dataclasses import dataclass
