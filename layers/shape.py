@@ -1,10 +1,10 @@
-"""The checks of a GPTConfig: which sizes a model can have."""
+"""Checks of a GPTConfig."""
 
 SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
 
 
 def check_shape(config) -> None:
-    """Raise ValueError, in one line, for the GPTConfig of a model that cannot be."""
+    """Raise ValueError for the GPTConfig of an impossible model."""
     for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")

@@ -32,10 +32,9 @@ class StepBatches:
 
 def rows_here(B: int) -> np.ndarray | slice:
     """Return which of the B rows of a batch the devices of this process hold, in order."""
-    sharding = batch_sharding(2)
-    if sharding is None or jax.process_count() == 1:
+    if jax.process_count() == 1:
         return slice(None)
-    held = sharding.addressable_devices_indices_map((B, 1)).values()
+    held = batch_sharding(2).addressable_devices_indices_map((B, 1)).values()
     return np.unique(np.concatenate([np.arange(B)[index[0]] for index in held if index is not None]))
 
 

@@ -19,7 +19,7 @@ from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import draw_sharding, sharding_table
+from parallel.sharding import sharding_table
 from runs.checkpoint import Checkpoints
 from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest
@@ -208,4 +208,3 @@ def show_sharding(options: Options) -> None:
     """Print which device would hold which part of each parameter."""
     shapes = state_shapes(describe_run(options)[0], options)
     print(sharding_table(shapes.model))
-    draw_sharding(shapes.model)

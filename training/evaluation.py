@@ -18,7 +18,6 @@ from data.batches import Batches
 from model import GPT
 from parallel.batches import assemble, example_batch, rows_here
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import shard_batch
 from training.chunked_loss import chunked_cross_entropy, nats_of_rows
 from training.step import mean_loss
 
@@ -99,6 +98,5 @@ def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[
 
     The result is replicated, so that every process has all of it.
     """
-    x, y = shard_batch(x), shard_batch(y)
     nats = nats_of_rows(model.features(x), model.head, y, model.config.compute)
     return eqx.filter_shard(nats, PartitionSpec())
