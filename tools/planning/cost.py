@@ -13,13 +13,14 @@ These are lower bounds. They leave out partly filled tiles, cache misses, the ne
 around the step. A pipeline's ticks count as those of its busiest rank.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from tools.planning.program import Line, Program
+from tools.planning.program import Instruction, Line, Program
 from tools.planning.target import GPUS_PER_HOST, Target
 from tools.planning.work import Kernel, kernels, unknown_loops
 
@@ -128,11 +129,14 @@ def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Co
     """Price a program for the devices of a mesh, whose axes' sizes are given in order."""
     operations = []
     for kernel in kernels(program):
-        lines = source(program, kernel)
-        work = f"network: {axes(kernel, mesh_shape)}" if kernel.collective else work_of(kernel, lines)
-        backward = "transpose(jvp" in kernel.instruction.text
-        price = send if kernel.collective else compute
-        operations.append(Operation(kernel, work, own_line(lines), backward, **price(kernel, target)))
+        parts = parts_of(program, kernel)
+        lines = next((lines for part in parts if (lines := program.source(part))), [])
+        if kernel.collective:
+            work, price = f"network: {axes(kernel, mesh_shape)}", send(kernel, target)
+        else:
+            work, price = work_of(kernel, [part.op_name for part in parts]), compute(kernel, target)
+        backward = "transpose(jvp" in kernel.instruction.op_name
+        operations.append(Operation(kernel, work, own_line(lines), backward, **price))
     return Cost(operations, unknown_loops(program))
 
 
@@ -177,23 +181,18 @@ def axes(kernel: Kernel, mesh_shape: dict[str, int]) -> str:
     return ",".join(name for name in mesh_shape if name in differ) or "all"
 
 
-def source(program: Program, kernel: Kernel) -> list[Line]:
-    """Return the Python lines of a kernel, innermost first. A fusion without any has those of a part."""
+def parts_of(program: Program, kernel: Kernel) -> list[Instruction]:
+    """Return a kernel's instruction, and of a fusion those that it holds, products first."""
     x = kernel.instruction
     parts = [part for name in x.called("calls") for part in program.computations[name].instructions]
-    parts.sort(key=lambda part: part.opcode not in ("dot", "convolution"))
-    return next((lines for part in (x, *parts) if (lines := program.source(part))), [])
+    return [x, *sorted(parts, key=lambda part: part.opcode not in ("dot", "convolution"))]
 
 
-def work_of(kernel: Kernel, lines: list[Line]) -> str:
-    """Return the class of a kernel that computes, by the innermost line that tells."""
-    for line in lines:
-        if "/optax/" in line.file or line.file.endswith(("training/optimizer.py", "equinox/_update.py")):
-            return "optimizer"
-        if line.file.endswith("training/chunked_loss.py"):
-            return "loss"
-        if "attention" in line.function.rpartition(".")[2] or line.file.endswith("layers/attention.py"):
-            return "attention"
+def work_of(kernel: Kernel, op_names: list[str]) -> str:
+    """Return the class of a kernel that computes: the innermost `jax.named_scope` of its operation, if any."""
+    for op_name in op_names:
+        if scopes := re.findall(r"\b(attention|loss|optimizer)\b", op_name):
+            return scopes[-1]
     if kernel.flops:
         return "matrix products"
     return "copies" if kernel.instruction.opcode in COPIES else "norms and elementwise"
