@@ -1,15 +1,9 @@
 """The options of a training run in one dataclass: the name, type, default and meaning of each.
 
-`parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones:
-
-    the defaults below                  nanoGPT's, under nanoGPT's names
-    what init_from names                the options of the run that it resumes, in <out_dir>/options.json,
-                                        or the shape of the weights that it starts from
-    config files                        python train.py config/quickstart.py
-    the command line                    --batch_size=32, or --batch_size 32
-
-`command_line.py` reads the last two. A config file is Python and runs when it is read: run only config files
-that you trust. Neither this file nor `command_line.py` imports JAX or NumPy.
+`parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones: the defaults
+below, which are nanoGPT's; what init_from names (the options of the run that it resumes, or the shape of the
+weights that it starts from); config files; the command line. Like `command_line.py`, which reads the last
+two, this file imports neither JAX nor NumPy.
 """
 
 import os
