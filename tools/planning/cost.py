@@ -189,7 +189,7 @@ def parts_of(program: Program, kernel: Kernel) -> list[Instruction]:
 
 
 def work_of(kernel: Kernel, op_names: list[str]) -> str:
-    """Return the class of a kernel that computes: the innermost `jax.named_scope` of its operation, if any."""
+    """Return the class of a kernel that computes, from the innermost `jax.named_scope` of its operation."""
     for op_name in op_names:
         if scopes := re.findall(r"\b(attention|loss|optimizer)\b", op_name):
             return scopes[-1]
