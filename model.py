@@ -23,12 +23,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from config.shape import ModelShape
+from config.shape import ModelShape, check_shape
 from layers.attention import Attend, Positions, causal_attention
 from layers.compute import Compute
 from layers.dropout import DropoutKey, dropout, split_key
 from layers.products import Linear, apply_each, embedding_lookup, product
-from layers.shape import check_shape
 from layers.stack import apply_blocks
 
 

@@ -1,4 +1,4 @@
-"""The options that say what a model is, for the command line and for the model alike."""
+"""What a model is, said once for the command line and for `GPTConfig`, and what is impossible."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -27,3 +27,23 @@ class ModelShape:
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
+
+
+SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
+
+
+def check_shape(config) -> None:
+    """Raise ValueError for the GPTConfig of an impossible model."""
+    for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
+        if (value := getattr(config, name)) is not None and not value > 0:
+            raise ValueError(f"{name}={value} must be above 0")
+    if config.eot is not None and not 0 <= config.eot < config.vocab_size:
+        raise ValueError(f"eot={config.eot} must be a token of the vocabulary, below {config.vocab_size}")
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout={config.dropout} must be from 0 up to, but not including, 1")
+    if config.n_embd % config.n_head:
+        raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
+    if config.n_head % config.kv_heads:
+        raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
+    if config.position == "rope" and config.head_size % 2:
+        raise ValueError(f"rope needs an even head size: n_embd / n_head is {config.head_size}")

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
 from jaxtyping import UInt
@@ -114,7 +114,7 @@ def map_file(path: Path, dtype: np.dtype, count: int | None, sha256: str | None)
         raise UserError(f"{path}: cannot be read ({error.strerror}): check it") from None
 
 
-def check_sha256(path: Path, file: IO[bytes], expected: str) -> None:
+def check_sha256(path: Path, file: Any, expected: str) -> None:
     """Raise UserError when the sha256 of a file, opened from `path`, is not the expected one.
 
     A large file is read once on this machine, and again when its size, time or inode has changed.

@@ -98,7 +98,7 @@ def splash_attention(q, k, v, documents, window):
     block = next(size for size in (512, 256, 128) if T % size == 0)
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([mask] * H),
-        block_sizes=splash.BlockSizes(**dict.fromkeys(BLOCKS, block)),
+        block_sizes=splash.BlockSizes(**dict.fromkeys(BLOCKS, block)),  # ty: ignore[invalid-argument-type]
         head_shards=1,
         q_seq_shards=1,
         interpret=device().platform != "tpu",

@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,18 +35,24 @@ ROOT = f"{Path(__file__).resolve().parents[2]}/"
 GENERAL = ("layers/products.py", "Linear.__call__", "compile_step")
 
 
+class Price(NamedTuple):
+    """What it takes to run a kernel once."""
+
+    bound: str  # what takes the time: products, memory, network or start
+    seconds: float
+    memory_seconds: float = 0.0  # for its bytes alone
+    sent: float = 0.0  # bytes that a device sends
+
+
 @dataclass(frozen=True)
 class Operation:
-    """A kernel and the price of running it once."""
+    """A kernel, its price, and where it comes from."""
 
     kernel: Kernel
     work: str  # its class
     line: Line | None  # of this project, that made it
     backward: bool
-    bound: str  # what takes the time: products, memory, network or start
-    seconds: float
-    memory_seconds: float = 0.0  # for its bytes alone
-    sent: float = 0.0  # bytes that a device sends
+    price: Price
 
     @property
     def name(self) -> str:
@@ -79,7 +86,7 @@ class Cost:
     @property
     def seconds(self) -> float:
         """Seconds of a step that does one thing after another."""
-        return total(self.operations, lambda x: x.seconds)
+        return total(self.operations, lambda x: x.price.seconds)
 
     @property
     def hidden_seconds(self) -> float:
@@ -88,9 +95,9 @@ class Cost:
         The memory still moves all bytes, and the network all messages.
         """
         return max(
-            total(self.operations, lambda x: 0.0 if x.kernel.runs_under_others else x.seconds),
-            total(self.operations, lambda x: x.memory_seconds),
-            total(self.operations, lambda x: x.seconds if x.kernel.collective else 0.0),
+            total(self.operations, lambda x: 0.0 if x.kernel.runs_under_others else x.price.seconds),
+            total(self.operations, lambda x: x.price.memory_seconds),
+            total(self.operations, lambda x: x.price.seconds if x.kernel.collective else 0.0),
         )
 
     def by_class(self) -> list[Row]:
@@ -110,12 +117,12 @@ class Cost:
         return {
             name: Row(
                 name=name,
-                seconds=total(group, lambda x: x.seconds),
+                seconds=total(group, lambda x: x.price.seconds),
                 flops=total(group, lambda x: x.kernel.flops),
                 bytes=total(group, lambda x: x.kernel.bytes),
-                sent=total(group, lambda x: x.sent),
+                sent=total(group, lambda x: x.price.sent),
                 kernels=sum(x.kernel.times for x in group),
-                bound=max(group, key=lambda x: x.seconds * x.kernel.times).bound,
+                bound=max(group, key=lambda x: x.price.seconds * x.kernel.times).price.bound,
             )
             for name, group in groups.items()
         }
@@ -136,11 +143,11 @@ def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Co
         else:
             work, price = work_of(kernel, [part.op_name for part in parts]), compute(kernel, target)
         backward = "transpose(jvp" in kernel.instruction.op_name
-        operations.append(Operation(kernel, work, own_line(lines), backward, **price))
+        operations.append(Operation(kernel, work, own_line(lines), backward, price))
     return Cost(operations, unknown_loops(program))
 
 
-def compute(kernel: Kernel, target: Target) -> dict[str, str | float]:
+def compute(kernel: Kernel, target: Target) -> Price:
     device = target.device
     peak = device.peak / 2 if kernel.dtype == "f32" and device.is_gpu else device.peak
     times = {
@@ -149,14 +156,11 @@ def compute(kernel: Kernel, target: Target) -> dict[str, str | float]:
     }
     start = START if device.is_gpu else 0.0
     bound = max(times, key=lambda name: times[name])
-    return dict(
-        bound=bound if times[bound] >= start else "start",
-        seconds=times[bound] + start,
-        memory_seconds=times["memory"],
-    )
+    bound_by = bound if times[bound] >= start else "start"
+    return Price(bound_by, times[bound] + start, memory_seconds=times["memory"])
 
 
-def send(kernel: Kernel, target: Target) -> dict[str, str | float]:
+def send(kernel: Kernel, target: Target) -> Price:
     device = target.device
     n = max((len(group) for group in kernel.groups), default=target.count)
     hosts = max((len({i // GPUS_PER_HOST for i in group}) for group in kernel.groups), default=1)
@@ -169,7 +173,7 @@ def send(kernel: Kernel, target: Target) -> dict[str, str | float]:
     seconds = sent / (NETWORK * device.link)
     if hosts > 1 and device.between_hosts:
         seconds = max(seconds, across / (NETWORK * device.between_hosts))
-    return dict(bound="network", seconds=seconds + (START if device.is_gpu else 0.0), sent=sent)
+    return Price("network", seconds + (START if device.is_gpu else 0.0), sent=sent)
 
 
 def axes(kernel: Kernel, mesh_shape: dict[str, int]) -> str:

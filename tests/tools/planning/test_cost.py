@@ -44,7 +44,7 @@ def product(size: int, dtype="bf16") -> tuple[str, str, str]:
 def test_a_large_product_takes_its_flops_at_80_percent_of_the_peak():
     cost = cost_of(*product(8192))
     assert cost.seconds == pytest.approx(2 * 8192**3 / (0.8 * 989e12) + 1.5e-6)
-    assert cost.operations[0].bound == "products"
+    assert cost.operations[0].price.bound == "products"
 
 
 def test_a_thin_product_takes_its_bytes_at_90_percent_of_the_bandwidth():
@@ -52,7 +52,7 @@ def test_a_thin_product_takes_its_bytes_at_90_percent_of_the_bandwidth():
     cost = cost_of(line, "bf16[4,4096]{1,0}", "bf16[4096,4096]{1,0}")
     moved = 2 * (4 * 4096 + 4096**2 + 4 * 4096)
     assert cost.seconds == pytest.approx(moved / (0.9 * 3352e9) + 1.5e-6)
-    assert cost.operations[0].bound == "memory"
+    assert cost.operations[0].price.bound == "memory"
 
 
 def test_float32_products_take_twice_as_long_on_a_gpu():
