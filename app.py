@@ -65,7 +65,7 @@ def start(name: str, argv: list[str], at_modal: bool) -> int:
 def launch(job: Job, options: LaunchOptions) -> int:
     """Run a job at Modal, or say what it would cost. Return its status."""
     if job.command == "serve" and detached(options):
-        print("it stays open until you stop it: for a day it")
+        print("it stays open until you stop it; for one day:")
         options = replace(options, timeout_hours=24.0)
     if not announce([job], options):
         return 0

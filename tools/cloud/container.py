@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+from data.registry import is_prepared
 from tools.cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from tools.cloud.claims import begin, release
 from tools.cloud.jobs import Job, prepare, prepares_itself, resume_options, run_job
@@ -42,10 +43,9 @@ def run_in_container(job: Job, options: LaunchOptions, launch: str | None) -> in
         return STOPPED
     status, stop = 0, None
     preparing = job.command == "prepare"
-    dataset = job.run_name if preparing else job.dataset
-    if dataset and (preparing or prepares_itself(dataset)):
-        words = job.words if preparing else []
-        status, stop = prepare(MOUNTED / "data" / dataset, words, end - time.monotonic())
+    data = MOUNTED / "data" / (job.run_name if preparing else job.dataset or "")
+    if not is_prepared(data) and (preparing or (job.dataset and prepares_itself(job.dataset))):
+        status, stop = prepare(data, job.words if preparing else [], end - time.monotonic())
     if status == 0 and not preparing:
         folder = MOUNTED / "runs" / job.run_name
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,11 +14,11 @@ from config.command_line import CommandOptions, UserError, check_value, given, o
 from config.files import is_plain_name
 from config.options import NOT_RESUMED, RESUMING, Options
 from data.prepare import parse
-from data.registry import is_prepared, is_small, known_datasets
+from data.registry import is_small, known_datasets
 from data.sources import Hub
 from tools.cloud import VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
-from tools.cloud.places import Place, read_options, saved_iteration
+from tools.cloud.places import Here, Place, check_run, read_options, saved_iteration
 from tools.cloud.supervise import ROOT, Stop, run_script
 
 SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")  # of a first model
@@ -80,8 +80,7 @@ def run_job(
     """Run a job's script on the run in the folder `run`. Return as `run_script` does. Raises UserError."""
     with tempfile.TemporaryDirectory() as scratch:
         if job.command == "profile" and job.of_a_run:
-            if not (run / "options.json").is_file():
-                raise UserError(f"--run-name={job.run_name}: there is no such run")
+            check_run(Here(), str(run))
             shutil.copy(run / "options.json", scratch)  # a new run with these is traced
         status, stop = run_script(COMMANDS[job.command].script, words_of(job, run, scratch), cwd, seconds)
     if status == 0 and job.sample:
@@ -91,14 +90,11 @@ def run_job(
 
 def prepare(folder: Path, words: list[str], seconds: float = math.inf) -> tuple[int, Stop | None]:
     """Prepare the data set of a folder by its own script, or else from the user's documents."""
-    ours, own = ROOT / "data" / folder.name, has_script(folder.name)
-    if folder != ours and is_prepared(folder):
-        return 0, None
-    if own and folder != ours:  # a script writes beside itself
+    if not has_script(folder.name):
+        return run_script("data/prepare.py", [*words, f"--to={folder}"], seconds=seconds)
+    if (ours := ROOT / "data" / folder.name) != folder:  # a script writes beside itself
         shutil.copytree(ours, folder, dirs_exist_ok=True)
-    if own:
-        return run_script(str(folder / "prepare.py"), words, seconds=seconds)
-    return run_script("data/prepare.py", [*words, f"--to={folder}"], seconds=seconds)
+    return run_script(str(folder / "prepare.py"), words, seconds=seconds)
 
 
 def has_script(dataset: str) -> bool:
@@ -107,6 +103,7 @@ def has_script(dataset: str) -> bool:
 
 
 def prepares_itself(dataset: str) -> bool:
+    """Tell whether a data set is one that is prepared unasked."""
     return has_script(dataset) and is_small(dataset)
 
 

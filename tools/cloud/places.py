@@ -120,7 +120,7 @@ def list_runs(place: Place) -> None:
 def check_run(place: Place, run: str) -> None:
     """Raise UserError where a place has no run of that name."""
     if "options.json" not in place.listing(run):
-        raise UserError(f"--run-name={run}: there is no such run; list shows those that are there")
+        raise UserError(f"--run-name={run}: there is no such run; `list` shows those that are there")
 
 
 def watch(place: Place, run: str, pause: float = 5.0) -> None:
@@ -148,13 +148,17 @@ def fetch(run: str, results: tuple[str, ...] = ()) -> None:
         check_run(InVolume(), run)
         if Path(run).exists():
             raise UserError(f"{run}/ is here already: move it away, and fetch again")
-    for path in [f"{run}/{result}" for result in results] or [run]:
-        with tempfile.TemporaryDirectory(prefix=".", dir=".") as beside:
-            get = [sys.executable, "-m", "modal", "volume", "get", VOLUME, f"runs/{path}", beside]
-            if status := subprocess.run(get).returncode:
-                raise UserError(f"{path}: modal volume get ended with status {status}; nothing was changed")
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            if Path(path).is_dir():  # an earlier result
-                shutil.rmtree(path)
-            os.replace(Path(beside) / Path(path).name, path)
+    for path in [Path(run, result) for result in results] or [Path(run)]:
+        try:
+            with tempfile.TemporaryDirectory(prefix=".", dir=".") as beside:
+                source = f"runs/{path.as_posix()}"
+                get = [sys.executable, "-m", "modal", "volume", "get", VOLUME, source, beside]
+                if status := subprocess.run(get).returncode:
+                    raise UserError(f"{source}: modal volume get ended with status {status}; try again")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_dir():  # an earlier result
+                    shutil.rmtree(path)
+                os.replace(Path(beside) / path.name, path)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None
         print(f"{path} is here now")

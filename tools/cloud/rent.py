@@ -16,7 +16,7 @@ from tools.cloud.claims import claimed
 from tools.cloud.container import run_in_container, serve_in_container
 from tools.cloud.jobs import COMMANDS, Job, check_unchanged, has_script, prepares_itself, words_of
 from tools.cloud.options import BURST, RATES_READ, LaunchOptions, machine_of
-from tools.cloud.places import InVolume, fetch, modal, read_options
+from tools.cloud.places import InVolume, check_run, fetch, modal
 from tools.cloud.supervise import ROOT
 
 try:
@@ -103,10 +103,8 @@ def outcome(job: Job, call: "modal.FunctionCall") -> int:
 
 def check_job(runs: InVolume, job: Job) -> None:
     """Raise UserError for a run or data that are missing, or a run that would be changed."""
-    if job.of_a_run and read_options(runs, job.run_name) is None:
-        raise UserError(
-            f"--run-name={job.run_name}: there is no such run in the Volume: see modal run app.py::list"
-        )
+    if job.of_a_run:
+        check_run(runs, job.run_name)
     if job.command == "train":
         check_unchanged(runs, job)
     if (name := job.dataset) and not prepares_itself(name) and not has_data(runs, name):

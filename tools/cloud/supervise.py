@@ -55,9 +55,12 @@ def run_script(
 def signals_held_back() -> Generator[None]:
     """Hold back signals that raise exceptions until the end, when there is a script to end.
 
-    A script that is started within ignores SIGINT, which a terminal sends to it as well: train.py ends
+    A script that is started within has SIGINT blocked, which a terminal sends to it as well: train.py ends
     without saving at its second signal.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
     came = []
     numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)  # SIGUSR1 is Modal's: an input is cancelled
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}

@@ -14,7 +14,7 @@ from config.options import NOT_RESUMED, Options
 from experiments.runner import Task, run
 from tools.cloud.jobs import Job, check_unchanged, has_ended, make_job, resume_options, run_job
 from tools.cloud.options import LaunchOptions
-from tools.cloud.places import Here, InVolume, losses_of, read_records
+from tools.cloud.places import Here, InVolume, describe_run, losses_of, read_records
 from tools.cloud.rent import announce, rent
 from tools.cloud.supervise import ROOT
 
@@ -33,11 +33,11 @@ def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
     due = [job for job in jobs if not has_ended(place, job)]
     statuses = rent("sweep", due, options) if remote and due else map(train_here, due)
     failed = {job.run_name for job, status in zip(due, statuses, strict=True) if status}
-    losses = {job.run_name: losses_of(read_records(place, job.run_name)) for job in jobs}
-    print("best    final")
-    for name in sorted(losses, key=lambda name: min(losses[name], default=float("inf"))):
-        shown = f"{min(losses[name]):.4f}  {losses[name][-1]:.4f}" if losses[name] else "no loss       "
-        print(f"{shown}  {name}{'  failed' if name in failed else ''}")
+    best = {
+        job.run_name: min(losses_of(read_records(place, job.run_name)), default=float("inf")) for job in jobs
+    }
+    for name in sorted(best, key=best.__getitem__):
+        print(describe_run(place, name) + (": failed" if name in failed else ""))
     return 1 if failed else 0
 
 

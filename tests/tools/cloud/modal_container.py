@@ -266,20 +266,8 @@ class Container(Service):
         return pb.VolumeCommitResponse(skip_reload=False)  # the client reloads it then
 
     async def VolumeReload(self, r):
-        self.take(r.volume_id)
+        self.bring(r.volume_id)  # what others brought is in the copy that was just made
         return Empty()
-
-    def take(self, volume_id: str) -> None:
-        """Take into this container's copy what others have brought to the Volume."""
-        self.bring(volume_id)
-        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
-        there, here = listing(volume), listing(copy)
-        for path in there.keys() - here.keys() | {p for p in there if there[p] != here.get(p)}:
-            (copy / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(volume / path, copy / path)
-        for path in here.keys() - there.keys():
-            (copy / path).unlink(missing_ok=True)
-        self.committed[volume_id] = listing(copy)
 
     def bring(self, volume_id: str) -> None:
         """Bring what changed in this container's copy to the Volume; what another one changed stays."""

@@ -50,7 +50,7 @@ def test_runs_in_the_volume_are_listed_and_watched_without_a_container(at_modal,
         (["watch", "--run-name=run"], 0, "iter 10: "),
         (["watch", "--run-name=other"], 2, "--run-name=other: there is no such run"),
         (["fetch", "--run-name=other"], 2, "--run-name=other: there is no such run"),
-        (["sample", "--run-on-remote", "--run-name=other"], 2, "no such run in the Volume"),
+        (["sample", "--run-on-remote", "--run-name=other"], 2, "there is no such run"),
     ):
         ended, printed, server = at_modal("run", f"app.py::{words[0]}", *words[1:])
         assert ended == status and says in printed and not server.containers
@@ -89,7 +89,9 @@ def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
     words += ["--sweep=seed:1,2", "--max-dollars=100"]
     status, printed, server = at_modal(*words, cwd=home)
     assert status == 1 and len(server.containers) == 4, printed
-    assert all(f"no loss         run.n_head-3.seed-{seed}  failed" in printed for seed in (1, 2))
+    assert all(
+        f"run.n_head-3.seed-{seed}             iter 0, no loss yet: failed" in printed for seed in (1, 2)
+    )
     for seed in (1, 2):
         assert saved_iterations(at_modal.volume / "runs" / f"run.n_head-2.seed-{seed}") == [2, 4]
     words[words.index("--sweep=n_head:2,3")] = "--sweep=n_head:2"

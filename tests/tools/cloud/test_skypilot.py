@@ -79,7 +79,7 @@ def test_one_machine_trains_into_the_bucket(tmp_path, monkeypatch):
     words = started(tmp_path, **ALONE)
     quickstart = given(["config/quickstart.py"], Options)
     assert given(words, Options) == quickstart | {"out_dir": "/runs/my-run", "init_from": "auto"}
-    assert "/runs" in TASK["file_mounts"]
+    assert TASK["envs"]["RUNS"] in TASK["file_mounts"]
 
 
 def test_every_machine_is_told_where_the_others_are(tmp_path):
