@@ -33,7 +33,8 @@ def claimed(names: list[str]) -> Generator[dict[str, str]]:
 
 def claim(name: str, launch: str) -> None:
     """Give a name to a launch. Raises UserError if another has it, whose call has not ended."""
-    claims, ours = open_claims(), {"launch": launch, "call": None}
+    claims = open_claims()
+    ours = {"launch": launch, "call": None}
     if claims.put(name, ours, skip_if_exists=True):
         return
     theirs = claims.get(name) or ours
@@ -60,11 +61,11 @@ def has_ended(call: str | None) -> bool:
 
 def begin(name: str, launch: str) -> bool:
     """Note the call of a launch that begins. Return False if another launch has the name by now."""
-    claims, ours = open_claims(), {"launch": launch, "call": modal.current_function_call_id()}
-    if not claims.put(name, ours, skip_if_exists=True):
-        if claims.get(name, ours)["launch"] != launch:
-            return False
-        claims.put(name, ours)
+    claims = open_claims()
+    ours = {"launch": launch, "call": modal.current_function_call_id()}
+    if not claims.put(name, ours, skip_if_exists=True) and claims.get(name, ours)["launch"] != launch:
+        return False
+    claims.put(name, ours)
     return True
 
 

@@ -121,11 +121,12 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     """
     if name == "prepare":
         return preparing_job(argv, options)
-    own, reader = [], options_of(name)
+    reader = options_of(name)
+    rest = argv
     if name == "bench":
         _, rest = split_options(argv, import_module("bench").BenchOptions)
-        own, argv = [word for word in argv if word not in rest], rest
-    values = given(argv, reader)
+    own = [word for word in argv if word not in rest]
+    values = given(rest, reader)
     weights = values.get("init_from", "resume") if reader is not Options else "resume"
     folder = Path(values.get("out_dir", "out")).name if weights == "resume" else re.sub(r"\W+", "-", weights)
     run = check_value("run_name", options.run_name or folder, "--", LaunchOptions)
@@ -154,7 +155,7 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
 
 def preparing_job(argv: list[str], options: LaunchOptions) -> Job:
     """Return the job that prepares a data set of data/, or the user's own documents. Raises UserError."""
-    name, words = (argv or [""])[0], argv[1:]
+    name, *words = argv or [""]
     if not is_plain_name(name):
         known = ", ".join(known_datasets())
         raise UserError(f"prepare {name}: first comes the name of a data set: {known}, or a new one")
@@ -167,13 +168,16 @@ def preparing_job(argv: list[str], options: LaunchOptions) -> Job:
 
 def check_unchanged(place: Place, job: Job) -> None:
     """Raise UserError where a job would change the options of a run that has checkpoints, unasked."""
-    run, theirs, values = job.run_name, read_options(place, job.run_name), given(job.words, Options)
+    run = job.run_name
+    theirs = read_options(place, run)
+    values = given(job.words, Options)
     start = values.get("init_from", "scratch")
     if start in RESUMING or theirs is None or not saved_iteration(place, run):
         return
     ours = replace(Options(), **values)
     for name in option_types(Options) if start == "scratch" else values:  # weights decide others
-        old, new = getattr(theirs, name), getattr(ours, name)
+        old = getattr(theirs, name)
+        new = getattr(ours, name)
         if old != new and name not in NOT_RESUMED:
             raise UserError(
                 f"{run} holds a run with {name}={old}, and this launch has {name}={new}: "
@@ -183,7 +187,8 @@ def check_unchanged(place: Place, job: Job) -> None:
 
 def has_ended(place: Place, job: Job) -> bool:
     """Tell whether a run has come to the last step that a job asks for."""
-    asked, theirs = given(job.words, Options), read_options(place, job.run_name)
+    asked = given(job.words, Options)
+    theirs = read_options(place, job.run_name)
     if theirs is None or asked.get("eval_only"):
         return False
     return saved_iteration(place, job.run_name) >= asked.get("max_iters", theirs.max_iters)

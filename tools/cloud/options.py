@@ -32,9 +32,7 @@ class LaunchOptions:
     )
 
     run_on_remote: bool = False  # run on Modal; without it, on this machine
-    gpu: Name = (
-        "A10"  # T4, L4, A10, L40S, A100-80GB, H100, H200, B200, ...; H100:8; A100-80GB,H100: either; none
-    )
+    gpu: Name = "A10"  # T4, L4, L40S, A100-80GB, H100, H200, B200, ...; H100:8; L4,A10: either; none
     cores: Cores | None = None  # CPU cores, with 2 GiB each at least; None: 2 for each GPU
     timeout_hours: Hours = 4.0  # time for one attempt; the next one goes on from the last checkpoint
     retries: Retries = 2  # attempts after the first, when time is up or the run is killed
@@ -58,7 +56,8 @@ def split_launch(argv: list[str], defaults: Mapping[str, Any] = {}) -> tuple[Lau
     """
     if "--help" in argv or "-h" in argv:
         given(["--help"], LaunchOptions)
-    words, flag = [f"--{name}={value}" for name, value in defaults.items()], False
+    words = [f"--{name}={value}" for name, value in defaults.items()]
+    flag = False
     for word in argv:
         key, _, text = word.partition("=")
         if flag and word.lower() in ("true", "false"):
@@ -85,7 +84,8 @@ class Machine(NamedTuple):
 def machine_of(options: LaunchOptions) -> Machine:
     """Return the machine to rent. Raises UserError for an unknown GPU."""
     gpus = [] if options.gpu == "none" else options.gpu.split(",")
-    count, dollars = 0, 0.0
+    count = 0
+    dollars = 0.0
     for gpu in gpus:
         found = re.fullmatch(r"([\w+-]+)!?(?::([1-8]))?", gpu.upper())
         if found is None or found[1] not in GPU_RATES:
@@ -94,7 +94,8 @@ def machine_of(options: LaunchOptions) -> Machine:
                 "as in H100:8"
             )
         number = int(found[2] or 1)
-        count, dollars = max(count, number), max(dollars, number * GPU_RATES[found[1]])
+        count = max(count, number)
+        dollars = max(dollars, number * GPU_RATES[found[1]])
     cores = float(options.cores or 2 * max(1, count))
     gib = max(16 * max(1, count), 2 * (options.cores or 0))
     return Machine(gpus, count, cores, gib, dollars + BURST * (cores * CORE_RATE + gib * GIB_RATE))

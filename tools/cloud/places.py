@@ -21,6 +21,7 @@ try:
 except ImportError:  # only the cloud needs it
     modal: Any = None
 
+WATCHED = ("train/loss", "val/loss", "loss", "lr", "grad_norm", "ms", "mfu")
 MODAL_ERRORS = (modal.exception.Error,) if modal else ()
 
 
@@ -130,7 +131,7 @@ def watch(place: Place, run: str, pause: float = 5.0) -> None:
     while True:
         training, records = "lock" in place.listing(run), read_records(place, run)
         for record in records[shown:]:
-            values = (f"{name} {value:.4g}" for name, value in record.items() if name != "iter")
+            values = (f"{name} {record[name]:.4g}" for name in WATCHED if name in record)
             print(f"iter {record['iter']:,}: {', '.join(values)}", flush=True)
         shown = len(records)  # fewer than before, if it was resumed and does steps again
         if not training:

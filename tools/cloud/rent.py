@@ -7,6 +7,7 @@ import secrets
 import sys
 import time
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,6 @@ from tools.cloud.jobs import COMMANDS, Job, check_unchanged, has_script, prepare
 from tools.cloud.options import BURST, RATES_READ, LaunchOptions, machine_of
 from tools.cloud.places import InVolume, check_run, fetch, modal
 from tools.cloud.supervise import ROOT
-
-try:
-    import click  # Modal's command is made with it
-except ImportError:
-    click: Any = None
 
 ENVIRONMENT = {
     "NANOJAXGPT_DATA": f"{MOUNTED}/data",
@@ -39,12 +35,13 @@ def announce(jobs: list[Job], options: LaunchOptions) -> bool:
 
     With --dry-run, say also what would run, and return False.
     """
-    machine, attempts, hours = machine_of(options), 1 + options.retries, options.timeout_hours
-    dollars = len(jobs) * options.nodes * attempts * hours * machine.dollars
-    counts = {"runs": len(jobs), "machines": options.nodes, "attempts": attempts}
-    product = "".join(f"{count} {what} x " for what, count in counts.items() if count > 1)
+    machine = machine_of(options)
+    counts = {"runs": len(jobs), "machines": options.nodes, "attempts": 1 + options.retries}
+    dollars = math.prod(counts.values()) * options.timeout_hours * machine.dollars
+    times = "".join(f"{count} {what} x " for what, count in counts.items() if count > 1)
+    times += f"{options.timeout_hours:g} h x ${machine.dollars:.2f}"
     print(
-        f"costs at most ${dollars:,.2f}: {product}{hours:g} h x ${machine.dollars:.2f} ({options.gpu}, "
+        f"costs at most ${dollars:,.2f}: {times} ({options.gpu}, "
         f"{machine.cores:g} cores, {machine.gib} GiB; `modal billing rates` of {RATES_READ}), and more if "
         "Modal takes machines away and restarts the run; a budget at Modal is a ceiling"
     )
@@ -65,7 +62,8 @@ def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
 
     Raises UserError for a run that another launch trains, and as `check_job` does.
     """
-    runs, statuses = InVolume(), [130] * len(jobs)  # Ctrl-C ends the inner `with` below, quietly
+    runs = InVolume()
+    statuses = [130] * len(jobs)  # Ctrl-C ends the inner `with` below, quietly
     with claimed([job.run_name for job in jobs if job.command in ("train", "experiment")]) as launches:
         for job in jobs:
             check_job(runs, job)
@@ -107,15 +105,14 @@ def check_job(runs: InVolume, job: Job) -> None:
         check_run(runs, job.run_name)
     if job.command == "train":
         check_unchanged(runs, job)
-    if (name := job.dataset) and not prepares_itself(name) and not has_data(runs, name):
+    name = job.dataset
+    if not name or prepares_itself(name):
+        return
+    if not {"train.bin", "train_00000.bin"} & {*runs.listing(name, root="data")}:
         put = f"modal volume put {VOLUME} <its folder> data/{Path(name).name}, and give that name"
         prepare = f"modal run app.py::prepare --run-on-remote true {name}"
         how = prepare if has_script(name) else put
         raise UserError(f"dataset={name}: the Volume has no such data set: first {how}")
-
-
-def has_data(runs: InVolume, dataset: str) -> bool:
-    return bool({"train.bin", "train_00000.bin"} & {*runs.listing(dataset, root="data")})
 
 
 def machine_settings(options: LaunchOptions) -> dict[str, Any]:
@@ -139,7 +136,7 @@ def machine_settings(options: LaunchOptions) -> dict[str, Any]:
 
 def detached(options: LaunchOptions) -> bool:
     """Tell whether the run goes on without this command, by --detach or `modal run --detach`."""
-    context = click.get_current_context(silent=True) if click else None
+    context = import_module("click").get_current_context(silent=True) if modal else None
     return options.detach or bool(context and context.obj and context.obj.get("detach"))
 
 
@@ -147,7 +144,8 @@ def serve_run(job: Job, options: LaunchOptions) -> int:
     """Serve a run of the Volume at a URL, until the time is up; detached, until it is stopped. Return 0."""
     check_job(InVolume(), job)
     keys = [word.partition("=")[2] for word in job.words if word.startswith("--api_key=")]
-    key, name = keys[-1] if keys else secrets.token_urlsafe(24), f"{job.run_name}-serve"
+    key = keys[-1] if keys else secrets.token_urlsafe(24)
+    name = f"{job.run_name}-serve"
     words = [*words_of(job, MOUNTED / "runs" / job.run_name), "--host=0.0.0.0", f"--api_key={key}"]
     words += ["--allowed_hosts=*"]  # a page of another site is refused by its Origin
     app = modal.App(f"{VOLUME}-{name}")
@@ -166,7 +164,8 @@ def serve_run(job: Job, options: LaunchOptions) -> int:
         if detached(options):
             app.deploy()
             print(f"until modal app stop {VOLUME}-{name}:")
-        url, example = function.get_web_url(), json.dumps({"prompt": "def ", "max_tokens": 64})
+        url = function.get_web_url()
+        example = json.dumps({"prompt": "def ", "max_tokens": 64})
         print(f"serving at {url} and {url}/v1, with the key {key}; the first answer takes a minute")
         print(f"curl {url}/v1/completions -H 'Authorization: Bearer {key}' -d '{example}'", flush=True)
         if not detached(options):

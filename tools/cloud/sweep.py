@@ -76,7 +76,8 @@ def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> list[Jo
 def parse_axis(text: str) -> tuple[str, list[str]]:
     """Return the option and the values of learning_rate:3e-4,1e-3. Raises UserError."""
     name, _, values = text.partition(":")
-    name, found = check_name(name.replace("-", "_"), "--sweep: ", Options), values.split(",")
+    name = check_name(name.replace("-", "_"), "--sweep: ", Options)
+    found = values.split(",")
     if not all(found):
         raise UserError(f"--sweep={text}: expected an option and its values, as in learning_rate:3e-4,1e-3")
     if name in (*NOT_RESUMED, "max_iters", "dataset"):
@@ -92,7 +93,8 @@ def parse_axis(text: str) -> tuple[str, list[str]]:
 
 def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int:
     """Train the runs that a program of experiments/ lacks, and write its table and plot. Raises UserError."""
-    name, words, program = (argv or [""])[0], argv[1:], None
+    name, *words = argv or [""]
+    program = None
     if is_plain_name(name) and (ROOT / "experiments" / f"{name}.py").is_file():
         program = importlib.import_module(f"experiments.{name}")
     if not hasattr(program, "EXPERIMENTS"):
@@ -131,7 +133,8 @@ def name_of(task: Task) -> str:
 
 def take_results(due: list[Task], ended: Callable[[Task, dict], None]) -> list[Task]:
     """Give the results that are in the Volume to `ended`. Return the runs that have none there."""
-    runs, left = InVolume(), []
+    runs = InVolume()
+    left = []
     for task in due:
         if result := runs.read(f"{name_of(task)}/result.json"):
             ended(task, json.loads(result))
