@@ -144,13 +144,17 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
         values["start"] = import_module("sample").read_prompt(values["start"])
     if machine_of(options).count and "device" in option_types(reader):
         values = {"device": "cuda"} | values  # or JAX might compute on the CPU
-    of_a_run = bool(options.run_name) if reader is Options else weights == "resume"
+    if reader is Options:
+        of_a_run = name != "train" and bool(options.run_name)
+    else:
+        of_a_run = weights == "resume"
     dataset = values.get("dataset")
-    if name in ("train", "profile") and (name == "train" or not of_a_run) and not dataset:
-        dataset = None if values.get("init_from") in RESUMING else Options.dataset
+    if name == "bench":
+        dataset = None  # its tokens are random
+    elif dataset is None and reader is Options and not of_a_run and values.get("init_from") not in RESUMING:
+        dataset = Options.dataset
     words = [f"--{option}={value}" for option, value in values.items()]
-    dataset = None if name == "bench" else dataset  # its tokens are random
-    return Job(name, words + own, run, of_a_run and name != "train", dataset)
+    return Job(name, words + own, run, of_a_run, dataset)
 
 
 def preparing_job(argv: list[str], options: LaunchOptions) -> Job:

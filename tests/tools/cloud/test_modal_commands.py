@@ -89,9 +89,7 @@ def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
     words += ["--sweep=seed:1,2", "--max-dollars=100"]
     status, printed, server = at_modal(*words, cwd=home)
     assert status == 1 and len(server.containers) == 4, printed
-    assert all(
-        f"run.n_head-3.seed-{seed}             iter 0, no loss yet: failed" in printed for seed in (1, 2)
-    )
+    assert printed.count("iter 0, no loss yet: failed") == 2
     for seed in (1, 2):
         assert saved_iterations(at_modal.volume / "runs" / f"run.n_head-2.seed-{seed}") == [2, 4]
     words[words.index("--sweep=n_head:2,3")] = "--sweep=n_head:2"

@@ -137,8 +137,9 @@ def test_records_that_never_reached_the_bucket_are_those_that_were_copied(tmp_pa
     run = tmp_path / "runs" / "my-run"
     run.mkdir(parents=True)
     (run / "metrics.kept.jsonl").write_text("1\n2\n")
-    for written, found in ("", "1\n2\n"), ("1\n2\n3\n", "1\n2\n3\n"):
-        (run / "metrics.jsonl").write_text(written)
+    for written, found in (None, "1\n2\n"), ("1\n2\n3\n", "1\n2\n3\n"):
+        if written:
+            (run / "metrics.jsonl").write_text(written)
         assert on_machine("run", tmp_path, {PYTHON: "exit 0"}, **ALONE)[0] == 0
         assert (run / "metrics.jsonl").read_text() == found
 
