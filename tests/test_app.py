@@ -123,6 +123,7 @@ def test_data_are_tokenized_on_all_the_cores_that_are_rented():
         ("--out_dir=/", "--run_name is '', expected letters"),
         ("--overwrite=True", "modal volume rm -r nanojaxgpt runs/out"),
         ("--wandb_log=True", "--secret=NAME"),
+        ("sample --run-name=x --nodes=2", "--nodes=2 is for training"),
         ("sample --run-name=x --start=FILE:nosuch.txt", "--start=FILE:nosuch.txt: cannot be read"),
         ("sample --run-name=x --num_sample=3", "--num_sample is not an option; did you mean num_samples?"),
         ("prepare", "first comes the name of a data set: "),

@@ -130,6 +130,8 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     weights = values.get("init_from", "resume") if reader is not Options else "resume"
     folder = Path(values.get("out_dir", "out")).name if weights == "resume" else re.sub(r"\W+", "-", weights)
     run = check_value("run_name", options.run_name or folder, "--", LaunchOptions)
+    if options.nodes > 1 and name != "train":
+        raise UserError(f"--nodes={options.nodes} is for training: {name} runs on one machine")
     if values.get("overwrite"):
         raise UserError(
             "overwrite=True would begin anew at every attempt: give another --run-name, or first "

@@ -94,7 +94,7 @@ def outcome(job: Job, call: "modal.FunctionCall") -> int:
     try:
         return call.get()
     except (modal.exception.Error, ChildProcessError) as error:
-        why = str(error) or "it was cancelled; the same command goes on with it"  # at Modal's dashboard
+        why = UserError(str(error) or "it was cancelled; the same command goes on with it")  # on one line
         print(f"error: {job.run_name}: {why}", file=sys.stderr, flush=True)
         return 2
 
