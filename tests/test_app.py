@@ -32,8 +32,7 @@ from tools.cloud import places
 from tools.cloud.jobs import COMMANDS, make_job, options_of
 from tools.cloud.options import (
     BURST,
-    CORE_RATE,
-    GIB_RATE,
+    RATES,
     LaunchOptions,
     machine_of,
     split_launch,
@@ -155,7 +154,7 @@ def test_a_mistake_is_answered_before_anything_is_rented(words, says):
 )
 def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may_use(gpu, price):
     machine = machine_of(LaunchOptions(gpu=gpu))
-    rest = BURST * (machine.cores * CORE_RATE + machine.gib * GIB_RATE)
+    rest = BURST * (machine.cores * RATES["cpu_hour_cost"] + machine.gib * RATES["mem_gib_hour_cost"])
     assert machine.dollars == pytest.approx(price + rest) and 0 < rest < 4
 
 

@@ -1,7 +1,8 @@
 """Claim the name of a run at Modal, so that one launch alone trains it.
 
 A container does not see what another one writes to the Volume. So a launch claims the name in a Dict at Modal
-before it rents. A claim has the launch's id, which all attempts share, and its call's, once that has begun.
+before it rents. A claim has the launch's id, which all attempts share, and once that has begun its call's id
+and how often it has begun.
 """
 
 from collections.abc import Generator
@@ -10,6 +11,7 @@ from uuid import uuid4
 
 from config.command_line import UserError
 from tools.cloud import VOLUME
+from tools.cloud.options import RESTARTS
 from tools.cloud.places import modal
 
 
@@ -34,7 +36,7 @@ def claimed(names: list[str]) -> Generator[dict[str, str]]:
 def claim(name: str, launch: str) -> None:
     """Give a name to a launch. Raises UserError if another has it, whose call has not ended."""
     claims = open_claims()
-    ours = {"launch": launch, "call": None}
+    ours = {"launch": launch, "call": None, "begun": 0}
     if claims.put(name, ours, skip_if_exists=True):
         return
     theirs = claims.get(name) or ours
@@ -59,14 +61,18 @@ def has_ended(call: str | None) -> bool:
         return True  # it failed, was cancelled, or is forgotten
 
 
-def begin(name: str, launch: str) -> bool:
-    """Note the call of a launch that begins. Return False if another launch has the name by now."""
+def begin(name: str, launch: str, attempts: int) -> None:
+    """Note that an attempt of a launch begins. Raises UserError if it may not, or too many have begun."""
     claims = open_claims()
-    ours = {"launch": launch, "call": modal.current_function_call_id()}
-    if not claims.put(name, ours, skip_if_exists=True) and claims.get(name, ours)["launch"] != launch:
-        return False
-    claims.put(name, ours)
-    return True
+    known = claims.get(name) or {"launch": launch, "begun": 0}
+    if known["launch"] != launch:
+        raise UserError(f"runs/{name} belongs to another launch by now, which trains it")
+    begun = known["begun"] + 1
+    claims.put(name, {"launch": launch, "call": modal.current_function_call_id(), "begun": begun})
+    if begun > attempts + RESTARTS:
+        raise UserError(
+            f"Modal has taken its machine away more than {RESTARTS} times: start it again by hand"
+        )
 
 
 def release(name: str, launch: str) -> None:

@@ -12,6 +12,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+from config.command_line import UserError
 from data.registry import is_prepared
 from tools.cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from tools.cloud.claims import begin, release
@@ -38,8 +39,11 @@ def run_in_container(job: Job, options: LaunchOptions, launch: str | None) -> in
     volume.reload()  # what other containers have committed since this one began
     if options.nodes > 1 and modal.Cluster.from_context().container_rank() > 0:
         launch = None  # the first machine has the name
-    if launch and not begin(job.run_name, launch):
-        print(f"error: runs/{job.run_name} belongs to another launch by now, which trains it", flush=True)
+    try:
+        if launch:
+            begin(job.run_name, launch, 1 + options.retries)
+    except UserError as error:
+        print(f"error: {error}", flush=True)
         return STOPPED
     status, stop = 0, None
     preparing = job.command == "prepare"

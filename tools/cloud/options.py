@@ -12,13 +12,20 @@ Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0
 Retries = Annotated[int, Limit("an integer from 0 to Modal's 10", lambda x: 0 <= x <= 10)]
 Cores = Annotated[int, Limit("an integer from 1 to 64", lambda x: 1 <= x <= 64)]
 
-# Dollars an hour in Modal's default regions, preemptible, without tax.
-RATES_READ = "September 2026"
-GPU_RATES = {
-    **{"T4": 0.59, "L4": 0.80, "A10": 1.10, "A10G": 1.10, "L40S": 1.95, "A100": 2.10, "A100-40GB": 2.10},
-    **{"A100-80GB": 2.50, "RTX-PRO-6000": 3.03, "H100": 3.95, "H200": 4.54, "B200": 6.25, "B200+": 7.10},
+GPUS = {  # by Modal's names: how its rate is called
+    **{"T4": "t4", "L4": "l4", "A10": "a10g", "A10G": "a10g", "L40S": "l40s", "A100": "a100_40gb"},
+    **{"A100-40GB": "a100_40gb", "A100-80GB": "a100_80gb", "RTX-PRO-6000": "rtx6000"},
+    **{"H100": "h100", "H200": "h200", "B200": "b200", "B200+": "b300"},
 }
-CORE_RATE, GIB_RATE = 0.0473, 0.008
+# Dollars an hour in Modal's default regions, preemptible, without tax; for who may not ask Modal.
+RATES_READ = "September 2026"
+BY_GPU = {
+    **{"t4": 0.59, "l4": 0.80, "a10g": 1.10, "l40s": 1.95, "a100_40gb": 2.10, "a100_80gb": 2.50},
+    **{"rtx6000": 3.03, "h100": 3.95, "h200": 4.54, "b200": 6.25, "b300": 7.10},
+}
+RATES = {f"gpu_hour_cost_{name}": rate for name, rate in BY_GPU.items()}
+RATES |= {"cpu_hour_cost": 0.0473, "mem_gib_hour_cost": 0.008}
+RESTARTS = 10  # of a run, beside its attempts: Modal counts none when it takes a machine away
 BURST = 2  # times its cores and memory: the limit of what a machine may use, and is billed for
 
 
@@ -81,21 +88,22 @@ class Machine(NamedTuple):
     dollars: float  # an hour, at most
 
 
-def machine_of(options: LaunchOptions) -> Machine:
-    """Return the machine to rent. Raises UserError for an unknown GPU."""
+def machine_of(options: LaunchOptions, rates: Mapping[str, float] = RATES) -> Machine:
+    """Return the machine to rent. Raises UserError for GPUs that Modal does not have."""
     gpus = [] if options.gpu == "none" else options.gpu.split(",")
     count = 0
     dollars = 0.0
     for gpu in gpus:
         found = re.fullmatch(r"([\w+-]+)!?(?::([1-8]))?", gpu.upper())
-        if found is None or found[1] not in GPU_RATES:
+        number = int(found[2] or 1) if found else 0
+        if found is None or found[1] not in GPUS or (GPUS[found[1]] == "a10g" and number > 4):
             raise UserError(
-                f"--gpu={options.gpu}: {gpu} is none of {', '.join((*GPU_RATES, 'none'))}, or 2 to 8 of one, "
-                "as in H100:8"
+                f"--gpu={options.gpu}: {gpu} is none of {', '.join((*GPUS, 'none'))}, or 2 to 8 of one, "
+                "as in H100:8 (of A10, 2 to 4)"
             )
-        number = int(found[2] or 1)
         count = max(count, number)
-        dollars = max(dollars, number * GPU_RATES[found[1]])
+        dollars = max(dollars, number * rates[f"gpu_hour_cost_{GPUS[found[1]]}"])
     cores = float(options.cores or 2 * max(1, count))
     gib = max(16 * max(1, count), 2 * (options.cores or 0))
-    return Machine(gpus, count, cores, gib, dollars + BURST * (cores * CORE_RATE + gib * GIB_RATE))
+    dollars += BURST * (cores * rates["cpu_hour_cost"] + gib * rates["mem_gib_hour_cost"])
+    return Machine(gpus, count, cores, gib, dollars)

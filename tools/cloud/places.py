@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from config.command_line import UserError
 from config.files import open_file, parse_json
 from config.options import Options
 from tools.cloud import VOLUME
+from tools.cloud.options import RATES
 
 try:
     import modal
@@ -74,6 +75,15 @@ def modal_errors() -> Generator[None]:
         yield
     except MODAL_ERRORS as error:
         raise UserError(f"Modal: {error}") from None
+
+
+def current_rates() -> Mapping[str, float]:
+    """Return Modal's rates now; those of the table for one who may not ask."""
+    try:
+        rates = modal.Workspace.from_context().billing.rates()
+    except (modal.exception.AuthError, modal.exception.PermissionDeniedError):
+        return RATES
+    return {**RATES, **{name: float(rate) for name, rate in rates.items()}}
 
 
 def read_options(place: Place, run: str) -> Options | None:

@@ -16,8 +16,8 @@ from tools.cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from tools.cloud.claims import claimed
 from tools.cloud.container import run_in_container, serve_in_container
 from tools.cloud.jobs import COMMANDS, Job, check_unchanged, has_script, prepares_itself, words_of
-from tools.cloud.options import BURST, RATES_READ, LaunchOptions, machine_of
-from tools.cloud.places import InVolume, check_run, fetch, modal
+from tools.cloud.options import BURST, RATES, RATES_READ, RESTARTS, LaunchOptions, machine_of
+from tools.cloud.places import InVolume, check_run, current_rates, fetch, modal
 from tools.cloud.supervise import ROOT
 
 ENVIRONMENT = {
@@ -35,15 +35,17 @@ def announce(jobs: list[Job], options: LaunchOptions) -> bool:
 
     With --dry-run, say also what would run, and return False.
     """
-    machine = machine_of(options)
+    rates = RATES if options.dry_run else current_rates()
+    machine = machine_of(options, rates)
+    source = f"`modal billing rates` of {RATES_READ}" if rates is RATES else "Modal's rates now"
     counts = {"runs": len(jobs), "machines": options.nodes, "attempts": 1 + options.retries}
     dollars = math.prod(counts.values()) * options.timeout_hours * machine.dollars
     times = "".join(f"{count} {what} x " for what, count in counts.items() if count > 1)
     times += f"{options.timeout_hours:g} h x ${machine.dollars:.2f}"
     print(
         f"costs at most ${dollars:,.2f}: {times} ({options.gpu}, "
-        f"{machine.cores:g} cores, {machine.gib} GiB; `modal billing rates` of {RATES_READ}), and more if "
-        "Modal takes machines away and restarts the run; a budget at Modal is a ceiling"
+        f"{machine.cores:g} cores, {machine.gib} GiB; {source}); that is no ceiling, for Modal also "
+        f"restarts a run whose machine it takes away, here up to {RESTARTS} times; a budget at Modal is one"
     )
     if options.dry_run:
         for job in jobs:

@@ -38,9 +38,12 @@ class ModalServer(Service):
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 
-    def __init__(self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None):
+    def __init__(
+        self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None, rates=None
+    ):
         super().__init__(requests=[])
         self.dicts = {} if dicts is None else dicts  # by name; keys and values are as the client pickles them
+        self.rates = rates or {}
         self.state, self.secrets, self.disturbances = state, secrets or {}, list(disturbances)
         self.ids = itertools.count(1)
         self.apps, self.mounts, self.files, self.images = {}, {}, {}, []
@@ -232,6 +235,14 @@ class ModalServer(Service):
     async def DictPop(self, r):
         value = self.entries(r.dict_id).pop(r.key, None)
         return pb.DictPopResponse(found=value is not None, value=value)
+
+    async def WorkspaceNameLookup(self, r):
+        return pb.WorkspaceNameLookupResponse(username="me")
+
+    async def WorkspaceBillingRates(self, r):
+        if not self.rates:
+            raise GRPCError(Status.PERMISSION_DENIED, "only managers may see this")
+        return pb.WorkspaceBillingRatesResponse(rates=self.rates)
 
     # Functions
 

@@ -6,6 +6,7 @@ The stand-in notes what is asked of Modal. What is to run in a container really 
 import asyncio
 import os
 import shlex
+import shutil
 import sys
 
 import numpy as np
@@ -155,6 +156,26 @@ def test_a_name_that_its_launch_could_not_release(at_modal, tiny):
     claims[serialize("run")] = serialize({"launch": "other", "call": "fc-1"})
     status, printed, server = at_modal(*remote(tiny))
     assert status == 0 and len(server.containers) == 1 and serialize("run") not in claims
+
+
+@pytest.mark.slow
+@containers
+def test_a_run_whose_machine_is_taken_away_too_often_stops(at_modal, project, tiny, tmp_path):
+    copy = shutil.copytree(project, tmp_path / "project")
+    path = copy / "tools" / "cloud" / "options.py"
+    assert path.read_text().count("RESTARTS = 10 ") == 1
+    path.write_text(path.read_text().replace("RESTARTS = 10 ", "RESTARTS = 0 "))
+    disturbance = Disturbance("preempt", first_checkpoint)
+    words = [*remote(tiny, **LONG), "--retries=0"]
+    status, printed, server = at_modal(*words, cwd=copy, disturbances=[disturbance])
+    assert status == 143 and len(server.containers) == 2 and "resuming at iter" not in printed
+    assert errors(printed)[0].startswith("error: Modal has taken its machine away more than 0 times")
+
+
+def test_the_price_is_what_modal_says_now(at_modal, tiny):
+    status, printed, server = at_modal(*remote(tiny), rates={"gpu_hour_cost_a10g": "10"})
+    assert status == 2 and "16 GiB; Modal's rates now)" in printed
+    assert "give --max-dollars=126" in errors(printed)[0]
 
 
 @pytest.mark.slow
