@@ -26,7 +26,7 @@ from generation.engine import generate
 from model import GPT
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
-from runs.memory import check_sampling
+from runs.sizes import check_cache
 
 SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
 
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> None:
     text = read_prompt(options.start)
     prompt_bytes = len(text.encode(errors="replace"))  # it hardly has more tokens
     model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)
-    check_sampling(model.config, options.num_samples, options.max_new_tokens)
+    check_cache(model.config, options.num_samples, f"num_samples={options.num_samples}")
     prompt = tokenizer.encode(text)
     block_size = model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other

@@ -1,27 +1,21 @@
-"""Checkpoints of a run: saved while training goes on, whole or not at all, and restored bit for bit.
+"""Checkpoints of a run: written atomically while training goes on, and restored bit for bit.
 
     out_dir/options.json            the options of the run
-    out_dir/checkpoints/<iter>/     one checkpoint, written by Orbax: the arrays of the model and of the
+    out_dir/checkpoints/<iter>/     a checkpoint, written by Orbax: the arrays of the model and of the
                                     optimizer, and a manifest with the options and the vocabulary
 
-Of a model with adapters only these are stored; the manifest names the model below, which is loaded anew.
-
-A checkpoint takes its name only once all of it is on disk, so that one interrupted at any moment leaves the
-one before it. The last `keep_checkpoints` are kept, and the one of the lowest validation loss. Arrays are
-stored by name (`blocks.attn.c_q.weight`), not as objects: restoring runs no code from the checkpoint. The
-manifest has a checksum of each, which is compared whenever the array is restored.
+Arrays are stored by name (`blocks.attn.c_q.weight`), so that restoring runs no code from a checkpoint. Its
+manifest has a checksum of each. Beside adapters the base model is only named, and loaded anew.
 """
 
 import errno
-import functools
-import inspect
+import hashlib
 import json
 import logging
-import math
 import re
-import shutil
 import sys
 import time
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
@@ -30,14 +24,24 @@ from pathlib import Path
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
+from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import GONE, check_tree, first_line, is_number, read_json, reading, sync, write_whole
+from config.files import (
+    GONE,
+    check_tree,
+    first_line,
+    is_number,
+    parse_json,
+    read_text,
+    reading,
+    sync,
+    write_whole,
+)
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -47,31 +51,44 @@ from training.state import TrainState
 
 logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
 
+
+def hide_closed_loops(unraisable, before=sys.unraisablehook) -> None:
+    """Print no tracebacks of the event loop that Orbax leaves behind when a save fails."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        before(unraisable)
+
+
+sys.unraisablehook = hide_closed_loops
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
-# What TensorStore calls bytes that are wrong or missing. Its other errors are of the machine.
+# TensorStore's errors for bytes that are wrong or missing. Its other errors are of the machine.
 CONTENT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 
 
 class Checkpoints:
-    """The checkpoints below `out_dir`. Raises UserError when they cannot be read or written.
+    """The checkpoints in `out_dir`: the last `keep`, and the one with the lowest validation loss.
 
-    When there are many processes, each writes what its devices hold into one folder. If they do not share it
-    (`shared` is False), process 0 writes everything, and every process reads from its own copy of the folder.
+    Processes that share the folder each write what their devices hold. If they do not (`shared` is False),
+    process 0 writes everything, and each process reads its own copy of the folder. Raises UserError.
     """
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
-        self.damaged = self.folder.with_name("damaged")  # where those that are not what was saved are moved
+        self.damaged = self.folder.with_name("damaged")  # where damaged checkpoints are moved
         self.shared = shared
-        hide_leftovers_of_orbax()
+        processes = ocp.options.MultiprocessingOptions()
+        if not shared:
+            i = jax.process_index()
+            processes = ocp.options.MultiprocessingOptions(
+                primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i)
+            )
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
-            best_fn=val_loss,  # has the metrics stored, so that a resumed run knows the best as well
+            best_fn=val_loss,  # stores the metrics, so that a resumed run knows the best as well
             create=False,
-            multiprocessing_options=processes_of(together=shared),
-            async_options=ocp.AsyncOptions(post_finalization_callback=self.sync_unfinished),
+            multiprocessing_options=processes,
+            async_options=ocp.AsyncOptions(post_finalization_callback=self._sync_unfinished),
         )
         check_tree(self.folder)
         check_losses(self.folder)
@@ -80,14 +97,6 @@ class Checkpoints:
         # Orbax asks JAX for signals by iteration, runs/signals.py by its calls: one would take the other's.
         self.manager.reached_preemption = lambda step: False
 
-    def check(self, state: TrainState) -> None:
-        """Raise UserError for a state (its shapes and shardings) that could not be saved."""
-        if not self.shared and any(addressable_size(x) < x.size for x in jax.tree.leaves(state)):
-            raise UserError(
-                f"{self.folder} is not the same folder for all machines, so process 0 has to hold the whole "
-                "state and save it: let --mesh divide the weights within a machine only, as data:2,fsdp:8 may"
-            )
-
     def latest(self) -> int | None:
         """Return the iteration of the newest checkpoint; None without one."""
         return self.manager.latest_step()
@@ -95,6 +104,10 @@ class Checkpoints:
     def iterations(self) -> list[int]:
         """Return the iterations of all checkpoints, in order."""
         return sorted(self.manager.all_steps())
+
+    def look_again(self) -> None:
+        """Read the folder anew: another program may have changed it."""
+        self.manager.reload()
 
     def delete_all(self) -> None:
         """Delete every checkpoint. Raises UserError."""
@@ -106,12 +119,8 @@ class Checkpoints:
                 f"{self.folder}: cannot be deleted ({error.strerror}): delete it by hand"
             ) from None
 
-    def look_again(self) -> None:
-        """See what others have done to the folder."""
-        self.manager.reload()
-
     def set_aside(self, iteration: int) -> Path:
-        """Move a damaged checkpoint out of the way of the others. Return its new place. Raises UserError."""
+        """Move a damaged checkpoint to the folder `damaged`. Return its new path. Raises UserError."""
         path = self.folder / str(iteration)
         place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
         try:
@@ -125,25 +134,23 @@ class Checkpoints:
         self.look_again()
         return place
 
-    def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> float:
+    def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
         """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
 
-        Return the seconds that the copy of the state took. The rest is written while training goes on. A
-        checkpoint that a run left when it was stopped during its evaluation only gets its `val_loss`.
+        A run that was stopped during an evaluation has left a checkpoint without its `val_loss`: only that is
+        added. Raises UserError.
         """
-        start = time.perf_counter()
         if self.latest() == int(state.step):
             metrics = self.folder / str(self.latest()) / "metrics" / "metrics"  # where Orbax keeps them
             on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
-            self.manager.reload()
-            return time.perf_counter() - start
+            return self.look_again()
         model = arrays_by_name(partition_trainable(state.model)[0])
         optimizer = arrays_by_name((state.opt_state, state.step))
         manifest = replace(manifest, checksums=checksums({"model": model, "optimizer": optimizer}))
         if not self.shared:
+            model, optimizer = process_allgather((model, optimizer), tiled=True)
             if jax.process_index() > 0:
-                return 0.0
-            model, optimizer = jax.tree.map(on_host, (model, optimizer))
+                return
         items = ocp.args.Composite(
             model=ocp.args.StandardSave(model),
             optimizer=ocp.args.StandardSave(optimizer),
@@ -152,15 +159,10 @@ class Checkpoints:
         metrics = None if val_loss is None else {"val_loss": val_loss}
         with saving(self.folder):
             self.folder.mkdir(exist_ok=True)
-            free = shutil.disk_usage(self.folder).free
-            needed = sum(x.nbytes for x in (*model.values(), *optimizer.values()))
-            if free < needed:  # asked here, because halfway through a save the answer would be less clear
-                raise OSError(f"{free / 1e6:,.0f} MB are free, it needs {needed / 1e6:,.0f}")
             self.manager.save(int(state.step), args=items, metrics=metrics)
-        return time.perf_counter() - start
 
     def keep(self, state: TrainState, manifest: Manifest) -> None:
-        """Save a state that is about to be left, unless it is saved already, and wait until it is on disk."""
+        """Save the state of a run that ends, unless it is saved already, and wait until it is on disk."""
         if self.latest() != int(state.step):
             self.save(state, manifest)
         self.wait()
@@ -172,14 +174,14 @@ class Checkpoints:
             if self.folder.exists():
                 sync(self.folder)
 
-    def sync_unfinished(self) -> None:
-        """Bring what is written to disk before it takes its name, so that a loss of power leaves it whole."""
+    def _sync_unfinished(self) -> None:
+        """Bring a checkpoint to disk before it takes its name, so that it survives a loss of power."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp"):
             for path in (*folder.rglob("*"), folder):
                 sync(path)
 
     def manifest(self, iteration: int) -> Manifest:
-        """Return what a checkpoint says of itself, and its own validation loss if that became known later."""
+        """Read a checkpoint's manifest, with its own validation loss if that became known later."""
         manifest = read_manifest(path := self.folder / str(iteration))
         with reading(path):
             metrics = self.manager.metrics(iteration)
@@ -189,7 +191,7 @@ class Checkpoints:
         """Restore the state saved at `iteration`, whatever the mesh it was saved from.
 
         `state` has shapes, dtypes and shardings: it says which device gets what. `base` holds the weights
-        below the adapters, if there are any.
+        beside the adapters, if there are any. Raises Damaged, or UserError for what cannot be read.
         """
         weights, none = partition_trainable(state.model)
         restored = self._items(iteration, model=weights, optimizer=(state.opt_state, state.step))
@@ -213,41 +215,24 @@ class Checkpoints:
         try:
             arrays = self.manager.restore(iteration, args=ocp.args.Composite(**wanted))
             restored = {name: tree_of_arrays(arrays[name], tree) for name, tree in trees.items()}
-            why = first_difference(checksums({name: arrays[name] for name in trees}), expected)
+            found = checksums({name: arrays[name] for name in trees})
         except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
             if (unread := why_unread(error)) is not None:
                 raise UserError(
                     f"{path}: cannot be read ({unread}): put that right; nothing was changed"
                 ) from None
-            why = first_line(error)
-        if why is not None:
-            raise Damaged(path, why)
+            raise Damaged(path, first_line(error)) from None
+        for item, sums in found.items():
+            for name, checksum in sums.items():
+                if checksum != expected.get(item, {}).get(name):
+                    raise Damaged(path, f"{name} of its {item} is not what was saved")
         return restored
-
-
-def processes_of(together: bool) -> ocp.options.MultiprocessingOptions:
-    """Have Orbax wait for all processes, or for none but this one."""
-    if together:
-        return ocp.options.MultiprocessingOptions()
-    i = jax.process_index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i)
-    )
 
 
 def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int]]:
     """Return the checksum of every array, by item and name; it is computed where the arrays are."""
     compiled = jax.jit(jax.tree.map, static_argnums=0)
     return jax.tree.map(int, jax.device_get(compiled(checksum, items)))
-
-
-def first_difference(found: dict[str, dict[str, int]], saved: dict[str, dict[str, int]]) -> str | None:
-    """Name the first array whose checksum is not the one saved; None if all are."""
-    for item, arrays in found.items():
-        for name, checksum in arrays.items():
-            if checksum != saved.get(item, {}).get(name):
-                return f"{name} of its {item} is not what was saved"
-    return None
 
 
 def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
@@ -267,50 +252,13 @@ def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
     return h.sum(dtype=jnp.uint32)
 
 
-def on_host(x: jax.Array) -> np.ndarray:
-    """Copy an array to the host of this process, which holds every part of it.
+def fingerprint(model: GPT) -> str:
+    """Hash a model's weights, so that adapters are not put beside those of another model.
 
-    `jax.device_get` refuses an array as soon as another process holds parts of it, too.
+    It is the same on every mesh, and for either `lora_base_dtype`: weights count as bfloat16.
     """
-    whole = np.empty(x.shape, x.dtype)
-    for shard in x.addressable_shards:
-        whole[shard.index] = shard.data
-    return whole
-
-
-def why_unread(error: BaseException | None) -> str | None:
-    """Say what kept a checkpoint from being read or held; None where its contents are wrong."""
-    while error is not None:
-        text = str(error).split(" [")[0]  # then TensorStore's own settings follow
-        status = re.match("([A-Z_]{5,}): ", text)  # of TensorStore or XLA
-        number = re.search(r"\[os_error_code='(\d+)'\]", str(error))
-        unread = isinstance(error, (OSError, MemoryError)) and not isinstance(error, GONE)
-        unread |= status is not None and status[1] not in CONTENT
-        unread |= number is not None and int(number[1]) not in (errno.ENOENT, errno.ENOTDIR)
-        if unread:
-            return text.rpartition("Error reading ")[2] or "out of memory"
-        error = error.__cause__ or error.__context__
-    return None
-
-
-@functools.cache  # once is enough
-def hide_leftovers_of_orbax() -> None:
-    """Have Python not print what Orbax leaves when it fails: five tracebacks of a closed event loop."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
-    before = sys.unraisablehook
-
-    def hook(unraisable) -> None:
-        closed = str(unraisable.exc_value) == "Event loop is closed"
-        if not (closed or inspect.iscoroutine(unraisable.object)):
-            before(unraisable)
-
-    sys.unraisablehook = hook
-
-
-def addressable_size(x: jax.Array | jax.ShapeDtypeStruct) -> int:
-    """Return how many of an array's elements the devices of this process hold."""
-    parts = {str(index) for index in x.sharding.addressable_devices_indices_map(x.shape).values()}
-    return len(parts) * math.prod(x.sharding.shard_shape(x.shape))
+    rounded = {name: x.astype(jnp.bfloat16) for name, x in arrays_by_name(model).items()}
+    return hashlib.sha256(repr(sorted(checksums({"": rounded})[""].items())).encode()).hexdigest()
 
 
 def arrays_by_name(tree) -> dict[str, jax.Array]:
@@ -324,34 +272,43 @@ def tree_of_arrays(arrays: dict[str, jax.Array], tree):
 
 
 def check_losses(folder: Path) -> None:
-    """Raise UserError for a checkpoint whose validation loss, which Orbax reads of all, is not a number."""
+    """Raise UserError for a checkpoint whose validation loss is not a number: Orbax reads them all."""
     for path in folder.glob("*/metrics/metrics"):
-        try:
-            values = read_json(path)
-            why = "val_loss is no number"
-            good = isinstance(values, dict) and is_number(values.get("val_loss"))
-        except ValueError as error:
-            good, why = False, first_line(error)
-        if not good and path.exists():  # a run that goes on may have deleted this checkpoint just now
-            raise UserError(
-                f"{path}: is damaged ({why}): delete this file; the checkpoint is good without it"
-            )
+        with suppress(*GONE):  # a run that goes on may have deleted this checkpoint just now
+            try:
+                good = is_number(parse_json(read_text(path))["val_loss"])
+            except (ValueError, KeyError, TypeError):
+                good = False
+            if not good:
+                raise UserError(f"{path}: is damaged: delete this file; the checkpoint is good without it")
+
+
+def why_unread(error: BaseException | None) -> str | None:
+    """Say what kept a checkpoint from being read or held; None where its contents are wrong."""
+    while error is not None:
+        text = str(error).split(" [")[0]  # then TensorStore's own settings follow
+        if isinstance(error, (OSError, MemoryError)):
+            unread = not isinstance(error, GONE)
+        elif number := re.search(r"\[os_error_code='(\d+)'\]", str(error)):
+            unread = int(number[1]) not in (errno.ENOENT, errno.ENOTDIR)
+        else:
+            status = re.match("([A-Z_]{5,}): ", text)  # of TensorStore or XLA
+            unread = status is not None and status[1] not in CONTENT
+        if unread:
+            return text.rpartition("Error reading ")[2] or "out of memory"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 @contextmanager
-def saving(folder: Path):
+def saving(folder: Path) -> Generator[None]:
     """Turn what goes wrong while saving into a UserError; the loss of another process stays what it is."""
     try:
         yield
     except Exception as error:  # a full disk reaches us as an error of TensorStore's, through Orbax
         if is_of_lost_process(error):
             raise
-        why = first_line(error)
-        if not folder.parent.is_dir():
-            raise UserError(f"{folder.parent}: has been deleted, or moved, under the run") from None
-        full = re.search("[Nn]o space|quota|MB are free|File too large", str(error))
-        remedy = "make room there" if full else "see that the folder can be written"
         raise UserError(
-            f"{folder}: cannot save a checkpoint ({why}): {remedy}; "
-            "the checkpoints before it are whole, and --init_from=resume goes on from them"
+            f"{folder}: cannot save a checkpoint ({first_line(error)}): make room, or see that it "
+            "can be written; earlier checkpoints are complete, and --init_from=resume goes on from them"
         ) from None

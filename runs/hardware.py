@@ -1,4 +1,4 @@
-"""The machine: the device that JAX computes on, the memory of its host, and what it could do at best."""
+"""The machine: the device that JAX computes on, the memory of its host, and how XLA compiles for it."""
 
 import ctypes
 import importlib.util
@@ -19,9 +19,11 @@ from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
+CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
+
 
 def peak_memory() -> int:
-    """Return the most bytes that the first device has held; on a CPU, this process; 0 where nobody tells."""
+    """Return the most bytes that the first device has held; on a CPU, this process; 0 where unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -63,10 +65,15 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError."""
+    """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError.
+
+    Call this before JAX starts.
+    """
     wait_for_simulated_devices()
     compile_sooner(device)
-    compute_on_calling_thread()
+    # A CPU then computes on the thread that calls it. The C library keeps large freed blocks for the main
+    # thread alone; other threads ask for a step's memory anew each time.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
         return
     # A CPU beside the accelerator, as without this option: `counted_flops` wants one.
@@ -82,35 +89,43 @@ def choose_device(device: str) -> None:
 
 
 def compile_sooner(device: str) -> None:
-    """Have XLA compile for a CPU at LLVM's level 1 instead of 3, from before JAX starts.
+    """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md).
 
-    With AdamW, the quickstart's first step comes after 13.1 s instead of 15.8, and steps are as fast
-    (docs/benchmarks.md). An "auto" device is a CPU where JAX was installed for nothing else.
+    An "auto" device is a CPU where JAX was installed for nothing else.
     """
     others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    name, flags = "--xla_backend_optimization_level", os.environ.get("XLA_FLAGS", "")
-    if (device == "cpu" or device == "auto" and not others) and name not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {name}=1".strip()
+    if device == "cpu" or device == "auto" and not others:
+        add_xla_flag("--xla_backend_optimization_level", 1)
 
 
-def compute_on_calling_thread() -> None:
-    """Have a CPU run each program on the thread that calls it, from before JAX starts.
+def wait_for_simulated_devices() -> None:
+    """Have devices that a CPU simulates wait for each other as long as it takes.
 
-    The C library keeps large freed blocks for the main thread alone: on its other threads, a step's memory is
-    asked for and cleared anew each time, and the quickstart's step takes 103 ms instead of 80.
+    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And with
+    one thread for each device, all threads can come to wait in sums that begin at the same time: a pipeline's
+    step hung so. Here XLA gets four times as many.
     """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
+    if devices > 1:
+        for event in ("warn_stuck", "terminate"):
+            add_xla_flag(f"--xla_cpu_collective_call_{event}_timeout_seconds", 1000000)
+        os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
-CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
+def add_xla_flag(name: str, value: int) -> None:
+    """Set a flag of XLA's, unless the user has."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
 def keep_compiled_programs() -> None:
-    """Have JAX keep what it compiles below the user's cache folder, where the next start reads it.
+    """Have JAX keep what it compiles in the user's cache folder, where the next start reads it.
 
-    A folder that JAX was already told of (JAX_COMPILATION_CACHE_DIR) is used as it is. Ours is named after
-    the CPU's instructions, because XLA also loads programs that were compiled for another. Where no folder
-    can be made, every start compiles.
+    A folder that JAX was given (JAX_COMPILATION_CACHE_DIR) is used as it is. Ours is named after the CPU's
+    instructions, because XLA also loads programs that were compiled for another. Where no folder can be made,
+    every start compiles.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
@@ -125,31 +140,11 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def wait_for_simulated_devices() -> None:
-    """Have devices that a CPU simulates wait for each other as long as it takes, from before JAX starts any.
-
-    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And it has
-    as many threads as devices, all of which can come to wait in sums that begin at the same time, with none
-    left for the devices that they wait for: a pipeline's step stopped so. Here it gets four times as many.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", flags)
-    devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
-    if devices > 1:
-        for event in ("warn_stuck", "terminate"):
-            name = f"--xla_cpu_collective_call_{event}_timeout_seconds"
-            if name not in flags:
-                flags += f" {name}=1000000"
-        os.environ["XLA_FLAGS"] = flags.strip()
-        os.environ.setdefault("PJRT_NPROC", str(4 * devices))
-
-
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     """Have the C library keep the memory that a compiled step frees, so that the next need not ask for it.
 
-    On a CPU, XLA allocates a step's temporaries anew each time, and the kernel clears every page of them.
-    Without that, the CPU Shakespeare step takes 36 ms instead of 52. The C library may come to keep several
-    times what a step needs (five times was seen), so a step that needs much gives its memory back instead.
+    On a CPU, XLA allocates a step's temporaries anew each time, and the kernel clears every page of them. The
+    C library may come to keep five times what a step needs, so a step that needs much gives its memory back.
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return

@@ -1,10 +1,8 @@
 """Record where the time of a step goes, and what XLA made of it. `--profile=<dir>` writes into that folder:
 
-    plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
-    plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)
-    train_step.hlo.txt                              the step after XLA's optimisations, as text
-
-Process 0 alone writes them.
+plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
+plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)
+train_step.hlo.txt                              the step after XLA's optimisations, as text
 """
 
 from collections.abc import Generator
@@ -21,9 +19,9 @@ FIRST, LAST = 10, 13  # steps of this run, from 0: those before still fill cache
 
 
 class Profile:
-    """Writes the HLO of a run's compiled step, and a trace of its steps FIRST to LAST.
+    """Writes the HLO of a run's compiled step and a trace of its steps FIRST to LAST into `folder`, if any.
 
-    Only process 0 does so, and only with a `folder`. Raises UserError when the folder cannot be written.
+    Process 0 alone does so. Raises UserError when the folder cannot be written.
     """
 
     def __init__(self, folder: str | None, step: jax.stages.Compiled, metrics: Metrics):
@@ -50,16 +48,15 @@ class Profile:
 
     def close(self, steps: int) -> None:
         """End the trace. Call this at the end of a run too, with the number of its `steps`."""
-        if self.folder and self.tracing:
+        if self.tracing:
             self.tracing = False
             try:
                 jax.profiler.stop_trace()
             except (OSError, RuntimeError) as error:
                 raise UserError(f"--profile={self.folder}: cannot be written ({error})") from None
-            files = self.folder / "plugins" / "profile" / "*" / "perfetto_trace.json.gz"
             self.metrics.say(
-                f"profile: steps {FIRST} to {steps - 1} of this run are in {files}: open it at "
-                f"https://ui.perfetto.dev, or all with `xprof {self.folder}` (pip install xprof)"
+                f"profile: steps {FIRST} to {steps - 1} of this run: open "
+                f"{self.folder}/plugins/profile/*/perfetto_trace.json.gz at https://ui.perfetto.dev"
             )
         elif self.folder and steps <= FIRST:
             self.metrics.say(f"profile: no trace: it begins after {FIRST} steps, and this run had {steps}")

@@ -1,6 +1,5 @@
 """Start a run: from its options, its data set and what lies in out_dir to the first step's state."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -9,7 +8,6 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from config.files import write_whole
 from config.options import NOT_RESUMED, RESUMING, Options
 from data.meta import NANOGPT, load_meta
 from data.registry import prepare_if_missing
@@ -20,11 +18,11 @@ from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import draw_sharding, sharding_table
-from runs.checkpoint import Checkpoints
+from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
-from runs.manifest import Damaged, Manifest, latest_manifest
-from runs.memory import check_training
-from training.lora import fingerprint, partition_trainable, without_adapters
+from runs.manifest import Damaged, Manifest, latest_manifest, write_options
+from runs.sizes import check_training
+from training.lora import partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
 
@@ -44,14 +42,13 @@ class Run:
 def open_run(options: Options, asked: frozenset[str]) -> Run:
     """Look for the run's checkpoints, prepare missing data, and describe the model.
 
-    Raises UserError when there is nothing to resume, or a run would be lost unasked, when the mesh cannot
-    split the model or the batch, and when its state could not be saved.
+    Raises UserError when there is nothing to resume, or a run would be lost unasked, and when the mesh
+    cannot split the model or the batch.
     """
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)  # first: without the run its data set is not known
     config, manifest = describe_run(options)
     shapes = state_shapes(config, options)
-    checkpoints.check(shapes)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
     return Run(options, asked, config, shapes, manifest, checkpoints, resuming)
 
@@ -131,7 +128,7 @@ def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
             saved = checkpoints.manifest(iteration)
             check_unasked(run, saved.options, path)
             manifest = run.manifest.resuming_from(saved, path)
-            base = load_base(checkpoints, iteration, run.shapes.model)
+            base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
             return state, manifest
@@ -185,12 +182,6 @@ def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
     write_options(options)
     if options.overwrite:
         checkpoints.delete_all()
-
-
-def write_options(options: Options) -> None:
-    """Write a run's options.json, by process 0."""
-    text = json.dumps(options.to_json(), indent=1) + "\n"
-    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
 
 
 def parameter_count(run: Run) -> str:

@@ -283,7 +283,7 @@ class Torture:
 
     def start_twice(self) -> None:
         first = self.start("twice")
-        while not (self.folder / "twice" / "lock.json").exists() and first.poll() is None:
+        while not (self.folder / "twice" / "lock.txt").exists() and first.poll() is None:
             time.sleep(0.05)
         status, errors = self.ended(self.start("twice"))
         if "is in use" not in errors:

@@ -25,7 +25,7 @@ def least_hours(options: Options, launch: LaunchOptions) -> float | None:
     """
     # Here, because they import JAX, which few commands of the launcher need.
     from config.devices import peak_flops
-    from runs.speed import flops_per_token
+    from runs.sizes import flops_per_token
     from training.state import model_shape
 
     if options.init_from not in ("scratch", "auto"):

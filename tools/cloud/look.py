@@ -151,7 +151,7 @@ def fetch(volume: InVolume, run: str, results: tuple[str, ...] = ()) -> list[Pat
         wanted = tuple(f"{run}/{result}" for result in results)
         files = [path for path in files if path in wanted or path.startswith(tuple(f"{x}/" for x in wanted))]
     else:
-        files = [path for path in files if path not in (f"{run}/lock", f"{run}/lock.json")]
+        files = [path for path in files if path not in (f"{run}/lock", f"{run}/lock.txt")]
         check_same_run(volume, run, bool(files))
     if bad := [path for path in files if ".." in Path(path).parts]:
         raise UserError(f"{bad[0]}: this name leads out of the run's folder: remove it from the Volume")

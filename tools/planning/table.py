@@ -15,7 +15,7 @@ from config.command_line import UserError, command
 from config.devices import GIB
 from config.options import Options
 from data.meta import NANOGPT, Meta
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from tools.planning.fit import Planned, plan
 from tools.planning.report import short
 from tools.planning.target import Target, parse_target, prepare_to_compile

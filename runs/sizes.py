@@ -1,7 +1,7 @@
-"""Refuse what cannot fit: compare the least memory that a program needs with what devices and host have.
+"""The FLOPs and the bytes of a model, counted from its shapes. What cannot fit is refused by them.
 
-The bounds are low on purpose: nothing that could run is refused. They are for sizes with too many digits,
-at which JAX overflows, or the kernel kills the program after a long wait and without a reason.
+The bounds of memory are low on purpose: nothing that could run is refused. They are for sizes with too many
+digits, at which JAX overflows, or the kernel kills the program after a long wait and without a reason.
 """
 
 import math
@@ -14,10 +14,27 @@ import jax.numpy as jnp
 from config.command_line import UserError
 from config.options import Options
 from model import GPTConfig
+from parallel.sharding import is_matrix
 from runs.hardware import host_bytes
 from training.state import create_state
 
 ANYWHERE = 10**16  # bytes: more than any cluster's devices have. A plan is made for machines elsewhere
+
+
+def flops_per_token(config: GPTConfig, T: int) -> int:
+    """Return the floating-point operations per token of one training step on sequences of T tokens.
+
+    A product with a matrix of P parameters takes 2 P per token, and the backward pass does it twice, once for
+    each operand. The two T x T products of a layer's attention cost 12 T D: like nanoGPT and PaLM
+    (arXiv:2204.02311, appendix B), this counts the causal half that a good kernel skips. A window counts, by
+    the same rule, twice the keys that a token reads on average. What is not a matrix product is left out.
+    """
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    arrays = jax.tree.leaves_with_path(model)
+    blocks = sum(x.size for path, x in arrays if path[0].name == "blocks" and is_matrix(path, x))
+    matrices = blocks + config.vocab_size * config.n_embd
+    N = min(config.window or T, T)
+    return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * config.n_embd
 
 
 def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
@@ -30,38 +47,23 @@ def check_training(config: GPTConfig, options: Options, planned: bool = False) -
         sum(x.size * x.dtype.itemsize for x in state),
         ANYWHERE if planned else device_bytes(),
     )
-    check_batch(f"gradient_accumulation_steps={A}, batch_size={B}, block_size={T}", A * B * T, planned)
-
-
-def check_sampling(config: GPTConfig, num_samples: int, max_new_tokens: int) -> None:
-    """Raise UserError for samples whose key/value cache or tokens cannot fit."""
-    check_cache(config, num_samples, f"num_samples={num_samples}")
-    check(  # all samples but the first are kept to the end
-        f"the tokens of num_samples={num_samples}, max_new_tokens={max_new_tokens}",
-        4 * (num_samples - 1) * max_new_tokens,
-        host_bytes(),
+    check(
+        f"the batch of gradient_accumulation_steps={A}, batch_size={B}, block_size={T}",
+        8 * A * B * T // jax.process_count(),  # inputs and targets, int32
+        ANYWHERE if planned else host_bytes(),
     )
 
 
 def check_cache(config: GPTConfig, rows: int, option: str) -> None:
     """Raise UserError, which names the option, for rows of the key/value cache that cannot fit."""
     numbers = 2 * config.n_layer * config.kv_heads * config.head_size * config.block_size * rows
-    check(
-        f"the key/value cache of {option}",
-        numbers * jnp.dtype(config.compute.result).itemsize,
-        device_bytes(),
-    )
+    needed = numbers * jnp.dtype(config.compute.result).itemsize
+    check(f"the key/value cache of {option}", needed, device_bytes())
 
 
 def check_evaluation(config: GPTConfig, B: int, T: int) -> None:
-    """Raise UserError for a batch whose tokens cannot fit, or the residual stream of its (B, T) tokens."""
+    """Raise UserError for a batch whose residual stream, of (B, T) tokens, cannot fit."""
     check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd, device_bytes())
-    check_batch(f"batch_size={B}", B * T)
-
-
-def check_batch(options: str, tokens: int, planned: bool = False) -> None:
-    needed = 8 * tokens // jax.process_count()  # inputs and targets, int32
-    check(f"the batch of {options}", needed, ANYWHERE if planned else host_bytes())
 
 
 def check(what: str, needed: int, there: float) -> None:
