@@ -1,15 +1,15 @@
 """Checkpoints of a run: written atomically while training goes on, and restored bit for bit.
 
     out_dir/options.json            the options of the run
-    out_dir/checkpoints/<iter>/     a checkpoint, written by Orbax: the arrays of the model and of the
-                                    optimizer, and a manifest with the options and the vocabulary
+    out_dir/checkpoints/<iter>/     arrays of model and optimizer, and a manifest; written by Orbax
 
-Arrays are stored by name (`blocks.attn.c_q.weight`), so that restoring runs no code from a checkpoint. Its
-manifest has a checksum of each. Beside adapters the base model is only named, and loaded anew.
+Arrays are stored by name (`blocks.attn.c_q.weight`), so that restoring runs no code from a checkpoint. The
+manifest has a checksum of each. A LoRA run stores its adapters, and the manifest names the base model.
 """
 
 import errno
 import hashlib
+import inspect
 import json
 import logging
 import re
@@ -49,27 +49,29 @@ from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
 
-logging.getLogger("absl").setLevel(logging.CRITICAL)  # Orbax reports each save in a dozen lines
+# Orbax reports each save in a dozen lines, and its failures in tracebacks.
+for name in ("absl", "asyncio"):
+    logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def hide_closed_loops(unraisable, before=sys.unraisablehook) -> None:
-    """Print no tracebacks of the event loop that Orbax leaves behind when a save fails."""
-    if str(unraisable.exc_value) != "Event loop is closed":
+def hide_leftovers(unraisable, before=sys.unraisablehook) -> None:
+    """Print no tracebacks of the event loop and the coroutines that Orbax leaves behind when it fails."""
+    if str(unraisable.exc_value) != "Event loop is closed" and not inspect.iscoroutine(unraisable.object):
         before(unraisable)
 
 
-sys.unraisablehook = hide_closed_loops
+sys.unraisablehook = hide_leftovers
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
-# TensorStore's errors for bytes that are wrong or missing. Its other errors are of the machine.
+# TensorStore's errors for wrong or missing bytes. Its other errors are of the machine.
 CONTENT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 
 
 class Checkpoints:
     """The checkpoints in `out_dir`: the last `keep`, and the one with the lowest validation loss.
 
-    Processes that share the folder each write what their devices hold. If they do not (`shared` is False),
-    process 0 writes everything, and each process reads its own copy of the folder. Raises UserError.
+    Processes that share the folder each write what their devices hold. Where they do not (`shared` is False),
+    process 0 writes everything, and each process reads its own copy. Raises UserError.
     """
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
@@ -94,7 +96,7 @@ class Checkpoints:
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
         self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        # Orbax asks JAX for signals by iteration, runs/signals.py by its calls: one would take the other's.
+        # runs/signals.py asks JAX for signals, too: one would take the other's.
         self.manager.reached_preemption = lambda step: False
 
     def latest(self) -> int | None:
@@ -111,34 +113,26 @@ class Checkpoints:
 
     def delete_all(self) -> None:
         """Delete every checkpoint. Raises UserError."""
-        try:
+        with changing(self.folder):
             for iteration in self.iterations():
                 self.manager.delete(iteration)
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: cannot be deleted ({error.strerror}): delete it by hand"
-            ) from None
 
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint to the folder `damaged`. Return its new path. Raises UserError."""
-        path = self.folder / str(iteration)
         place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
-        try:
-            place.parent.mkdir(exist_ok=True)
-            if place.parent.is_symlink():
-                raise OSError(errno.ELOOP, f"{place.parent} is a link")
+        with changing(self.folder):
+            self.damaged.mkdir(exist_ok=True)
+            if self.damaged.is_symlink():
+                raise OSError(errno.ELOOP, f"{self.damaged} is a link")
             with suppress(FileNotFoundError):  # another process of this run was faster
-                path.rename(place)
-        except OSError as error:
-            raise UserError(f"{path}: is damaged, and cannot be moved away ({error.strerror})") from None
+                (self.folder / str(iteration)).rename(place)
         self.look_again()
         return place
 
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
         """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
 
-        A run that was stopped during an evaluation has left a checkpoint without its `val_loss`: only that is
-        added. Raises UserError.
+        If a run stopped during its evaluation has left that, only `val_loss` is added. Raises UserError.
         """
         if self.latest() == int(state.step):
             metrics = self.folder / str(self.latest()) / "metrics" / "metrics"  # where Orbax keeps them
@@ -157,7 +151,7 @@ class Checkpoints:
             manifest=ocp.args.JsonSave(manifest.to_json()),
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
-        with saving(self.folder):
+        with changing(self.folder):
             self.folder.mkdir(exist_ok=True)
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
@@ -169,13 +163,13 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Return when what was saved is on disk."""
-        with saving(self.folder):
+        with changing(self.folder):
             self.manager.wait_until_finished()
             if self.folder.exists():
                 sync(self.folder)
 
     def _sync_unfinished(self) -> None:
-        """Bring a checkpoint to disk before it takes its name, so that it survives a loss of power."""
+        """Bring a checkpoint to disk before it takes its name: a loss of power may follow."""
         for folder in self.folder.glob("*.orbax-checkpoint-tmp"):
             for path in (*folder.rglob("*"), folder):
                 sync(path)
@@ -188,10 +182,9 @@ class Checkpoints:
         return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
-        """Restore the state saved at `iteration`, whatever the mesh it was saved from.
+        """Restore the state saved at `iteration`, from whatever mesh, in the shapes and shardings of `state`.
 
-        `state` has shapes, dtypes and shardings: it says which device gets what. `base` holds the weights
-        beside the adapters, if there are any. Raises Damaged, or UserError for what cannot be read.
+        `base` is the model beside the adapters, if any. Raises Damaged, or UserError for a read error.
         """
         weights, none = partition_trainable(state.model)
         restored = self._items(iteration, model=weights, optimizer=(state.opt_state, state.step))
@@ -236,10 +229,9 @@ def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int
 
 
 def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
-    """Return a checksum of an array's bits that any change of one element changes.
+    """Return a checksum of an array's bits, on any mesh, that any change of one element changes.
 
-    Each element and its place are hashed by MurmurHash3's last step, which maps no two numbers to one, and
-    the hashes are added. A sum of integers does not depend on how the array is sharded.
+    It is the sum of the hashes of all elements, each with its place, by MurmurHash3's bijective last step.
     """
     h = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
     stride = 1
@@ -253,10 +245,7 @@ def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
 
 
 def fingerprint(model: GPT) -> str:
-    """Hash a model's weights, so that adapters are not put beside those of another model.
-
-    It is the same on every mesh, and for either `lora_base_dtype`: weights count as bfloat16.
-    """
+    """Hash a model's weights, as bfloat16, to know the base model of adapters again."""
     rounded = {name: x.astype(jnp.bfloat16) for name, x in arrays_by_name(model).items()}
     return hashlib.sha256(repr(sorted(checksums({"": rounded})[""].items())).encode()).hexdigest()
 
@@ -301,7 +290,7 @@ def why_unread(error: BaseException | None) -> str | None:
 
 
 @contextmanager
-def saving(folder: Path) -> Generator[None]:
+def changing(folder: Path) -> Generator[None]:
     """Turn what goes wrong while saving into a UserError; the loss of another process stays what it is."""
     try:
         yield
@@ -309,6 +298,6 @@ def saving(folder: Path) -> Generator[None]:
         if is_of_lost_process(error):
             raise
         raise UserError(
-            f"{folder}: cannot save a checkpoint ({first_line(error)}): make room, or see that it "
-            "can be written; earlier checkpoints are complete, and --init_from=resume goes on from them"
+            f"{folder}: cannot be written ({first_line(error)}): make room there, or get the right to write; "
+            "its checkpoints are complete, and --init_from=resume goes on from them"
         ) from None

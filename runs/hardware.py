@@ -23,7 +23,7 @@ CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are dele
 
 
 def peak_memory() -> int:
-    """Return the most bytes that the first device has held; on a CPU, this process; 0 where unknown."""
+    """Return the peak memory in bytes of the first device, or on a CPU of this process; 0 where unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -35,7 +35,7 @@ def peak_memory() -> int:
 
 
 def host_bytes() -> float:
-    """Return the bytes of memory that this machine has; infinite where Python cannot ask, as on Windows."""
+    """Return the bytes of memory of this machine; infinite where Python cannot ask, as on Windows."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):
@@ -43,7 +43,7 @@ def host_bytes() -> float:
 
 
 def describe_cpu() -> str:
-    """Return the CPU's name and cores, and the instructions it has that multiply bfloat16."""
+    """Return the CPU's name, cores and instructions that multiply bfloat16."""
     fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
     name = cpu_info("model name") or platform.processor() or platform.machine()
     return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
@@ -65,18 +65,14 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError.
-
-    Call this before JAX starts.
-    """
+    """Have JAX, before it starts, compute on "cpu", "cuda", "tpu" or its choice, "auto". Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
-    # A CPU then computes on the thread that calls it. The C library keeps large freed blocks for the main
-    # thread alone; other threads ask for a step's memory anew each time.
+    # A CPU then computes on the main thread, for which alone the C library keeps large freed blocks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
         return
-    # A CPU beside the accelerator, as without this option: `counted_flops` wants one.
+    # With a CPU beside the accelerator, as by default: `counted_flops` needs one.
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
         found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU
@@ -89,10 +85,7 @@ def choose_device(device: str) -> None:
 
 
 def compile_sooner(device: str) -> None:
-    """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md).
-
-    An "auto" device is a CPU where JAX was installed for nothing else.
-    """
+    """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md)."""
     others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if device == "cpu" or device == "auto" and not others:
         add_xla_flag("--xla_backend_optimization_level", 1)
@@ -101,9 +94,8 @@ def compile_sooner(device: str) -> None:
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other as long as it takes.
 
-    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And with
-    one thread for each device, all threads can come to wait in sums that begin at the same time: a pipeline's
-    step hung so. Here XLA gets four times as many.
+    XLA aborts the program when one is 40 s late for a sum, as on a busy machine. With one thread for each
+    device, all can come to wait in sums that begin at the same time; so XLA gets four times as many.
     """
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
@@ -121,11 +113,10 @@ def add_xla_flag(name: str, value: int) -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Have JAX keep what it compiles in the user's cache folder, where the next start reads it.
+    """Have JAX keep what it compiles in the user's cache folder, or in JAX_COMPILATION_CACHE_DIR.
 
-    A folder that JAX was given (JAX_COMPILATION_CACHE_DIR) is used as it is. Ours is named after the CPU's
-    instructions, because XLA also loads programs that were compiled for another. Where no folder can be made,
-    every start compiles.
+    The folder is named after the CPU's instructions: XLA also loads programs that were compiled for others.
+    Where it cannot be made, every start compiles.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
@@ -141,10 +132,9 @@ def keep_compiled_programs() -> None:
 
 
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
-    """Have the C library keep the memory that a compiled step frees, so that the next need not ask for it.
+    """Have the C library keep the memory that a compiled step frees, or the kernel clears it for the next.
 
-    On a CPU, XLA allocates a step's temporaries anew each time, and the kernel clears every page of them. The
-    C library may come to keep five times what a step needs, so a step that needs much gives its memory back.
+    It may come to keep five times what a step needs, so a step that needs much gives its memory back.
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return

@@ -1,9 +1,9 @@
-"""Weights to start from, to sample from or to evaluate: of a run, of a folder, or of the Hugging Face hub.
+"""Weights to start or to sample from: of a run, of a folder, or of the Hugging Face hub.
 
     model, tokenizer, iteration = load_run("out-quickstart")
     model, tokenizer = load_pretrained("gpt2")
 
-A tokenizer is returned as its description, from which data.tokenizer.from_json makes one; None without one.
+A tokenizer is a description for data.tokenizer.from_json; None where there is none.
 """
 
 import os
@@ -35,10 +35,9 @@ def is_run(folder: str) -> bool:
 def load_model(
     init_from: str, out_dir: str, dtype: str = "auto", longest: int | None = None
 ) -> tuple[GPT, dict | None]:
-    """Load the model that a command's `--init_from` means, and its tokenizer.
+    """Load the model and tokenizer that a command's `--init_from` means. Raises UserError.
 
-    "resume" is the latest checkpoint of the run in `out_dir`, which `longest` does not shorten. `dtype` is
-    that of the matrix products. Raises UserError.
+    "resume" is the latest checkpoint of the run in `out_dir`, which `longest` does not shorten.
     """
     if init_from == "resume":
         return load_run(out_dir, dtype=dtype)[:2]
@@ -58,9 +57,9 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, with its adapters merged, its tokenizer and its iteration, by default the latest.
+    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest.
 
-    Raises UserError when there is no such checkpoint, or when it is damaged.
+    Raises UserError.
     """
     model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
     return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
@@ -90,10 +89,7 @@ def load_run_with_adapters(
 
 
 def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:
-    """Load the base model of a checkpoint's adapters; None for a model without adapters.
-
-    Raises UserError when it is not found, or is not the one beside which the adapters were trained.
-    """
+    """Load the base model of a checkpoint's adapters, if it has any. Raises UserError if it is another."""
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
@@ -112,9 +108,9 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
-    """Load the weights that `--init_from=<init_from>` means: of a run's folder, or whatever `hub` finds.
+    """Load the weights of a run's folder, or whatever `hub` finds. Raises UserError.
 
-    They have the dtypes and shardings of `shapes`, whose block_size may be smaller. Raises UserError.
+    They get the dtypes and shardings of `shapes`, whose block_size may be smaller.
     """
     if not is_run(init_from):
         return open_pretrained(init_from).load(shapes)
@@ -123,7 +119,7 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that the weights of that name decide: shape and vocabulary. Raises UserError."""
+    """Return the options that weights decide: shape and vocabulary. Raises UserError."""
     if not is_run(init_from):
         return shape_options(open_pretrained(init_from).config)
     manifest = latest_manifest(init_from)
@@ -134,8 +130,7 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
     """Load the model of a folder or of the hub, and its tokenizer. Raises UserError.
 
-    A key/value cache is as long as block_size, which some models have in the hundred thousands; `longest`
-    limits it.
+    `longest` limits block_size, to whose length the key/value cache is allocated.
     """
     if is_run(name):
         raise UserError(f"init_from={name} is the folder of a run: give --out_dir={name} instead")
@@ -147,10 +142,7 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
 
 
 def save_merged(out_dir: str, to: str) -> int:
-    """Save the latest checkpoint of the run in `out_dir`, its adapters merged, as an ordinary run in `to`.
-
-    Return its iteration. Raises UserError.
-    """
+    """Save the latest model of a run, its adapters merged, as a run in `to`. Return its iteration."""
     model, manifest, iteration = load_run_with_adapters(out_dir)
     if not manifest.options.lora_rank:
         raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
@@ -159,7 +151,7 @@ def save_merged(out_dir: str, to: str) -> int:
         raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
     options = replace(manifest.options, out_dir=to, lora_rank=0)
     state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
-    # All weights have new moments, whose count begins at 0; the learning rate's goes on with the run.
+    # The new moments count from 0; the learning rate goes on with the run.
     opt_state = optax.tree.set(state.opt_state, is_learning_rates, count=step)
     state = TrainState(state.model, opt_state, step)
     with locked(to):

@@ -1,7 +1,4 @@
-"""A run's lock: while one program trains in an out_dir, no other can.
-
-The operating system holds it, on a local disk and over NFS, and releases it however the program ends.
-"""
+"""A run's lock: while one program trains in an out_dir, no other can. It ends with the program, however."""
 
 import errno
 import os
@@ -23,10 +20,7 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of 
 
 @contextmanager
 def locked(out_dir: str) -> Generator[None]:
-    """Within, no other program can hold the lock of `out_dir`; of many processes, process 0 holds it for all.
-
-    Raises UserError when another program has it, saying which and since when, or `out_dir` cannot be written.
-    """
+    """Within, this run holds the lock of `out_dir`, by process 0. Raises UserError when another one does."""
     folder = Path(out_dir)
     existed = folder.exists()
     lock = FileLock(folder / "lock", timeout=0, fallback_to_soft=False)

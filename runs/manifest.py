@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: all that it says besides its arrays. Reading it needs no devices."""
+"""The manifest of a checkpoint: what it holds besides arrays. Reading it needs no devices."""
 
 import json
 import zlib
@@ -48,7 +48,7 @@ class Manifest:
     def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
         """Return the manifest of this run when it resumes from the checkpoint at `path`.
 
-        Raises UserError when this run's options or data contradict the model there, or its optimizer's state.
+        Raises UserError when this run's options or vocabulary contradict those.
         """
         for name in (*SHAPE, *LORA, "optimizer"):
             ours, theirs = getattr(self.options, name), getattr(saved.options, name)
@@ -100,10 +100,7 @@ def iterations_in(folder: Path) -> list[int]:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read the manifest of the checkpoint in a folder.
-
-    Raises Damaged, or UserError when it cannot be read or another version of this project has written it.
-    """
+    """Read a checkpoint's manifest. Raises Damaged, or UserError for a read error or another format."""
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path, HOLDS_TOKENIZER, root=checkpoint.parents[1]))

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,9 @@ class Lines(io.TextIOBase):
 class Metrics:
     """The records of a run. `metrics.jsonl` holds one JSON object per logged step and per evaluation.
 
-    A record of a step has `iter`, `loss`, `lr`, `grad_norm`, and the figures that `Speed` describes, of the
-    steps since the record before. One of an evaluation has `iter`, `train/loss` and `val/loss`. A run resumed
-    at iteration `start` drops the records of steps that it will do again, and lines that cannot be read; one
-    from scratch drops all. The file as it was is then `metrics.dropped.jsonl`.
+    A record of a step has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`; one of an evaluation
+    has `iter`, `train/loss` and `val/loss`. A run resumed at iteration `start` drops the records of steps it
+    does again, and lines that cannot be read; the old file is kept as `metrics.dropped.jsonl`.
 
     Every process of a run has one, but that of process 0 alone writes and shows anything. Raises UserError.
     """
@@ -87,7 +86,7 @@ class Metrics:
                 self.wandb = run = start_wandb(options, start > 0)
                 self.sinks.append(lambda record: run.log(record, step=record["iter"]))
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
-        # All processes evaluate, or none does: one alone would wait for the others without an end.
+        # All processes have to know: one that evaluates alone would wait for the others for ever.
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
         terminal = sys.stderr.isatty()
         self.bar = tqdm(
@@ -100,20 +99,17 @@ class Metrics:
             disable=not self.primary,
         )
         self.speed = Speed(options, config, devices)
+        self.making_batch = self.speed.making_batch
         self.pending = None  # the step whose metrics are not read yet
 
     def evaluated(self, iteration: int) -> bool:
         """Tell whether the last evaluation was at that iteration."""
         return iteration == self.last_evaluation
 
-    def making_batch(self) -> AbstractContextManager[None]:
-        """Time what is done within: the batch of the next step is made."""
-        return self.speed.making_batch()
-
     def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
         """Note a step that has just been started, and read the metrics of the one before it.
 
-        So the device is never kept waiting. Raises UserError when the step before diverged.
+        So the device never waits. Raises UserError when the step before diverged.
         """
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
@@ -131,10 +127,7 @@ class Metrics:
         (iteration, metrics, epoch, ended), self.pending = self.pending, None
         values = {name: float(x) for name, x in metrics.items()}  # waits for the step's end
         self.speed.ended(ended or time.perf_counter())
-        if not (math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])):
-            raise diverged(
-                iteration, f"the loss is {values['loss']}, the gradient's norm {values['grad_norm']}"
-            )
+        check_finite(iteration, {name: values[name] for name in ("loss", "grad_norm")})
         self.bar.update()
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
@@ -142,7 +135,7 @@ class Metrics:
             self._show(values, epoch)
 
     def _show(self, values: dict[str, float], epoch: float | None) -> None:
-        """Put a record's values after the bar, the most telling first: a narrow terminal cuts the rest."""
+        """Show a record's values after the bar, the most telling first: a narrow terminal cuts the rest."""
         shown = [
             f"loss {values['loss']:.3f}",
             f"epoch {epoch:.2f}" if epoch is not None else "",
@@ -155,10 +148,10 @@ class Metrics:
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""
-        if not all(map(math.isfinite, losses.values())):
-            raise diverged(iteration, ", ".join(f"the {split} loss is {x}" for split, x in losses.items()))
+        record = {f"{split}/loss": loss for split, loss in losses.items()}
+        check_finite(iteration, record)
         self.last_evaluation = iteration
-        self._write({"iter": iteration, **{f"{split}/loss": loss for split, loss in losses.items()}})
+        self._write({"iter": iteration} | record)
         self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
 
     def _write(self, record: dict) -> None:
@@ -195,10 +188,10 @@ class Metrics:
 class Speed:
     """The clock of a run: steps are timed from the end of the one before, and pauses are left out.
 
-    `figures` has, of the steps since it was last asked: `ms`, the mean time of a step; `data_ms`, that to
-    make a batch, while an accelerator computes the step before; `tokens_per_second` over all devices; `mfu`,
-    the model's FLOP/s over the devices' bfloat16 peak, where that is known and all weights are trained with
-    it; `memory_mb`, the peak memory of the first device, or of the process on a CPU, in 10^6 bytes.
+    `figures` has, of the steps since its last call: the mean times `ms` of a step and `data_ms` of making its
+    batch, while an accelerator computes the step before; `tokens_per_second` over all devices; `memory_mb`,
+    the peak of the first device, or of the process on a CPU, in 10^6 bytes; `mfu`, the model's FLOP/s over
+    the devices' bfloat16 peak, where that is known and all weights are trained in bfloat16.
     """
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
@@ -212,6 +205,7 @@ class Speed:
 
     @contextmanager
     def making_batch(self) -> Generator[None]:
+        """Time what is done within: the batch of the next step is made."""
         start = time.perf_counter()
         if self.began is None:
             self.began = start
@@ -219,7 +213,6 @@ class Speed:
         self.made.append(time.perf_counter() - start)
 
     def ended(self, when: float) -> None:
-        """Note that a step has ended at `when`, by `time.perf_counter`."""
         assert self.began is not None, "its batch was made after the pause"
         self.steps += 1
         self.seconds += when - self.began
@@ -240,11 +233,14 @@ class Speed:
         return figures
 
 
-def diverged(iteration: int, found: str) -> UserError:
-    return UserError(
-        f"iter {iteration}: {found}; "
-        "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
-    )
+def check_finite(iteration: int, values: dict[str, float]) -> None:
+    """Raise UserError for a run that has diverged."""
+    if not all(map(math.isfinite, values.values())):
+        found = ", ".join(f"{name} is {x}" for name, x in values.items())
+        raise UserError(
+            f"iter {iteration}: {found}; "
+            "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
+        )
 
 
 def read_lines(path: Path) -> list[bytes]:
@@ -261,10 +257,7 @@ def records_before(start: int, lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics.jsonl; None unless it is an object of finite numbers with an integer `iter`.
-
-    A killed run may have left half a last line, and a file system blocks of zeros.
-    """
+    """Parse a line of metrics.jsonl; None unless it is an object of finite numbers with an integer `iter`."""
     try:
         record = parse_json(line.decode())
     except ValueError:

@@ -1,9 +1,7 @@
-"""Is this loss normal? The curves of reference runs, and published figures, of configs in this repository.
+"""Is this loss normal? Reference runs and published figures of configs in this repository.
 
-config/reference/ has a file for each such config: the options and the data of its runs, and the validation
-losses of a few that differ in their seed alone (`python -m experiments.reference` makes them), or a figure
-that others published. A run has a reference when its options and its data are the same, but for what does not
-matter to the loss.
+config/reference/ has a file for each such config, written by `python -m experiments.reference`. A run has a
+reference when its data and all options that matter to the loss are the same.
 """
 
 from dataclasses import dataclass
@@ -30,7 +28,7 @@ class Reference:
     options: dict[str, Any]  # that matter and differ from train.py's defaults
     data: dict[str, Any] | None = None  # `sha256` of both splits, and their `source`; None: not known
     runs: dict[str, list[list[float]]] | None = None  # by seed: (iteration, validation loss)
-    within: float | None = None  # 19 of 20 more runs would end this near to the runs' mean, or nearer
+    within: float | None = None  # of 20 more runs, 19 would end this near to the mean
     made: str | None = None  # how and where the runs were made
     published: dict[str, Any] | None = None  # a `loss`, `whose` it is, and its `source`
 
@@ -84,5 +82,5 @@ def find_reference(options: Options) -> Reference | None:
 
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the options that a reference has to have: they matter, and are not the defaults."""
+    """Return those of the options that matter to the loss, and are not the defaults."""
     return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}

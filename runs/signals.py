@@ -16,11 +16,11 @@ SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
     """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.
 
-    A second SIGINT or SIGTERM ends the run; a second SIGHUP does not: a terminal that closes sends several.
-    SIGHUP stays ignored where it was, as under nohup. `saves` tells the user whether a checkpoint is saved.
+    A second SIGINT or SIGTERM ends the run, but not a second SIGHUP: a terminal that closes sends several.
+    SIGHUP stays ignored where it was, as under nohup. `saves` is for the notice to the user.
 
-    With many processes, a signal to one becomes SIGTERM in all, at the same call; so all have to call equally
-    often. JAX catches SIGTERM and tells the others; the other signals are passed on to JAX as SIGTERM.
+    JAX tells many processes of a SIGTERM, at the same call in all: they have to call equally often. Other
+    signals are passed on to JAX as SIGTERM.
     """
     notice = b"\nstopping after this step: a checkpoint is saved\n" if saves else b"\nstopping\n"
     received, calls, together = [], count(1), jax.process_count() > 1

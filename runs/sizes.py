@@ -1,7 +1,7 @@
-"""The FLOPs and the bytes of a model, counted from its shapes. What cannot fit is refused by them.
+"""The FLOPs and the bytes of a model, counted from its shapes.
 
-The bounds of memory are low on purpose: nothing that could run is refused. They are for sizes with too many
-digits, at which JAX overflows, or the kernel kills the program after a long wait and without a reason.
+The bounds of memory are low, so that nothing that could run is refused: they catch sizes with a digit too
+many, at which JAX overflows, or the kernel kills the program after a long wait.
 """
 
 import math
@@ -18,16 +18,15 @@ from parallel.sharding import is_matrix
 from runs.hardware import host_bytes
 from training.state import create_state
 
-ANYWHERE = 10**16  # bytes: more than any cluster's devices have. A plan is made for machines elsewhere
+ANYWHERE = 10**16  # bytes: more than any cluster has, for plans of other machines
 
 
 def flops_per_token(config: GPTConfig, T: int) -> int:
-    """Return the floating-point operations per token of one training step on sequences of T tokens.
+    """Return the floating-point operations of matrix products per token of a training step on T tokens.
 
-    A product with a matrix of P parameters takes 2 P per token, and the backward pass does it twice, once for
-    each operand. The two T x T products of a layer's attention cost 12 T D: like nanoGPT and PaLM
-    (arXiv:2204.02311, appendix B), this counts the causal half that a good kernel skips. A window counts, by
-    the same rule, twice the keys that a token reads on average. What is not a matrix product is left out.
+    A matrix of P parameters takes 2 P, and the backward pass does that twice. The two T x T products of a
+    layer's attention take 12 T D: like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
+    causal half that a good kernel skips, and for a window twice the keys that a token reads on average.
     """
     model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     arrays = jax.tree.leaves_with_path(model)
@@ -38,7 +37,7 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
 
 def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
-    """Raise UserError for a run whose state or batch cannot fit here; if it is only `planned`, anywhere."""
+    """Raise UserError for a run whose state or batch cannot fit here, or if only `planned`, anywhere."""
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     state = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
     check(

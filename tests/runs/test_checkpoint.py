@@ -243,7 +243,7 @@ def test_a_changed_number_in_a_manifest_is_found(copied, tmp_path):
     assert "its manifest is not what was saved" in refusal(load_run, str(tmp_path))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint32"])
 def test_a_checksum_sees_every_bit_and_every_exchange_of_elements(dtype):
     x = np.asarray(jnp.arange(30).reshape(5, 6).astype(dtype))
     first = int(checksum(jnp.asarray(x)))
@@ -347,7 +347,7 @@ except UserError as error:
 def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     save(tmp_path, tiny[0], 1)
     done = run_python("-c", FILL, tmp_path)
-    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot save a checkpoint")
+    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot be written")
     assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
     assert unfinished and "2" not in unfinished  # what a killed process leaves, too
