@@ -65,7 +65,7 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Have JAX, before it starts, compute on "cpu", "cuda", "tpu" or its choice, "auto". Raises UserError."""
+    """Choose "cpu", "cuda" or "tpu", or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
     # A CPU then computes on the main thread, for which alone the C library keeps large freed blocks.
@@ -132,7 +132,7 @@ def keep_compiled_programs() -> None:
 
 
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
-    """Have the C library keep the memory that a compiled step frees, or the kernel clears it for the next.
+    """Have the C library keep the memory that a step frees: else the kernel clears it for each step.
 
     It may come to keep five times what a step needs, so a step that needs much gives its memory back.
     """

@@ -69,16 +69,26 @@ def find_reference(options: Options) -> Reference | None:
     """Return the reference of a run, if it has one. Raises UserError."""
     if jax.process_index() > 0 or options.init_from not in ("scratch", *RESUMING):
         return None
+    ours = mattering(options.to_json())
+    try:
+        checksums = read_json(dataset_dir(options.dataset) / "meta.json", HOLDS_TOKENIZER)["sha256"]
+    except (ValueError, TypeError, KeyError):  # nanoGPT's own preparation writes no such file
+        checksums = None
+    for found in references():
+        if found.options == ours and (found.data is None or found.data["sha256"] == checksums):
+            return found
+    return None
+
+
+def references() -> list[Reference]:
+    """Read all references of the repository. Raises UserError."""
+    found = []
     for path in sorted(FOLDER.glob("*.json")):
         try:
-            reference = Reference(**read_json(path))
-            if reference.options == mattering(options.to_json()):
-                meta = read_json(dataset_dir(options.dataset) / "meta.json", HOLDS_TOKENIZER)
-                if reference.data is None or reference.data["sha256"] == meta.get("sha256"):
-                    return reference
+            found.append(Reference(**read_json(path)))
         except (ValueError, TypeError) as error:
-            raise UserError(f"{path}: cannot be compared with ({error}): git checkout restores it") from None
-    return None
+            raise UserError(f"{path}: cannot be read ({error}): git checkout restores it") from None
+    return found
 
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:

@@ -77,14 +77,18 @@ def test_a_changed_option_has_no_reference(kept, changes):
     assert found_by(kept(), **changes) is None
 
 
-def test_other_data_have_no_reference(kept):
-    assert found_by(kept(data={"sha256": {"train": "0", "val": "0"}, "source": "other text"})) is None
+def test_other_data_and_data_without_checksums_have_no_reference(kept, tmp_path):
+    argv = kept(data={"sha256": {"train": "0", "val": "0"}, "source": "other text"})
+    assert found_by(argv) is None
+    options = mattering(replace(parse_options(argv), dataset=str(tmp_path)).to_json())
+    argv = kept(options=options)
+    assert found_by(argv, dataset=str(tmp_path)) is None
 
 
 def test_a_damaged_reference_is_refused(kept, tmp_path):
     argv = kept()
     (tmp_path / "reference" / "tiny.json").write_text('{"what": 1}')
-    assert "tiny.json: cannot be compared with" in refusal(found_by, argv)
+    assert "tiny.json: cannot be read" in refusal(found_by, argv)
 
 
 # Where a loss lies in it
