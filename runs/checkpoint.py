@@ -3,8 +3,8 @@
     out_dir/options.json            the options of the run
     out_dir/checkpoints/<iter>/     arrays of model and optimizer, and a manifest; written by Orbax
 
-Arrays are stored by name (`blocks.attn.c_q.weight`), so that restoring runs no code from a checkpoint. The
-manifest has a checksum of each. A LoRA run stores its adapters, and the manifest names the base model.
+Arrays are stored by name (`blocks.attn.c_q.weight`), so that restoring runs no code of theirs. The manifest
+has a checksum of each. A LoRA run stores its adapters; the manifest names the base model.
 """
 
 import errno
@@ -55,7 +55,7 @@ for name in ("absl", "asyncio"):
 
 
 def hide_leftovers(unraisable, before=sys.unraisablehook) -> None:
-    """Print no tracebacks of the event loop and the coroutines that Orbax leaves behind when it fails."""
+    """Print no tracebacks of the event loop and coroutines that Orbax leaves when it fails."""
     if str(unraisable.exc_value) != "Event loop is closed" and not inspect.iscoroutine(unraisable.object):
         before(unraisable)
 
@@ -63,7 +63,7 @@ def hide_leftovers(unraisable, before=sys.unraisablehook) -> None:
 sys.unraisablehook = hide_leftovers
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
-# TensorStore's errors for wrong or missing bytes. Its other errors are of the machine.
+# TensorStore's errors for wrong or missing bytes
 CONTENT = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "FAILED_PRECONDITION", "INVALID_ARGUMENT")
 
 
@@ -87,7 +87,7 @@ class Checkpoints:
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
-            best_fn=val_loss,  # stores the metrics, so that a resumed run knows the best as well
+            best_fn=val_loss,  # so that the metrics are stored
             create=False,
             multiprocessing_options=processes,
             async_options=ocp.AsyncOptions(post_finalization_callback=self._sync_unfinished),
@@ -108,7 +108,7 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def look_again(self) -> None:
-        """Read the folder anew: another program may have changed it."""
+        """Read the folder anew."""
         self.manager.reload()
 
     def delete_all(self) -> None:
@@ -192,12 +192,12 @@ class Checkpoints:
         return TrainState(model, *restored["optimizer"])
 
     def restore_model(self, iteration: int, model: GPT, base: GPT | None = None) -> GPT:
-        """Restore the model alone, without the optimizer's arrays, which may be twice as large."""
+        """Restore the model without the optimizer's arrays."""
         weights, none = partition_trainable(model)
         return eqx.combine(self._items(iteration, model=weights)["model"], none if base is None else base)
 
     def _items(self, iteration: int, **trees) -> dict:
-        """Restore the named items of a checkpoint, each in the structure of the tree given for it."""
+        """Restore items of a checkpoint, each in the structure of its tree."""
         # An array without a sharding would go to the devices that the run was trained on.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         trees = jax.tree.map(
@@ -223,7 +223,7 @@ class Checkpoints:
 
 
 def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int]]:
-    """Return the checksum of every array, by item and name; it is computed where the arrays are."""
+    """Return the checksum of every array, by item and name, computed where the arrays are."""
     compiled = jax.jit(jax.tree.map, static_argnums=0)
     return jax.tree.map(int, jax.device_get(compiled(checksum, items)))
 
@@ -291,10 +291,10 @@ def why_unread(error: BaseException | None) -> str | None:
 
 @contextmanager
 def changing(folder: Path) -> Generator[None]:
-    """Turn what goes wrong while saving into a UserError; the loss of another process stays what it is."""
+    """Turn what goes wrong within into a UserError, but for the loss of another process."""
     try:
         yield
-    except Exception as error:  # a full disk reaches us as an error of TensorStore's, through Orbax
+    except Exception as error:  # a full disk is an error of TensorStore's
         if is_of_lost_process(error):
             raise
         raise UserError(

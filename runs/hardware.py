@@ -23,7 +23,7 @@ CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are dele
 
 
 def peak_memory() -> int:
-    """Return the peak memory in bytes of the first device, or on a CPU of this process; 0 where unknown."""
+    """Return the peak bytes of the first device, or on a CPU of this process; 0 where unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -35,7 +35,7 @@ def peak_memory() -> int:
 
 
 def host_bytes() -> float:
-    """Return the bytes of memory of this machine; infinite where Python cannot ask, as on Windows."""
+    """Return the bytes of memory of this machine; infinite where unknown, as on Windows."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):
@@ -51,7 +51,7 @@ def describe_cpu() -> str:
 
 @contextmanager
 def on_devices(options) -> Generator[None]:
-    """Within, all processes of the command have found each other and compute on the device mesh.
+    """Within, all processes of the command compute together on the device mesh.
 
     `options` has `device`, `mesh`, `compilation_cache` and what `hosts` asks for. Raises UserError.
     """
@@ -76,7 +76,7 @@ def choose_device(device: str) -> None:
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
         found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU
-    except (RuntimeError, AssertionError):  # the second, where JAX was installed without that platform
+    except (RuntimeError, AssertionError):  # where JAX lacks that platform
         found = None
     if found != {"cuda": "gpu"}.get(device, device):
         raise UserError(
@@ -94,8 +94,8 @@ def compile_sooner(device: str) -> None:
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other as long as it takes.
 
-    XLA aborts the program when one is 40 s late for a sum, as on a busy machine. With one thread for each
-    device, all can come to wait in sums that begin at the same time; so XLA gets four times as many.
+    XLA aborts when one is 40 s late for a sum. With a thread for each device, all can come to wait in sums
+    that begin at the same time; so XLA gets four times as many.
     """
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
@@ -115,8 +115,7 @@ def add_xla_flag(name: str, value: int) -> None:
 def keep_compiled_programs() -> None:
     """Have JAX keep what it compiles in the user's cache folder, or in JAX_COMPILATION_CACHE_DIR.
 
-    The folder is named after the CPU's instructions: XLA also loads programs that were compiled for others.
-    Where it cannot be made, every start compiles.
+    The folder is named after the CPU's instructions, because XLA loads programs of other CPUs, too.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return

@@ -41,7 +41,7 @@ LOG_EVERY = 30  # seconds between lines of progress where no terminal shows the 
 
 
 class Lines(io.TextIOBase):
-    """The file of a bar that goes to a log: each state is a line of stderr, without carriage returns."""
+    """The file of a bar in a log: each state is a line of stderr, without carriage returns."""
 
     def write(self, text: str) -> int:
         if line := text.strip("\r\n "):
@@ -86,7 +86,7 @@ class Metrics:
                 self.wandb = run = start_wandb(options, start > 0)
                 self.sinks.append(lambda record: run.log(record, step=record["iter"]))
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
-        # All processes have to know: one that evaluates alone would wait for the others for ever.
+        # An evaluation takes all processes.
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
         terminal = sys.stderr.isatty()
         self.bar = tqdm(
@@ -177,7 +177,7 @@ class Metrics:
             return
         if self.wandb is not None:
             self.wandb.finish()
-        with suppress(OSError, UserError):  # of a full disk; the error that ended the run says so
+        with suppress(OSError, UserError):  # a full disk has ended the run, which says so
             self.file.close()
             draw(self.records, Path(self.options.out_dir) / "loss.png", self.reference)
         last = self.records[-1] if self.records else {}
@@ -270,7 +270,7 @@ def check_wandb(options: Options) -> None:
     """Raise UserError where a run is to log to Weights & Biases and cannot."""
     if options.wandb_log and not options.eval_only and jax.process_index() == 0:
         with wandb_errors():
-            import wandb  # here, because few runs ask for it and it takes a second to import
+            import wandb  # here: it takes a second
 
             wandb.login()  # asks for a key at a terminal, and looks for none where WANDB_MODE needs none
 
@@ -311,7 +311,7 @@ def draw(records: list[dict], path: Path, reference: Reference | None = None) ->
     """Draw the loss curves into a PNG file, over the reference's."""
     if not records:
         return
-    from matplotlib.figure import Figure  # here, because it takes half a second and is needed at the end only
+    from matplotlib.figure import Figure  # here: it takes half a second
 
     axes = (figure := Figure(figsize=(7, 4.5), layout="constrained")).subplots()
     for name, label in (("loss", "batch"), ("train/loss", "train"), ("val/loss", "val")):

@@ -34,7 +34,7 @@ class Profile:
 
     @contextmanager
     def step(self, step: int) -> Generator[None]:
-        """Trace what is done within if `step`, counted from the start of this run, is one of those."""
+        """Trace what is done within if this step of the run, from 0, is one of those."""
         if self.folder and step == FIRST:
             self.metrics.catch_up()  # waits for the step before, which is not to be in the trace
             jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
@@ -46,7 +46,7 @@ class Profile:
             self.close(step + 1)
 
     def close(self, steps: int) -> None:
-        """End the trace, at the end of a run as well, which has done so many `steps`."""
+        """End the trace. Call this at the end of a run, too, with its number of steps."""
         if self.tracing:
             self.tracing = False
             try:

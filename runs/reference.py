@@ -33,13 +33,13 @@ class Reference:
     published: dict[str, Any] | None = None  # a `loss`, `whose` it is, and its `source`
 
     def band(self) -> tuple[list[float], list[float], list[float]]:
-        """Return the runs' iterations, and the mean and the standard deviation of their losses there."""
+        """Return iterations, and the mean and the standard deviation of the losses there."""
         steps, *_ = zip(*next(iter((self.runs or {}).values())), strict=True)
         losses = [[loss for _, loss in found] for found in zip(*(self.runs or {}).values(), strict=True)]
         return list(steps), [fmean(found) for found in losses], [stdev(found) for found in losses]
 
     def draw(self, axes: Any) -> None:
-        """Draw the runs' mean, a band of one standard deviation around it, and what was published."""
+        """Draw the mean, a band of one standard deviation, and what was published."""
         if self.runs:
             steps, mean, spread = map(np.array, self.band())
             label = f"val of {len(self.runs)} reference runs"

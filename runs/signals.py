@@ -16,11 +16,9 @@ SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
     """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.
 
-    A second SIGINT or SIGTERM ends the run, but not a second SIGHUP: a terminal that closes sends several.
-    SIGHUP stays ignored where it was, as under nohup. `saves` is for the notice to the user.
-
-    JAX tells many processes of a SIGTERM, at the same call in all: they have to call equally often. Other
-    signals are passed on to JAX as SIGTERM.
+    A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times. SIGHUP stays
+    ignored where it was, as under nohup. Of many processes, JAX tells all at the same call: they have to call
+    equally often. `saves` is for the notice to the user.
     """
     notice = b"\nstopping after this step: a checkpoint is saved\n" if saves else b"\nstopping\n"
     received, calls, together = [], count(1), jax.process_count() > 1

@@ -1,7 +1,7 @@
 """The FLOPs and the bytes of a model, counted from its shapes.
 
-The bounds of memory are low, so that nothing that could run is refused: they catch sizes with a digit too
-many, at which JAX overflows, or the kernel kills the program after a long wait.
+The checks refuse nothing that could run: they are for a digit too many, at which JAX overflows, or the kernel
+kills the program after a long wait.
 """
 
 import math
@@ -22,7 +22,7 @@ ANYWHERE = 10**16  # bytes: more than any cluster has, for plans of other machin
 
 
 def flops_per_token(config: GPTConfig, T: int) -> int:
-    """Return the floating-point operations of matrix products per token of a training step on T tokens.
+    """Return the FLOPs of matrix products per token of a training step on sequences of T tokens.
 
     A matrix of P parameters takes 2 P, and the backward pass does that twice. The two T x T products of a
     layer's attention take 12 T D: like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
@@ -72,7 +72,7 @@ def check(what: str, needed: int, there: float) -> None:
 
 
 def device_bytes() -> float:
-    """Return the bytes of memory that the mesh's devices have together; infinite where they do not tell."""
+    """Return the bytes of memory of the mesh's devices together; infinite where unknown."""
     if jax.default_backend() == "cpu":
         return host_bytes() * jax.process_count()
     stats = jax.local_devices()[0].memory_stats() or {}
