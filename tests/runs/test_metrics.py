@@ -148,31 +148,20 @@ def test_a_disk_that_fills_up_is_one_line(options):
         metrics.close()  # must not hide that error behind one of its own
 
 
-def test_weights_and_biases_gets_the_same(options, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    metrics = run(replace(options, wandb_log=True), 0, 2, evaluate_at=(0,))
-    metrics.close()
-    (folder,) = (metrics.path.parent / "wandb").glob("offline-run-*")
-    (log,) = folder.glob("*.wandb")
-    content = log.read_bytes()
-    for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
-        assert name in content
-
-
-def test_a_resumed_run_goes_on_with_its_run_at_weights_and_biases_and_a_new_one_does_not(
-    options, monkeypatch
-):
+def test_weights_and_biases_gets_the_same_and_a_resumed_run_goes_on_there(options, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     options, ids = replace(options, wandb_log=True), []
     for at in (0, 2, 0):
-        metrics = start(options, at)
+        metrics = run(options, at, at + 2, evaluate_at=(0,))
         ids.append(wandb.run.id)
         metrics.close()
     assert ids[0] == ids[1] != ids[2]
+    (log,) = (metrics.path.parent / "wandb").glob(f"offline-run-*-{ids[2]}/*.wandb")
+    content = log.read_bytes()
+    for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
+        assert name in content
 
 
 def test_weights_and_biases_without_a_login_is_one_line(options, tmp_path, monkeypatch):
