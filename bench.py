@@ -46,8 +46,7 @@ from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
 from runs.hardware import choose_device, describe_cpu
-from runs.memory import check_training
-from runs.speed import flops_per_token
+from runs.sizes import check_training, flops_per_token
 from tools.benchmarks.decode import report_decoding
 from tools.benchmarks.flops import counted_flops
 from tools.benchmarks.memory import report_memory

@@ -39,7 +39,7 @@ from parallel.mesh import check_fit
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
-from runs.memory import check_evaluation
+from runs.sizes import check_evaluation
 from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
 from training.evaluation import score
 

@@ -26,7 +26,7 @@ from data.tokenizer import Tokenizer
 from generation.engine import generate
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
-from runs.memory import check_sampling
+from runs.sizes import check_cache
 
 SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     longest = len(text.encode(errors="replace")) + options.max_new_tokens  # a token has a byte or more
     model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
-    check_sampling(model.config, options.num_samples, options.max_new_tokens)
+    check_cache(model.config, options.num_samples, f"num_samples={options.num_samples}")
     prompt, block_size = tokenizer.encode(text), model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
     if (largest := prompt.max(initial=0)) >= known:

@@ -35,7 +35,7 @@ from parallel.mesh import check_fit, make_mesh
 from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
-from runs.memory import check_cache
+from runs.sizes import check_cache
 from tools.serving.app import make_app
 from tools.serving.chat import Chat
 from tools.serving.connections import Connection

@@ -22,10 +22,9 @@ from config.options import Options, complete_options
 from data.token_files import DataChanged
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory
-from runs.load import shape_of_weights
+from runs.load import save_merged, shape_of_weights
 from runs.lock import locked
 from runs.manifest import Manifest
-from runs.merge import save_merged
 from runs.metrics import Metrics, check_wandb
 from runs.profile import Profile
 from runs.reference import find_reference
@@ -124,7 +123,7 @@ def train(
                 metrics.evaluation(i, losses)
                 manifest, improved = manifest.after_evaluation(losses["val"])
                 if i > 0 and (improved or options.always_save_checkpoint):
-                    metrics.saved(checkpoints.save(state, manifest, losses["val"]))
+                    checkpoints.save(state, manifest, losses["val"])
             if i >= options.max_iters or (status := stop_asked()):
                 break
             with profile.step(i - start_iter):

@@ -13,7 +13,7 @@ from experiments.record import Experiment, Record
 from experiments.report import draw_lines
 from experiments.runner import main
 from model import GPTConfig
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 
 # Five widths for each budget, around where the best was expected.
 WIDTHS = {

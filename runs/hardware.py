@@ -1,4 +1,4 @@
-"""The machine: the device that JAX computes on, the memory of its host, and what it could do at best."""
+"""The machine: the device that JAX computes on, the memory of its host, and how XLA compiles for it."""
 
 import ctypes
 import importlib.util
@@ -19,9 +19,11 @@ from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
+CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
+
 
 def peak_memory() -> int:
-    """Return the most bytes that the first device has held; on a CPU, this process; 0 where nobody tells."""
+    """Return the peak bytes of the first device, or on a CPU of this process; 0 where unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -33,7 +35,7 @@ def peak_memory() -> int:
 
 
 def host_bytes() -> float:
-    """Return the bytes of memory that this machine has; infinite where Python cannot ask, as on Windows."""
+    """Return the bytes of memory of this machine; infinite where unknown, as on Windows."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):
@@ -41,7 +43,7 @@ def host_bytes() -> float:
 
 
 def describe_cpu() -> str:
-    """Return the CPU's name and cores, and the instructions it has that multiply bfloat16."""
+    """Return the CPU's name, cores and instructions that multiply bfloat16."""
     fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
     name = cpu_info("model name") or platform.processor() or platform.machine()
     return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
@@ -49,7 +51,7 @@ def describe_cpu() -> str:
 
 @contextmanager
 def on_devices(options) -> Generator[None]:
-    """Within, all processes of the command have found each other and compute on the device mesh.
+    """Within, all processes of the command compute together on the device mesh.
 
     `options` has `device`, `mesh`, `compilation_cache` and what `hosts` asks for. Raises UserError.
     """
@@ -63,17 +65,18 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Have JAX compute on "cpu", "cuda" or "tpu"; "auto" leaves it the choice. Raises UserError."""
+    """Choose "cpu", "cuda" or "tpu", or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
-    compute_on_calling_thread()
+    # A CPU then computes on the main thread, for which alone the C library keeps large freed blocks.
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
         return
-    # A CPU beside the accelerator, as without this option: `counted_flops` wants one.
+    # With a CPU beside the accelerator, as by default: `counted_flops` needs one.
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
         found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU
-    except (RuntimeError, AssertionError):  # the second, where JAX was installed without that platform
+    except (RuntimeError, AssertionError):  # where JAX lacks that platform
         found = None
     if found != {"cuda": "gpu"}.get(device, device):
         raise UserError(
@@ -82,35 +85,37 @@ def choose_device(device: str) -> None:
 
 
 def compile_sooner(device: str) -> None:
-    """Have XLA compile for a CPU at LLVM's level 1 instead of 3, from before JAX starts.
-
-    With AdamW, the quickstart's first step comes after 13.1 s instead of 15.8, and steps are as fast
-    (docs/benchmarks.md). An "auto" device is a CPU where JAX was installed for nothing else.
-    """
+    """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md)."""
     others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    name, flags = "--xla_backend_optimization_level", os.environ.get("XLA_FLAGS", "")
-    if (device == "cpu" or device == "auto" and not others) and name not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {name}=1".strip()
+    if device == "cpu" or device == "auto" and not others:
+        add_xla_flag("--xla_backend_optimization_level", 1)
 
 
-def compute_on_calling_thread() -> None:
-    """Have a CPU run each program on the thread that calls it, from before JAX starts.
+def wait_for_simulated_devices() -> None:
+    """Have devices that a CPU simulates wait for each other as long as it takes.
 
-    The C library keeps large freed blocks for the main thread alone: on its other threads, a step's memory is
-    asked for and cleared anew each time, and the quickstart's step takes 103 ms instead of 80.
+    XLA aborts when one is 40 s late for a sum. With a thread for each device, all can come to wait in sums
+    that begin at the same time; so XLA gets four times as many.
     """
-    jax.config.update("jax_cpu_enable_async_dispatch", False)
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
+    if devices > 1:
+        for event in ("warn_stuck", "terminate"):
+            add_xla_flag(f"--xla_cpu_collective_call_{event}_timeout_seconds", 1000000)
+        os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
-CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
+def add_xla_flag(name: str, value: int) -> None:
+    """Set a flag of XLA's, unless the user has."""
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
 def keep_compiled_programs() -> None:
-    """Have JAX keep what it compiles below the user's cache folder, where the next start reads it.
+    """Have JAX keep what it compiles in the user's cache folder, or in JAX_COMPILATION_CACHE_DIR.
 
-    A folder that JAX was already told of (JAX_COMPILATION_CACHE_DIR) is used as it is. Ours is named after
-    the CPU's instructions, because XLA also loads programs that were compiled for another. Where no folder
-    can be made, every start compiles.
+    The folder is named after the CPU's instructions, because XLA loads programs of other CPUs, too.
     """
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
@@ -125,31 +130,10 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
-def wait_for_simulated_devices() -> None:
-    """Have devices that a CPU simulates wait for each other as long as it takes, from before JAX starts any.
-
-    XLA aborts the program when one is 40 s late for a sum over them, as happens on a busy machine. And it has
-    as many threads as devices, all of which can come to wait in sums that begin at the same time, with none
-    left for the devices that they wait for: a pipeline's step stopped so. Here it gets four times as many.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", flags)
-    devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
-    if devices > 1:
-        for event in ("warn_stuck", "terminate"):
-            name = f"--xla_cpu_collective_call_{event}_timeout_seconds"
-            if name not in flags:
-                flags += f" {name}=1000000"
-        os.environ["XLA_FLAGS"] = flags.strip()
-        os.environ.setdefault("PJRT_NPROC", str(4 * devices))
-
-
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
-    """Have the C library keep the memory that a compiled step frees, so that the next need not ask for it.
+    """Have the C library keep the memory that a step frees: else the kernel clears it for each step.
 
-    On a CPU, XLA allocates a step's temporaries anew each time, and the kernel clears every page of them.
-    Without that, the CPU Shakespeare step takes 36 ms instead of 52. The C library may come to keep several
-    times what a step needs (five times was seen), so a step that needs much gives its memory back instead.
+    It may come to keep five times what a step needs, so a step that needs much gives its memory back.
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return

@@ -1,9 +1,9 @@
-"""Weights to start from, to sample from or to evaluate: of a run, of a folder, or of the Hugging Face hub.
+"""Weights to start or to sample from: of a run, of a folder, or of the Hugging Face hub.
 
     model, tokenizer, iteration = load_run("out-quickstart")
     model, tokenizer = load_pretrained("gpt2")
 
-A tokenizer is returned as its description, from which data.tokenizer.from_json makes one; None without one.
+A tokenizer is a description for data.tokenizer.from_json; None where there is none.
 """
 
 import os
@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import optax
 
 from config.command_line import UserError
 from config.options import SHAPE, Options
 from data.tokenizer import Tokenizer, end_of_text, from_json
 from hub.weights import open_pretrained
 from model import GPT
-from runs.checkpoint import Checkpoints, arrays_by_name, tree_of_arrays
-from runs.manifest import Damaged, Manifest, latest_manifest
-from training.lora import fingerprint, merge, partition_trainable, without_adapters
-from training.state import model_config, shape_options, state_shapes
+from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_arrays
+from runs.lock import locked
+from runs.manifest import Damaged, Manifest, latest_manifest, write_options
+from training.lora import merge, partition_trainable, without_adapters
+from training.state import TrainState, create_state_around, model_config, shape_options, state_shapes
 
 
 def is_run(folder: str) -> bool:
@@ -32,11 +35,9 @@ def is_run(folder: str) -> bool:
 def load_model(
     init_from: str, out_dir: str, dtype: str = "auto", longest: int | None = None
 ) -> tuple[GPT, dict | None]:
-    """Load the model that a command's `--init_from` means, and its tokenizer (for data.tokenizer.from_json).
+    """Load the model and tokenizer that a command's `--init_from` means. Raises UserError.
 
-    "resume" is the latest checkpoint of the run in `out_dir`. `dtype` is that of the matrix products, as in
-    `Options`. Weights that are not a run's come without room for more than `longest` tokens, if it is given.
-    Raises UserError.
+    "resume" is the latest checkpoint of the run in `out_dir`, which `longest` does not shorten.
     """
     if init_from == "resume":
         return load_run(out_dir, dtype=dtype)[:2]
@@ -56,9 +57,9 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, with its adapters merged, its tokenizer and its iteration, by default the latest.
+    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest.
 
-    Raises UserError when there is no such checkpoint, or when it is damaged.
+    Raises UserError.
     """
     model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
     return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
@@ -67,14 +68,19 @@ def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") ->
 def load_run_with_adapters(
     out_dir: str, iteration: int | None = None, dtype: str = "auto"
 ) -> tuple[GPT, Manifest, int]:
-    """Do as `load_run`, but keep adapters as they are, and return the whole manifest."""
+    """Do as `load_run`, but keep adapters as they are, and return the manifest."""
     checkpoints = Checkpoints(out_dir)
     while saved := checkpoints.iterations():
         chosen = saved[-1] if iteration is None else iteration
         if chosen not in saved:
             raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
         try:
-            return *restore_to_read(checkpoints, chosen, dtype), chosen
+            manifest = checkpoints.manifest(chosen)
+            options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
+            config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
+            shapes = state_shapes(config, options).model
+            base = load_base(checkpoints, manifest, shapes)
+            return checkpoints.restore_model(chosen, shapes, base), manifest, chosen
         except Damaged:
             if iteration is not None or (checkpoints.folder / str(chosen)).exists():
                 raise
@@ -82,53 +88,29 @@ def load_run_with_adapters(
     raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
 
 
-def restore_to_read(checkpoints: Checkpoints, iteration: int, dtype: str) -> tuple[GPT, Manifest]:
-    """Restore the model of a checkpoint, wherever it was trained, and its manifest. Raises UserError."""
-    manifest = checkpoints.manifest(iteration)
-    options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
-    config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
-    shapes = state_shapes(config, options).model
-    base = load_base(checkpoints, iteration, shapes)
-    return checkpoints.restore_model(iteration, shapes, base), manifest
-
-
-def load_base(checkpoints: Checkpoints, iteration: int, shapes: GPT) -> GPT | None:
-    """Load the weights below a checkpoint's adapters; None for a model without adapters.
-
-    Raises UserError when they are not found, or are not those beside which the adapters were trained.
-    """
-    base, path = checkpoints.manifest(iteration).base, checkpoints.folder / str(iteration)
-    if base is None:
+def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:
+    """Load the base model of a checkpoint's adapters, if it has any. Raises UserError if it is another."""
+    if (base := manifest.base) is None:
         return None
-    check_no_base_cycle(checkpoints.folder.parent, base)
-    _, frozen = partition_trainable(shapes)
+    run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
+    if Path(base["init_from"]).resolve() == run:
+        raise UserError(f"{run}: its adapters name this run itself as their base model: put that back here")
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
     except UserError as error:
-        raise UserError(f"{path}: the model below its adapters cannot be loaded: {error}") from None
+        raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
     if fingerprint(model) != base["fingerprint"]:
         raise UserError(
-            f"{path}: its adapters were trained beside other weights than {base['init_from']} has now: "
+            f"{run}: its adapters were trained beside other weights than {base['init_from']} has now: "
             "put those back, or train anew in another --out_dir"
         )
     return tree_of_arrays(arrays_by_name(model), frozen)
 
 
-def check_no_base_cycle(out_dir: Path, base: dict[str, str] | None) -> None:
-    """Raise UserError when a run, whose manifest names `base`, is among the runs below its own adapters."""
-    above = {out_dir}
-    while base is not None and is_run(base["init_from"]):
-        folder = Path(base["init_from"]).resolve()
-        if folder in above:
-            raise UserError(f"{folder}: the run is below its own adapters: its manifest is damaged")
-        above.add(folder)
-        base = latest_manifest(str(folder)).base
-
-
 def load_weights(init_from: str, shapes: GPT) -> GPT:
-    """Load the weights that `--init_from=<init_from>` means: of a run's folder, or whatever `hub` finds.
+    """Load the weights of a run's folder, or whatever `hub` finds. Raises UserError.
 
-    They have the dtypes and shardings of `shapes`, whose block_size may be smaller. Raises UserError.
+    They get the dtypes and shardings of `shapes`, whose block_size may be smaller.
     """
     if not is_run(init_from):
         return open_pretrained(init_from).load(shapes)
@@ -137,7 +119,7 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that the weights of that name decide: shape and vocabulary. Raises UserError."""
+    """Return the options that weights decide: shape and vocabulary. Raises UserError."""
     if not is_run(init_from):
         return shape_options(open_pretrained(init_from).config)
     manifest = latest_manifest(init_from)
@@ -146,10 +128,9 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
 
 
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
-    """Load the model of a folder or of the hub, and its tokenizer (for data.tokenizer.from_json).
+    """Load the model of a folder or of the hub, and its tokenizer. Raises UserError.
 
-    A key/value cache is as long as block_size, which some models have in the hundred thousands; `longest`
-    limits it. Raises UserError.
+    `longest` limits block_size, to whose length the key/value cache is allocated.
     """
     if is_run(name):
         raise UserError(f"init_from={name} is the folder of a run: give --out_dir={name} instead")
@@ -158,3 +139,27 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))
     config = model_config(options, pretrained.config.vocab_size)
     return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
+
+
+def save_merged(out_dir: str, to: str) -> int:
+    """Save the latest model of a run, its adapters merged, as a run in `to`. Return its iteration."""
+    model, manifest, iteration = load_run_with_adapters(out_dir)
+    if not manifest.options.lora_rank:
+        raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
+    checkpoints = Checkpoints(to)
+    if checkpoints.latest() is not None:
+        raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
+    options = replace(manifest.options, out_dir=to, lora_rank=0)
+    state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
+    # The new moments count from 0; the learning rate goes on with the run.
+    opt_state = optax.tree.set(state.opt_state, is_learning_rates, count=step)
+    state = TrainState(state.model, opt_state, step)
+    with locked(to):
+        write_options(options)
+        checkpoints.keep(state, replace(manifest, options=options, base=None))
+    return iteration
+
+
+def is_learning_rates(path, _) -> bool:
+    """Tell whether a count in an optimizer's state is the one that the learning rate depends on."""
+    return path[-1].tuple_name == "ScaleByScheduleState"

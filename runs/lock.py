@@ -1,10 +1,6 @@
-"""A run's lock: while one program trains in an out_dir, no other can.
-
-The kernel holds it, on a local disk and over NFS, and lets it go when the program ends, however it ends.
-"""
+"""A run's lock: while one program trains in an out_dir, no other can. It ends with the program, however."""
 
 import errno
-import json
 import os
 import platform
 import sys
@@ -16,7 +12,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from config.command_line import UserError
-from config.files import check_regular, read_json, write_whole
+from config.files import check_regular, first_line, read_text, write_whole
 from parallel.hosts import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
@@ -24,20 +20,18 @@ NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of 
 
 @contextmanager
 def locked(out_dir: str) -> Generator[None]:
-    """Within, no other program can hold the lock of `out_dir`; of many processes, process 0 holds it for all.
-
-    Raises UserError when another program has it, saying which and since when, or `out_dir` cannot be written.
-    """
+    """Within, this run holds the lock of `out_dir`, by process 0. Raises UserError when another one does."""
     folder = Path(out_dir)
     existed = folder.exists()
     lock = FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
+    holder = folder / "lock.txt"  # names the holder: Windows lets nobody read a file that is locked
     try:
-        on_process_0(acquire, lock, folder)
+        on_process_0(acquire, lock, holder)
         yield
     finally:
         if lock.is_locked:
             # While the lock is held: a program that opens the file meanwhile finds that it is deleted.
-            for path in (holder_file(folder), folder / "lock"):
+            for path in (holder, folder / "lock"):
                 with suppress(OSError):
                     path.unlink()
             if not existed:
@@ -46,17 +40,20 @@ def locked(out_dir: str) -> Generator[None]:
             lock.release()
 
 
-def acquire(lock: FileLock, folder: Path) -> None:
+def acquire(lock: FileLock, holder: Path) -> None:
     """Take the lock and note who holds it. Raises UserError."""
+    folder = holder.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
             check_regular(lock.lock_file, os.lstat(lock.lock_file), os.O_RDWR)
         lock.acquire()
     except Timeout:
+        by = "another program"
+        with suppress(OSError, ValueError, UserError):  # it is being written, or damaged
+            by = first_line(ValueError(read_text(holder)))
         raise UserError(
-            f"out_dir={folder} is in use: {holder(folder)} trains there: "
-            "choose another --out_dir, or stop that run first"
+            f"out_dir={folder} is in use by {by}: choose another --out_dir, or stop that run first"
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
@@ -66,17 +63,4 @@ def acquire(lock: FileLock, folder: Path) -> None:
         print(f"note: {folder}: this file system has no locks: start no other run there", file=sys.stderr)
         return
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    values = {"process": os.getpid(), "host": platform.node(), "since": since}
-    write_whole(holder_file(folder), json.dumps(values) + "\n")
-
-
-def holder_file(folder: Path) -> Path:
-    """Return the file that names the lock's holder: Windows lets nobody read a file that is locked."""
-    return folder / "lock.json"
-
-
-def holder(folder: Path) -> str:
-    try:
-        return "process {process} on {host} (since {since})".format(**read_json(holder_file(folder)))
-    except (ValueError, KeyError, TypeError, UserError):  # it is being written, or damaged
-        return "another program"
+    write_whole(holder, f"process {os.getpid()} on {platform.node()} (since {since})\n")

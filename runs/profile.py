@@ -1,10 +1,10 @@
-"""Record where the time of a step goes, and what XLA made of it. `--profile=<dir>` writes into that folder:
+"""Record where the time of a step goes, and what XLA made of it. `--profile=<dir>` writes:
 
-    plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13: open it at ui.perfetto.dev
-    plugins/profile/<time>/<host>.xplane.pb         the same trace, for `xprof <dir>` (pip install xprof)
-    train_step.hlo.txt                              the step after XLA's optimisations, as text
+    plugins/profile/<time>/perfetto_trace.json.gz   a trace of steps 10 to 13, for ui.perfetto.dev
+    plugins/profile/<time>/<host>.xplane.pb         the same, for `xprof <dir>` (pip install xprof)
+    train_step.hlo.txt                              the step after XLA's optimisations
 
-Process 0 alone writes them.
+Process 0 alone writes.
 """
 
 from collections.abc import Generator
@@ -21,10 +21,7 @@ FIRST, LAST = 10, 13  # steps of this run, from 0: those before still fill cache
 
 
 class Profile:
-    """Writes the HLO of a run's compiled step, and a trace of its steps FIRST to LAST.
-
-    Only process 0 does so, and only with a `folder`. Raises UserError when the folder cannot be written.
-    """
+    """Writes the HLO of a run's step and a trace of it into `folder`, if any. Raises UserError."""
 
     def __init__(self, folder: str | None, step: jax.stages.Compiled, metrics: Metrics):
         self.folder = Path(folder) if folder and jax.process_index() == 0 else None
@@ -37,7 +34,7 @@ class Profile:
 
     @contextmanager
     def step(self, step: int) -> Generator[None]:
-        """Trace what is done within, if this step of the run is to be traced; `step` counts from 0."""
+        """Trace what is done within if this step of the run, from 0, is one of those."""
         if self.folder and step == FIRST:
             self.metrics.catch_up()  # waits for the step before, which is not to be in the trace
             jax.profiler.start_trace(self.folder, create_perfetto_trace=True)
@@ -49,17 +46,16 @@ class Profile:
             self.close(step + 1)
 
     def close(self, steps: int) -> None:
-        """End the trace. Call this at the end of a run too, with the number of its `steps`."""
-        if self.folder and self.tracing:
+        """End the trace. Call this at the end of a run, too, with its number of steps."""
+        if self.tracing:
             self.tracing = False
             try:
                 jax.profiler.stop_trace()
             except (OSError, RuntimeError) as error:
                 raise UserError(f"--profile={self.folder}: cannot be written ({error})") from None
-            files = self.folder / "plugins" / "profile" / "*" / "perfetto_trace.json.gz"
             self.metrics.say(
-                f"profile: steps {FIRST} to {steps - 1} of this run are in {files}: open it at "
-                f"https://ui.perfetto.dev, or all with `xprof {self.folder}` (pip install xprof)"
+                f"profile: steps {FIRST} to {steps - 1} of this run: open "
+                f"{self.folder}/plugins/profile/*/perfetto_trace.json.gz at https://ui.perfetto.dev"
             )
         elif self.folder and steps <= FIRST:
             self.metrics.say(f"profile: no trace: it begins after {FIRST} steps, and this run had {steps}")

@@ -1,15 +1,9 @@
-"""Is this loss normal? The curves of reference runs, and published figures, of configs in this repository.
+"""Is this loss normal? Reference runs and published figures of configs in this repository.
 
-config/reference/ has a file for each such config: the options and the data that its figures are of, and the
-validation losses of a few runs that differ in their seed alone (`python -m experiments.reference` made them),
-or a figure that others published, with its source. They lie beside the configs because they are their
-results: who changes a config is told by a test that its reference no longer fits.
-
-A run has a reference when its options are those of the config, but for what does not matter to its loss, and
-its data are the same to the byte. Otherwise train.py says why it has none.
+config/reference/ has a file for each such config, written by `python -m experiments.reference`. A run has a
+reference when its data and all options that matter to the loss are the same.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,7 +18,6 @@ from config.options import FREE, RESUMING, Options
 from data.registry import dataset_dir
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
-MANY = 6  # options that differ, from which on a run is not a variant of the config but something else
 
 
 @dataclass(frozen=True)
@@ -35,19 +28,18 @@ class Reference:
     options: dict[str, Any]  # that matter and differ from train.py's defaults
     data: dict[str, Any] | None = None  # `sha256` of both splits, and their `source`; None: not known
     runs: dict[str, list[list[float]]] | None = None  # by seed: (iteration, validation loss)
-    within: float | None = None  # 19 of 20 more runs would end this near to the runs' mean, or nearer
+    within: float | None = None  # of 20 more runs, 19 would end this near to the mean
     made: str | None = None  # how and where the runs were made
     published: dict[str, Any] | None = None  # a `loss`, `whose` it is, and its `source`
 
     def band(self) -> tuple[list[float], list[float], list[float]]:
-        """Return the runs' iterations, and the mean and the standard deviation of their losses there."""
-        curves = [{step: loss for step, loss in curve} for curve in (self.runs or {}).values()]
-        steps = sorted(set.intersection(*map(set, curves)))
-        losses = [[curve[step] for curve in curves] for step in steps]
-        return steps, [fmean(found) for found in losses], [stdev(found) for found in losses]
+        """Return iterations, and the mean and the standard deviation of the losses there."""
+        steps, *_ = zip(*next(iter((self.runs or {}).values())), strict=True)
+        losses = [[loss for _, loss in found] for found in zip(*(self.runs or {}).values(), strict=True)]
+        return list(steps), [fmean(found) for found in losses], [stdev(found) for found in losses]
 
     def draw(self, axes: Any) -> None:
-        """Draw the runs' mean, a band of one standard deviation around it, and what was published."""
+        """Draw the mean, a band of one standard deviation, and what was published."""
         if self.runs:
             steps, mean, spread = map(np.array, self.band())
             label = f"val of {len(self.runs)} reference runs"
@@ -74,21 +66,17 @@ class Reference:
 
 
 def find_reference(options: Options) -> Reference | None:
-    """Return the reference of a run, or say why it has none where it is much like one that has."""
+    """Return the reference of a run, if it has one. Raises UserError."""
     if jax.process_index() > 0 or options.init_from not in ("scratch", *RESUMING):
         return None
-    near = [x for x in references() if x.options.get("dataset", Options.dataset) == options.dataset]
-    if not near:
-        return None
-    nearest = min(near, key=lambda reference: len(differing(options, reference)))
-    names = differing(options, nearest)
-    if names:
-        values = ", ".join(f"{name}={getattr(options, name)}" for name in names)
-        why = f"{values} is not {nearest.config}'s"
-    elif (why := other_data(options.dataset, nearest)) is None:
-        return nearest
-    if len(names) <= MANY:
-        print(f"note: no reference to compare with: {why}", file=sys.stderr)
+    ours = mattering(options.to_json())
+    try:
+        checksums = read_json(dataset_dir(options.dataset) / "meta.json", HOLDS_TOKENIZER)["sha256"]
+    except (ValueError, TypeError, KeyError):  # nanoGPT's own preparation writes no such file
+        checksums = None
+    for found in references():
+        if found.options == ours and (found.data is None or found.data["sha256"] == checksums):
+            return found
     return None
 
 
@@ -99,32 +87,10 @@ def references() -> list[Reference]:
         try:
             found.append(Reference(**read_json(path)))
         except (ValueError, TypeError) as error:
-            raise UserError(
-                f"{path}: cannot be read as a reference ({error}): git checkout restores it"
-            ) from None
+            raise UserError(f"{path}: cannot be read ({error}): git checkout restores it") from None
     return found
 
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the options that a reference has to have: they matter, and are not the defaults."""
+    """Return those of the options that matter to the loss, and are not the defaults."""
     return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
-
-
-def differing(options: Options, reference: Reference) -> list[str]:
-    """Return the names of the options that matter and are not the reference's."""
-    ours, theirs = mattering(options.to_json()), reference.options
-    return sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
-
-
-def other_data(dataset: str, reference: Reference) -> str | None:
-    """Say what the data set was made of, where it is not the reference's data; None where it is."""
-    if reference.data is None:
-        return None
-    try:
-        meta = dict(read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER))
-    except (ValueError, TypeError):
-        meta = {}
-    if meta.get("sha256") == reference.data["sha256"]:
-        return None
-    source = meta.get("source", "other text")
-    return f"dataset={dataset} is {source}, and {reference.config}'s runs read {reference.data['source']}"

@@ -9,28 +9,25 @@ from itertools import count
 import jax
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
+SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
+
 
 @contextmanager
 def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
-    """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return a status.
+    """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.
 
-    A second SIGINT or SIGTERM ends the run. A second SIGHUP does not: a terminal that closes sends several.
-    SIGHUP stays ignored where it was, as under nohup. `saves` tells whether a checkpoint is saved then, for
-    the line that says what happens.
-
-    The status is 128 + the signal's number, and 0 before one comes. With many processes, a signal to one
-    makes it SIGTERM's in all of them, at the same call; so all have to call it equally often. JAX catches
-    SIGTERM and tells the others; the other two are passed on to JAX as SIGTERM.
+    A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times. SIGHUP stays
+    ignored where it was, as under nohup. Of many processes, JAX tells all at the same call: they have to call
+    equally often. `saves` is for the notice to the user.
     """
     notice = b"\nstopping after this step: a checkpoint is saved\n" if saves else b"\nstopping\n"
     received, calls, together = [], count(1), jax.process_count() > 1
     agreed = [] if together else received
-    hangup = getattr(signal, "SIGHUP", None)  # Windows has none
 
     def receive(number, frame):
-        if received and number == hangup:
-            return
         if received:
+            if number == SIGHUP:
+                return
             raise KeyboardInterrupt
         received.append(number)
         for stream, text in ((1, b""), (2, notice)):  # by os.write: print may be at work right now
@@ -47,8 +44,8 @@ def stop_signals(saves: bool = True) -> Generator[Callable[[], int]]:
         return 128 + agreed[0] if agreed else 0
 
     ours = [signal.SIGINT] if together else [signal.SIGINT, signal.SIGTERM]
-    if hangup and signal.getsignal(hangup) != signal.SIG_IGN:
-        ours.append(hangup)
+    if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:
+        ours.append(SIGHUP)
     before = {number: signal.signal(number, receive) for number in ours}
     try:
         yield stop_asked

@@ -1,6 +1,5 @@
 """Start a run in a straight line: its folder, its data set, its model, and the first step's state."""
 
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -9,7 +8,6 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from config.files import write_whole
 from config.options import NOT_RESUMED, RESUMING, Options
 from data.meta import NANOGPT, Meta
 from data.registry import prepare_if_missing
@@ -21,11 +19,11 @@ from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
 from parallel.sharding import sharding_table
-from runs.checkpoint import Checkpoints
+from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
-from runs.manifest import Damaged, Manifest, latest_manifest
-from runs.memory import check_training
-from training.lora import fingerprint, partition_trainable, without_adapters
+from runs.manifest import Damaged, Manifest, latest_manifest, write_options
+from runs.sizes import check_training
+from training.lora import partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
 
@@ -45,7 +43,7 @@ class Run:
 def open_run(options: Options, asked: frozenset[str]) -> Run:
     """Decide whether the run resumes, on which data and which model it trains, and how its state is split.
 
-    Raises UserError as the functions below do, and for a state that could not be saved.
+    Raises UserError as the functions below do.
     """
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
@@ -53,7 +51,6 @@ def open_run(options: Options, asked: frozenset[str]) -> Run:
     dataset = open_dataset(options)
     config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
-    checkpoints.check(shapes)
     return Run(options, asked, checkpoints, resuming, dataset, config, shapes)
 
 
@@ -138,7 +135,7 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
             saved = checkpoints.manifest(iteration)
             check_unasked(run, saved.options, path)
             manifest = first.resuming_from(saved, path)
-            base = load_base(checkpoints, iteration, run.shapes.model)
+            base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
             return state, manifest
@@ -192,12 +189,6 @@ def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
     write_options(options)
     if options.overwrite:
         checkpoints.delete_all()
-
-
-def write_options(options: Options) -> None:
-    """Write a run's options.json, by process 0."""
-    text = json.dumps(options.to_json(), indent=1) + "\n"
-    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
 
 
 def describe_model(run: Run) -> str:

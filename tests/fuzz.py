@@ -14,7 +14,7 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from types import ModuleType
@@ -62,25 +62,12 @@ CONFIGS = {
     "imports what is not there": "import nothing_of_that_name",
 }
 TOO_LARGE = {
-    train: (
-        "n_embd=1e9",
-        "vocab_size=2e9",
-        "batch_size=2e9",
-        "n_layer=2e9",
-        "gradient_accumulation_steps=2e9",
-    ),
+    train: ("n_embd=1e9", "vocab_size=2e9", "batch_size=2e9", "n_layer=2e9"),
     sample: ("num_samples=2e9", "num_samples=1e12"),
     evaluate: ("batch_size=2e9", "batch_size=1e12"),
-    export: (),
 }
-
-
-class Folders(NamedTuple):
-    """The invocations name these: a data set, a run trained on it, and config files that fail."""
-
-    data: Path
-    run: Path
-    configs: Path
+STRAY = ("3", "-x", "=", "--", "train", "there is no such.py", "\0.py", "a" * 5000, "/dev/null")
+NOWHERE = ("", "nowhere", "/dev/null", "/dev/null/x", "a\0b", "x" * 5000, "../../../../etc")
 
 
 class Invocation(NamedTuple):
@@ -96,8 +83,8 @@ class Invocation(NamedTuple):
         return f"{self.command.__name__}.py {words}{damage}"
 
 
-def make_folders(folder: Path) -> Folders:
-    """Write a tiny data set, a run of a tiny model with a checkpoint, and config files that fail."""
+def make_folders(folder: Path) -> None:
+    """Write data/, a run of a tiny model in run/, and config files that fail in configs/."""
     text = "to be or not to be, that is the question.\n" * 40
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     ids = tokenizer.encode(text)
@@ -112,22 +99,24 @@ def make_folders(folder: Path) -> Folders:
     (folder / "configs").mkdir()
     for name, source in CONFIGS.items():
         (folder / "configs" / f"{name.replace(' ', '_')}.py").write_text(source)
-    return Folders(folder / "data", folder / "run", folder / "configs")
 
 
-def rules(folders: Folders, draw: np.random.Generator) -> list[Callable[[], Invocation]]:
+def rules(folder: Path, draw: np.random.Generator) -> list[Callable[[], Invocation]]:
     """Return functions that each draw an invocation of one kind."""
+    data, run = folder / "data", folder / "run"
 
     def one_of(values) -> Any:
         return list(values)[int(draw.integers(len(values)))]
 
     def good(module: ModuleType) -> list[str]:
         """Return words with which the command would work."""
-        if module is train:
-            return [f"--out_dir={folders.run}", "--init_from=resume", "--device=cpu", "--mesh=data:1"]
-        if module is export:
-            return [f"--out_dir={folders.run}", f"--to={folders.run.parent / 'exported'}"]
-        return [f"--out_dir={folders.run}", "--device=cpu"]
+        more = {train: ["--init_from=resume", "--mesh=data:1"], export: [f"--to={folder / 'exported'}"]}
+        device = [] if module is export else ["--device=cpu"]
+        return [f"--out_dir={run}", *device, *more.get(module, [])]
+
+    def option() -> tuple[ModuleType, str]:
+        module = one_of(COMMANDS)
+        return module, one_of(fields(COMMANDS[module])).name
 
     def wrong_type() -> Invocation:
         module = one_of(COMMANDS)
@@ -135,72 +124,50 @@ def rules(folders: Folders, draw: np.random.Generator) -> list[Callable[[], Invo
         return Invocation(module, [*good(module), f"--{name}={one_of(values)}"])
 
     def misspelt() -> Invocation:
-        module = one_of(COMMANDS)
-        name = one_of(fields(COMMANDS[module])).name
+        module, name = option()
         place = int(draw.integers(len(name)))
         return Invocation(module, [*good(module), f"--{name[:place]}{one_of('qxj#')}{name[place:]}=1"])
 
     def no_value() -> Invocation:
-        module = one_of(COMMANDS)
-        name = one_of(fields(COMMANDS[module])).name
+        module, name = option()
         return Invocation(module, [*good(module), f"--{name}"])
 
     def stray_word() -> Invocation:
         module = one_of(COMMANDS)
-        word = one_of(
-            ["3", "-x", "=", "--", "train", "there is no such.py", "\0.py", "a" * 5000, "/dev/null"]
-        )
-        return Invocation(module, [*good(module), word])
+        return Invocation(module, [*good(module), one_of(STRAY)])
 
     def config() -> Invocation:
-        return Invocation(
-            one_of((train, sample, evaluate)), [str(one_of(sorted(folders.configs.glob("*.py"))))]
-        )
+        path = one_of(sorted((folder / "configs").glob("*.py")))
+        return Invocation(one_of((train, sample, evaluate)), [str(path)])
 
     def too_large() -> Invocation:
-        module = one_of([train, sample, evaluate])
+        module = one_of(TOO_LARGE)
         words = good(module)
         if module is train:
-            words = [f"--out_dir={folders.run.parent / 'new'}", f"--dataset={folders.data}", "--device=cpu"]
-            words += ["--mesh=data:1", "--block_size=4096"]
+            words = [f"--out_dir={folder / 'new'}", f"--dataset={data}", "--device=cpu", "--mesh=data:1"]
+            words += ["--block_size=4096"]
         return Invocation(module, [*words, f"--{one_of(TOO_LARGE[module])}"])
 
     def elsewhere() -> Invocation:
         module = one_of([train, sample, evaluate])
-        name = one_of(["", "nowhere", "/dev/null", "/dev/null/x", "a\0b", "x" * 5000, "../../../../etc"])
-        option = one_of(["init_from", "out_dir"] if module is not train else ["init_from", "dataset"])
-        if option == "init_from" and module is train:
-            return Invocation(module, [f"--out_dir={folders.run.parent / 'new'}", f"--init_from={name}"])
-        return Invocation(module, [*good(module), f"--{option}={name}"])
+        name = one_of(["init_from", "dataset" if module is train else "out_dir"])
+        words = [f"--out_dir={folder / 'new'}"] if (module, name) == (train, "init_from") else good(module)
+        return Invocation(module, [*words, f"--{name}={one_of(NOWHERE)}"])
 
     def damaged_file() -> Invocation:
         path, modules = one_of(
             [
-                (folders.data / "meta.json", (train, evaluate)),
-                (folders.run / "options.json", (train,)),
-                (folders.run / "checkpoints" / "0" / "manifest" / "metadata", (sample, evaluate, export)),
+                (data / "meta.json", (train, evaluate)),
+                (run / "options.json", (train,)),
+                (run / "checkpoints" / "0" / "manifest" / "metadata", (sample, evaluate, export)),
             ]
         )
-        module = one_of(modules)
-        spoilt = [
-            content
-            for what, content in damaged(path.read_text())
-            if " is " not in what and "out " not in what
-        ]
+        module, found = one_of(modules), damaged(path.read_text())
+        spoilt = [content for what, content in found if " is " not in what and "out " not in what]
         return Invocation(module, good(module), (path, one_of(spoilt)))
 
-    return [
-        wrong_type,
-        wrong_type,
-        wrong_type,
-        misspelt,
-        no_value,
-        stray_word,
-        config,
-        too_large,
-        elsewhere,
-        damaged_file,
-    ]
+    others = [misspelt, no_value, stray_word, config, too_large, elsewhere, damaged_file]
+    return [wrong_type, wrong_type, wrong_type, *others]
 
 
 def bad_values(cls: type) -> dict[str, tuple[str, ...]]:
@@ -211,17 +178,9 @@ def bad_values(cls: type) -> dict[str, tuple[str, ...]]:
             kind = get_args(kind)[0]
         if get_origin(kind) is Annotated:
             kind = get_args(kind)[0]
-        kind = get_origin(kind) or kind
-        if kind in BAD:
+        if (kind := get_origin(kind) or kind) in BAD:
             found[name] = BAD[kind]
     return found
-
-
-def invocations(folders: Folders, count: int, seed: int) -> Iterator[Invocation]:
-    draw = np.random.default_rng(seed)
-    kinds = rules(folders, draw)
-    for i in range(count):
-        yield kinds[i % len(kinds)]()
 
 
 def fault(invocation: Invocation, folder: Path) -> str | None:
@@ -262,10 +221,11 @@ def fault(invocation: Invocation, folder: Path) -> str | None:
 
 def fuzz(folder: Path, count: int, seed: int = 0) -> list[str]:
     """Return a line for each of `count` invocations that was not answered as it should be."""
-    folders = make_folders(folder)
+    make_folders(folder)
+    kinds = rules(folder, np.random.default_rng(seed))
     faults = []
-    for invocation in invocations(folders, count, seed):
-        if what := fault(invocation, folder):
+    for i in range(count):
+        if what := fault(invocation := kinds[i % len(kinds)](), folder):
             faults.append(f"{invocation}: {what}")
     return faults
 

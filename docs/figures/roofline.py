@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from layers.compute import Compute
 from model import GPTConfig
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from tools.planning.decoding import cache_bytes, weight_bytes
 from tools.planning.target import DEVICES
 

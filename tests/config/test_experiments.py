@@ -10,7 +10,7 @@ import pytest
 from config.command_line import given
 from config.options import Options, parse_options
 from model import GPT
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from training.state import model_config
 
 CONFIG = Path(__file__).parents[2] / "config"

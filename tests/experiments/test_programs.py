@@ -22,7 +22,7 @@ from experiments import (
 from experiments.record import Record, data_mark, machine, read_record
 from experiments.runner import RESULTS
 from runs.reference import Reference
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from tests.helpers import ROOT
 from training.state import model_config
 

@@ -149,7 +149,7 @@ def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path, numb
     wait_until(lambda: newest_checkpoint(folder) > 0, process)
     process.send_signal(number)
     if number == signal.SIGKILL:  # nothing is asked to stop, as when a machine loses power
-        os.kill(json.loads((folder / "lock.json").read_text())["process"], signal.SIGKILL)
+        os.kill(int((folder / "lock.txt").read_text().split()[1]), signal.SIGKILL)
     process.communicate()
     stopped_at = newest_checkpoint(folder)  # of SIGTERM: the run was asked to stop as well, and saved
     assert 0 < stopped_at < 1500 and not (tmp_path / "small.json").exists()

@@ -24,6 +24,7 @@ from parallel.hosts import connect, launched_together
 from runs.checkpoint import Checkpoints
 from tests.helpers import (
     DEADLINE,
+    ROOT,
     assert_same_bits,
     free_port,
     losses,
@@ -190,6 +191,29 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
             assert len(said) == 1 and said[0].startswith("error: process 0: another process is gone")
         else:  # JAX misses its heartbeat, or process 0, and aborts the process with words of its own
             assert f"error: process {1 - lost}: another process is gone" in errors or "task died" in errors
+
+
+@pytest.mark.slow
+def test_without_a_shared_folder_process_0_saves_all_and_each_resumes_from_its_copy(tiny, tmp_path):
+    folders = [tmp_path / "0", tmp_path / "1"]
+
+    def run(**options):
+        port = free_port()
+        words = tiny("out", **RUN | {"mesh": "fsdp:2", "max_iters": 10} | options)
+        processes = []
+        for i, folder in enumerate(folders):
+            folder.mkdir(exist_ok=True)
+            of_one = dict(cwd=folder, PYTHONPATH=ROOT, JAX_NUM_CPU_DEVICES=1)
+            processes.append(start_python(ROOT / "train.py", *words, *where(i, port), **of_one))
+        finished(processes)
+
+    run(eval_interval=5)
+    assert newest_checkpoint(folders[0] / "out") == 10 and newest_checkpoint(folders[1] / "out") == 0
+    first = saved_state(folders[0] / "out", 10)
+    shutil.rmtree(folders[0] / "out" / "checkpoints" / "10")
+    shutil.copytree(folders[0] / "out", folders[1] / "out", dirs_exist_ok=True)
+    run(eval_interval=5, init_from="resume")
+    assert_same_bits(saved_state(folders[0] / "out", 10), first)
 
 
 SLOW_DISK = """

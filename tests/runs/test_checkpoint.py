@@ -1,9 +1,9 @@
-"""Checkpoints: bit for bit, whole or not at all, and what is said when one is damaged or not writable."""
+"""Checkpoints: saved atomically, restored bit for bit, and what is said of damaged or unwritable ones."""
 
 import json
 import os
+import re
 import shutil
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs import manifest as manifest_module
 from runs.checkpoint import Checkpoints, checksum, checksums, why_unread
 from runs.load import load_run
-from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
+from runs.manifest import FORMAT, Damaged, Manifest, checksum_of_json, latest_manifest, read_manifest
 from tests.damage import assert_named
-from tests.helpers import assert_same_bits, error_line, random_batch, refusal, run_python, saved_iterations
+from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
 from training.optimizer import make_optimizer
 from training.recipe import compile_step
 from training.state import TrainState, create_state, model_config
@@ -41,15 +40,6 @@ def tiny():
     """The first state of TINY, its compiled step, and what follows the state in a call; none is consumed."""
     state = create_state(model_config(TINY, V), TINY)
     return state, compile_step(state, TINY), random_batch(TINY, V)
-
-
-def after_steps(tiny, n):
-    """The state after n steps, which the caller may consume."""
-    state, step, batch = tiny
-    state = copy(state)
-    for _ in range(n):
-        state, _ = step(state, *batch)
-    return state
 
 
 def copy(state):
@@ -79,34 +69,22 @@ def save(out_dir, state, *iterations):
 # --- saved and restored -------------------------------------------------------------------------------------
 
 
-def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_path, tiny):
-    first, step, batch = tiny
-    saved = after_steps(tiny, 3)
-    checkpoints = Checkpoints(str(tmp_path))
-    checkpoints.save(saved, MANIFEST)
-    checkpoints.wait()
-    restored = Checkpoints(str(tmp_path)).restore(3, first)  # another manager, as in a resumed run
-    assert_same(restored, saved)
-    assert_same(checkpoints.restore_model(3, first.model), saved.model)
-    for _ in range(2):
-        saved, metrics = step(saved, *batch)
-        restored, metrics_again = step(restored, *batch)
-        assert_same(metrics_again, metrics)
-    assert_same(restored, saved)
-
-
 @pytest.mark.parametrize(
-    "optimizer", [pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "normuon")]
+    "optimizer", ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "normuon"))]
 )
-def test_the_state_of_every_optimizer_comes_back_and_trains_on_alike(tmp_path, optimizer):
+def test_a_restored_state_is_the_saved_one_to_the_bit_and_trains_on_alike(tmp_path, optimizer):
     options = replace(TINY, optimizer=optimizer)
-    first, (x, y) = create_state(model_config(options, V), options), random_batch(options, V)
+    first, batch = create_state(model_config(options, V), options), random_batch(options, V)
     step = compile_step(first, options)
-    saved, _ = step(first, x, y)
+    saved, _ = step(first, *batch)
     save(tmp_path, saved, 1)
-    restored = Checkpoints(str(tmp_path)).restore(1, saved)
+    checkpoints = Checkpoints(str(tmp_path))  # another one, as in a resumed run
+    shapes = eqx.filter_eval_shape(create_state, model_config(options, V), options)
+    restored = checkpoints.restore(1, shapes)
     assert_same(restored, saved)
-    assert_same(step(restored, x, y), step(saved, x, y))
+    assert_same(checkpoints.restore_model(1, shapes.model), saved.model)
+    assert checkpoints.manifest(1) == MANIFEST
+    assert_same(step(restored, *batch), step(saved, *batch))
 
 
 def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
@@ -120,16 +98,6 @@ def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
     checkpoints.wait()
     for i, expected in copies.items():
         assert_same(checkpoints.restore(i, state), expected)
-
-
-def test_shapes_are_enough_to_restore(tmp_path, tiny):
-    save(tmp_path, tiny[0], 0)
-    shapes = eqx.filter_eval_shape(create_state, model_config(TINY, V), TINY)
-    assert_same(Checkpoints(str(tmp_path)).restore(0, shapes), tiny[0])
-
-
-def test_a_manifest_comes_back(tmp_path, tiny):
-    assert save(tmp_path, tiny[0], 4).manifest(4) == MANIFEST
 
 
 def test_a_run_may_go_on_with_another_clipping(tmp_path, tiny):
@@ -160,7 +128,7 @@ def test_nothing_is_pickled(tmp_path, tiny):
         content = path.read_bytes()
         assert path.suffix not in (".pkl", ".pickle")
         assert not (content[:1] == b"\x80" and content[-1:] == b".")  # as every pickle since protocol 2
-        assert b"numpy.core" not in content and b"training.state" not in content
+        assert not re.search(rb"numpy[._]|training\.state", content)  # as a pickle names its classes
 
 
 # --- which are kept -----------------------------------------------------------------------------------------
@@ -177,8 +145,9 @@ def test_the_last_and_the_best_are_kept(tmp_path, tiny):
     checkpoints.wait()
     assert saved_iterations(tmp_path) == [2, 7]
     checkpoints.save(at(tiny[0], 8), MANIFEST, 1.9)
-    checkpoints.wait()
+    checkpoints.keep(at(tiny[0], 8), MANIFEST)  # has it already, with its loss
     assert saved_iterations(tmp_path) == [8]
+    assert Checkpoints(str(tmp_path)).manifest(8).best_val_loss == 1.9
 
 
 def test_after_all_are_deleted_a_run_starts_anew(tmp_path, tiny):
@@ -190,7 +159,7 @@ def test_after_all_are_deleted_a_run_starts_anew(tmp_path, tiny):
     assert saved_iterations(tmp_path) == [5] and Checkpoints(str(tmp_path)).latest() == 5
 
 
-def test_there_is_no_latest_without_a_run_and_looking_makes_no_folder(tmp_path):
+def test_looking_for_a_run_makes_no_folder(tmp_path):
     assert Checkpoints(str(tmp_path / "none")).latest() is None
     assert not (tmp_path / "none").exists()
 
@@ -203,6 +172,12 @@ def two_checkpoints(tmp_path_factory, tiny):
     out_dir = tmp_path_factory.mktemp("two")
     save(out_dir, tiny[0], 1, 2)
     return out_dir
+
+
+@pytest.fixture
+def copied(two_checkpoints, tmp_path):
+    """A copy of the two checkpoints, to be changed."""
+    return shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
 
 
 def cut_in_half(path):
@@ -220,15 +195,12 @@ DAMAGES = {
     "no index": lambda path: (path / "model" / "manifest.ocdbt").unlink(),
     "no manifest": lambda path: shutil.rmtree(path / "manifest"),
     "half a manifest": lambda path: cut_in_half(path / "manifest" / "metadata"),
-    "empty manifest": lambda path: (path / "manifest" / "metadata").write_text(""),
-    "manifest of nothing": lambda path: (path / "manifest" / "metadata").write_text("null"),
     "nothing left": lambda path: (shutil.rmtree(path), path.mkdir()),
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, tiny, two_checkpoints, damage):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(copied, tmp_path, tiny, damage):
     DAMAGES[damage](tmp_path / "checkpoints" / "2")
 
     def resume():
@@ -237,9 +209,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, t
         return checkpoints.manifest(latest), checkpoints.restore(latest, tiny[0])
 
     for load in (resume, lambda: load_run(str(tmp_path))):
-        said = refusal(load)
-        assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged")
-        assert "move this folder away" in said
+        assert refusal(load).startswith(f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged")
     shutil.rmtree(tmp_path / "checkpoints" / "2")  # out of the way, as it says
     manifest, state = resume()
     assert manifest == MANIFEST
@@ -247,9 +217,8 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_still_good(tmp_path, t
     assert load_run(str(tmp_path))[2] == 1
 
 
-def test_a_flipped_bit_is_found_or_lies_where_nothing_is_read(tmp_path, tiny, two_checkpoints):
+def test_a_flipped_bit_is_found_or_lies_where_nothing_is_read(copied, tmp_path, tiny):
     """Orbax leaves files behind that only writing needs."""
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
     draw, found = np.random.default_rng(0), 0
     files = sorted((tmp_path / "checkpoints" / "2").glob("*/**/d/*"))
     for path in files:
@@ -267,25 +236,13 @@ def test_a_flipped_bit_is_found_or_lies_where_nothing_is_read(tmp_path, tiny, tw
     assert found >= 6  # all those in the model's and the optimizer's arrays
 
 
-def test_a_changed_number_in_a_manifest_is_found(tmp_path, two_checkpoints):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+def test_a_changed_number_in_a_manifest_is_found(copied, tmp_path):
     path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
     path.write_text(path.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.03'))
     assert "its manifest is not what was saved" in refusal(load_run, str(tmp_path))
 
 
-def test_a_manifest_of_another_depth_is_one_line(tmp_path, two_checkpoints):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
-    path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
-    values = json.loads(path.read_text())
-    values["options"]["n_layer"] = 100_000
-    path.write_text(json.dumps(values | {"checksum": manifest_module.checksum_of_json(values)}))
-    done = run_python("sample.py", f"--out_dir={tmp_path}", "--device=cpu")
-    assert f"{tmp_path / 'checkpoints' / '2'}: the checkpoint is damaged" in error_line(done.stderr)
-    assert done.stderr.count("\n") == 1 and done.returncode == 2
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "uint32"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "uint32"])
 def test_a_checksum_sees_every_bit_and_every_exchange_of_elements(dtype):
     x = np.asarray(jnp.arange(30).reshape(5, 6).astype(dtype))
     first = int(checksum(jnp.asarray(x)))
@@ -327,8 +284,7 @@ def test_only_wrong_contents_are_damage(error, said):
     assert why_unread(wrapped) == found
 
 
-def test_a_checkpoint_with_a_link_is_refused_before_orbax_follows_it(tmp_path, tiny, two_checkpoints):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+def test_a_checkpoint_with_a_link_is_refused_before_orbax_follows_it(copied, tmp_path, tiny):
     array = largest_file(tmp_path / "checkpoints" / "2")
     array.rename(tmp_path / "array")
     array.symlink_to(tmp_path / "array")
@@ -336,16 +292,20 @@ def test_a_checkpoint_with_a_link_is_refused_before_orbax_follows_it(tmp_path, t
         assert refusal(read).startswith(f"{array}: cannot be read (a link")
 
 
-def test_a_damaged_optimizer_is_named_but_one_can_sample(tmp_path, tiny, two_checkpoints):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+def test_a_damaged_optimizer_is_named_but_one_can_sample(copied, tmp_path, tiny):
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "optimizer")
     assert str(tmp_path / "checkpoints" / "2") in refusal(Checkpoints(str(tmp_path)).restore, 2, tiny[0])
     assert_same(load_run(str(tmp_path))[0], tiny[0].model)
 
 
-def test_without_its_validation_loss_a_checkpoint_is_still_good(tmp_path, tiny, two_checkpoints):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
-    shutil.rmtree(tmp_path / "checkpoints" / "1" / "metrics")
+@pytest.mark.parametrize("content", ["", '{"val_l', "[]", '{"val_loss": null}'])
+def test_a_damaged_validation_loss_is_one_line_and_the_checkpoint_good_without_it(
+    copied, tmp_path, tiny, content
+):
+    path = tmp_path / "checkpoints" / "1" / "metrics" / "metrics"
+    path.write_text(content)
+    assert refusal(Checkpoints, str(tmp_path)).startswith(f"{path}: is damaged: delete this file")
+    path.unlink()
     checkpoints = Checkpoints(str(tmp_path))
     assert_same(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
     checkpoints.save(at(tiny[0], 3), MANIFEST, 2.0)
@@ -353,32 +313,13 @@ def test_without_its_validation_loss_a_checkpoint_is_still_good(tmp_path, tiny, 
     assert saved_iterations(tmp_path) == [3]
 
 
-def test_half_a_validation_loss_is_one_line(tmp_path, two_checkpoints):
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
-    cut_in_half(tmp_path / "checkpoints" / "1" / "metrics" / "metrics")
-    assert str(tmp_path / "checkpoints") in refusal(Checkpoints, str(tmp_path))
-
-
 def test_a_model_of_another_shape_is_refused(two_checkpoints):
-    wide = replace(TINY, n_embd=32)
-    state = eqx.filter_eval_shape(create_state, model_config(wide, V), wide)
-    assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
-    deep = replace(TINY, n_layer=3)
-    state = eqx.filter_eval_shape(create_state, model_config(deep, V), deep)
-    assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
+    for other in (replace(TINY, n_embd=32), replace(TINY, n_layer=3)):
+        state = eqx.filter_eval_shape(create_state, model_config(other, V), other)
+        assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
 
 
 # --- a disk that is full, a process that is killed ----------------------------------------------------------
-
-
-def test_a_disk_too_small_is_said_before_anything_is_written(tmp_path, tiny, monkeypatch):
-    checkpoints = save(tmp_path, tiny[0], 1)
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9 - 1000, 1000))
-    said = refusal(checkpoints.save, at(tiny[0], 2), MANIFEST)
-    assert str(checkpoints.folder) in said and "make room" in said
-    assert saved_iterations(tmp_path) == [1]
-    assert_same(checkpoints.restore(1, tiny[0]), at(tiny[0], 1))
 
 
 # A limit on the size of a file stops the writing in the middle, as a full disk does.
@@ -406,7 +347,7 @@ except UserError as error:
 def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     save(tmp_path, tiny[0], 1)
     done = run_python("-c", FILL, tmp_path)
-    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot save a checkpoint")
+    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot be written")
     assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
     assert unfinished and "2" not in unfinished  # what a killed process leaves, too
@@ -430,17 +371,13 @@ def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
 # --- load_run -----------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, tiny):
+def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, tiny, tmp_path):
     model, tokenizer, iteration = load_run(str(two_checkpoints))
     assert_same(model, tiny[0].model)
     assert (tokenizer, iteration) == (TOKENIZER, 2)
     assert load_run(str(two_checkpoints), 1)[2] == 1
-
-
-def test_a_model_that_is_not_there_is_one_line(tmp_path, two_checkpoints):
     assert "no checkpoint" in refusal(load_run, str(tmp_path / "none"))
-    said = refusal(load_run, str(two_checkpoints), 7)
-    assert "no checkpoint 7" in said and "[1, 2]" in said
+    assert "no checkpoint 7; there are [1, 2]" in refusal(load_run, str(two_checkpoints), 7)
 
 
 # A run trained on a second device stands for one trained on a GPU, which a machine without one samples from.
@@ -473,14 +410,12 @@ def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp
 # --- manifests ----------------------------------------------------------------------------------------------
 
 
-def test_the_lowest_validation_loss_so_far_is_remembered():
-    fresh = replace(MANIFEST, best_val_loss=None)
-    first, improved = fresh.after_evaluation(3.0)
-    assert improved and first.best_val_loss == 3.0
-    same, improved = first.after_evaluation(3.0)
-    assert not improved and same == first
-    second, improved = first.after_evaluation(2.0)
-    assert improved and second == replace(MANIFEST, best_val_loss=2.0)
+@pytest.mark.parametrize(
+    "before, loss, best, improved", [(None, 3.0, 3.0, True), (3.0, 3.0, 3.0, False), (3.0, 2.0, 2.0, True)]
+)
+def test_the_lowest_validation_loss_so_far_is_remembered(before, loss, best, improved):
+    manifest = replace(MANIFEST, best_val_loss=before)
+    assert manifest.after_evaluation(loss) == (replace(MANIFEST, best_val_loss=best), improved)
 
 
 def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
@@ -488,10 +423,8 @@ def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
     assert ours.resuming_from(MANIFEST, Path("there")) == replace(ours, best_val_loss=2.5)
 
 
-@pytest.mark.parametrize("written", [None, 1, FORMAT + 1, str(FORMAT)])
-def test_a_manifest_of_another_format_is_refused_in_one_line(tmp_path, two_checkpoints, written):
-    """Without a number it is the first format, in which one array held queries, keys and values."""
-    shutil.copytree(two_checkpoints, tmp_path, dirs_exist_ok=True)
+@pytest.mark.parametrize("written", [None, FORMAT + 1])  # without a number it is the first format
+def test_a_manifest_of_another_format_is_refused_in_one_line(copied, tmp_path, written):
     path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
     values = json.loads(path.read_text())
     assert values.pop("format") == FORMAT
@@ -502,40 +435,24 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(tmp_path, two_check
         assert f"this version reads {FORMAT} only" in said and "--out_dir" in said
 
 
-def test_any_damage_to_a_manifest_is_one_line(tmp_path, monkeypatch):
+def test_any_damage_to_a_manifest_is_one_line(tmp_path):
     path = tmp_path / "2" / "manifest" / "metadata"
     path.parent.mkdir(parents=True)
-    values = replace(MANIFEST, base={"init_from": "there", "fingerprint": "0"})
-    values = replace(values, checksums={"model": {"wte": 1}, "optimizer": {}}).to_json()
-    path.write_text(json.dumps(values | {"options": {"n_embd": 16}}))
-    free = ("options", "best_val_loss", "tokenizer", "vocab_size", "base", "checksums", "checksum")
-    # As if whoever damaged it had computed the checksum anew.
-    monkeypatch.setattr(manifest_module, "checksum_of_json", lambda values: values.get("checksum"))
-    said = assert_named(path, lambda: read_manifest(tmp_path / "2"), free, tmp_path / "2")
-    assert {"options", "format", "vocab_size"} <= {
-        what.removeprefix("without ") for what in said if said[what]
-    }
-    for name in ("options", "vocab_size", "best_val_loss", "base", "base.init_from", "tokenizer"):
-        assert said[f"{name} is true"] and said[f"{name} is a huge integer"], name
-    for what in ("is infinity", "is NaN"):
-        assert said[f"best_val_loss {what}"]
-
-
-@pytest.mark.parametrize(
-    "name, value", [("n_embd", 32), ("mlp", "gelu"), ("bias", False), ("optimizer", "muon")]
-)
-def test_options_that_contradict_the_checkpoint_are_one_line(name, value):
-    ours = replace(MANIFEST, options=replace(TINY, **{name: value}))
-    said = refusal(ours.resuming_from, MANIFEST, Path("there/4"))
-    assert f"{name}={value}" in said and f"{name}={getattr(TINY, name)}" in said and "there/4" in said
+    values = MANIFEST.to_json() | {"options": {"n_embd": 16}}
+    path.write_text(json.dumps(values | {"checksum": checksum_of_json(values)}))
+    assert read_manifest(tmp_path / "2").options.n_embd == 16
+    absent = ("base", "checksums")  # null already
+    assert_named(path, lambda: read_manifest(tmp_path / "2"), absent, tmp_path / "2")
 
 
 @pytest.mark.parametrize(
     "changes, says",
     [
+        (dict(options=replace(TINY, n_embd=32)), "n_embd=32, but the checkpoint there/4 has n_embd=16"),
+        (dict(options=replace(TINY, optimizer="muon")), "there/4 has optimizer=adamw"),
         (dict(vocab_size=12), "vocab_size=12, but the checkpoint there/4 has vocab_size=11"),
         (dict(tokenizer=None), "has another vocabulary than the checkpoint there/4"),
     ],
 )
-def test_another_vocabulary_contradicts_the_checkpoint(changes, says):
+def test_what_contradicts_the_checkpoint_is_one_line(changes, says):
     assert says in refusal(replace(MANIFEST, **changes).resuming_from, MANIFEST, Path("there/4"))

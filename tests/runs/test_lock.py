@@ -28,7 +28,7 @@ def test_a_second_program_is_told_who_holds_it_and_since_when(tmp_path):
     holder = start_python("-c", HOLD, tmp_path)
     assert holder.stdout.readline() == "held\n"
     said = refusal(take, tmp_path)
-    assert said.startswith(f"out_dir={tmp_path} is in use: process {holder.pid} on ")
+    assert said.startswith(f"out_dir={tmp_path} is in use by process {holder.pid} on ")
     assert "since 2" in said and "another --out_dir" in said
 
     holder.kill()  # the kernel lets go
@@ -36,18 +36,13 @@ def test_a_second_program_is_told_who_holds_it_and_since_when(tmp_path):
     take(tmp_path)
 
 
-def test_no_trace_is_left(tmp_path):
-    take(tmp_path / "new")
+def test_no_trace_is_left_even_after_an_error(tmp_path):
+    with pytest.raises(RuntimeError), locked(str(tmp_path / "new")):
+        raise RuntimeError
     assert not (tmp_path / "new").exists()
     (tmp_path / "old").mkdir()
     take(tmp_path / "old")
     assert contents(tmp_path) == {} and (tmp_path / "old").exists()
-
-
-def test_it_is_free_again_after_an_error(tmp_path):
-    with pytest.raises(RuntimeError), locked(str(tmp_path)):
-        raise RuntimeError
-    take(tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
@@ -55,12 +50,11 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     assert "choose another --out_dir" in refusal(take, tmp_path / "file" / "run")
 
 
-@pytest.mark.parametrize("left", ["", "{", "[]", "null", "[" * 10_000, '{"process": 1}'])
-def test_a_damaged_name_of_the_holder_hides_nothing(tmp_path, left):
+def test_a_damaged_name_of_the_holder_hides_nothing(tmp_path):
     holder = start_python("-c", HOLD, tmp_path)
     assert holder.stdout.readline() == "held\n"
-    (tmp_path / "lock.json").write_text(left)
-    assert f"out_dir={tmp_path} is in use: another program trains there" in refusal(take, tmp_path)
+    (tmp_path / "lock.txt").write_bytes(b"\xff")
+    assert f"out_dir={tmp_path} is in use by another program: choose" in refusal(take, tmp_path)
     holder.kill()
     holder.wait()
     take(tmp_path)
@@ -90,7 +84,7 @@ def test_two_runs_do_not_share_an_out_dir_and_reading_beside_one_works(tmp_path,
     wait_until(lambda: Path(tmp_path / "checkpoints" / "5").exists(), first)
     for init_from in ("scratch", "resume", "auto"):
         said = refusal(train.main, tiny(tmp_path, init_from=init_from, max_iters=1_000_000))
-        assert f"out_dir={tmp_path} is in use: process {first.pid}" in said
+        assert f"out_dir={tmp_path} is in use by process {first.pid}" in said
     train.main(tiny(tmp_path, init_from="resume", eval_only=True, max_iters=1_000_000))
     assert load_run(str(tmp_path))[2] >= 5
     first.kill()

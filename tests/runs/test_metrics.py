@@ -11,9 +11,13 @@ import pytest
 
 from config.options import Options
 from model import GPTConfig
-from runs.metrics import Metrics, check_wandb
+from runs import metrics as metrics_module
+from runs.hardware import peak_memory
+from runs.metrics import Metrics, Speed, check_wandb
+from runs.sizes import flops_per_token
 from tests.damage import damaged
 from tests.helpers import SPEED_FIELDS, records, refusal
+from tests.models import changed
 
 LOSSES = np.float32([4.1, 1 / 3, np.pi, 1e-7, 2 / 7, 3.3, 0.1, 0.7])
 
@@ -57,21 +61,17 @@ def run(options, first, end, evaluate_at=()):
     return metrics
 
 
-def test_a_record_of_a_step_has_its_fields_in_full_precision(options):
+def test_records_have_their_fields_in_full_precision(options):
     metrics = run(options, 0, 4)
-    for i, record in enumerate(records(options.out_dir)):
+    metrics.evaluation(4, {"train": 1 / 3, "val": 2 / 3})
+    assert metrics.evaluated(4) and not metrics.evaluated(0)
+    *steps, evaluation = records(options.out_dir)
+    assert evaluation == {"iter": 4, "train/loss": 1 / 3, "val/loss": 2 / 3}
+    for i, record in enumerate(steps):
         assert set(record) == {"iter", "loss", "lr", "grad_norm"} | SPEED_FIELDS
         assert record["iter"] == i
         for name in ("loss", "grad_norm", "lr"):
             assert np.float32(record[name]) == np.float32(report(i)[name])
-    metrics.close()
-
-
-def test_a_record_of_an_evaluation_has_the_loss_of_each_split(options):
-    metrics = start(options)
-    metrics.evaluation(0, {"train": 1 / 3, "val": 2 / 3})
-    assert records(options.out_dir) == [{"iter": 0, "train/loss": 1 / 3, "val/loss": 2 / 3}]
-    assert metrics.evaluated(0) and not metrics.evaluated(1)
     metrics.close()
 
 
@@ -83,12 +83,6 @@ def test_a_step_is_read_when_the_next_has_started_and_the_last_is_not_lost(optio
     for _ in range(2):
         metrics.catch_up()
         assert [iteration for iteration, _ in iterations(options.out_dir)] == [0, 1, 2]
-    metrics.close()
-
-
-def test_every_log_interval_th_step_is_written(options):
-    metrics = run(replace(options, log_interval=3), 0, 8)
-    assert [record["iter"] for record in records(options.out_dir)] == [0, 3, 6]
     metrics.close()
 
 
@@ -117,60 +111,16 @@ def test_a_run_from_scratch_starts_without_records_and_moves_the_old_ones_away(o
     assert path.with_name("metrics.dropped.jsonl").read_bytes() == old
 
 
-def test_a_run_that_overwrites_another_forgets_its_records(options):
-    run(options, 0, 3).close()
-    metrics = start(replace(options, overwrite=True))
-    metrics.close()
-    assert records(options.out_dir) == [] and not metrics.path.with_name("metrics.dropped.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        *(b'{"iter": 3, "lo', b'{"iter"', b"\0\0\0", b"\xff\xfe", b"[1]", b"7", b'{"loss": 1.0}'),
-        *(b'{"iter": "1"}', b'{"iter": 1.0}', b'{"iter": true}', b'{"iter": 1, "loss": "low"}'),
-        *(b'{"iter": 1, "loss": NaN}', b'{"iter": 1, "loss": 1' + 400 * b"0" + b"}", 10_000 * b"["),
-        b'{"iter": 1, "loss": \xff}',
-    ],
-    ids=lambda bad: repr(bad[:24]),
-)
-def test_a_line_that_cannot_be_read_costs_no_other_and_is_kept_aside(options, bad):
-    metrics = run(options, 0, 5)
-    metrics.close()
-    lines = metrics.path.read_bytes().splitlines(keepends=True)
-    metrics.path.write_bytes(b"".join([*lines[:2], bad + b"\n", *lines[2:], bad]))
-    metrics = run(options, 4, 6)
-    assert [record["iter"] for record in records(options.out_dir)] == [0, 1, 2, 3, 4, 5]
-    metrics.close()
-    dropped = metrics.path.with_name("metrics.dropped.jsonl")
-    assert dropped.read_bytes() == bad + b"\n" + lines[4] + bad + b"\n"
-
-
-@pytest.mark.parametrize("name", ["loss", "grad_norm"])
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_step_that_diverged_ends_the_run_and_is_not_written(options, name, value):
-    metrics = start(options)
+@pytest.mark.parametrize("name, value", [("loss", np.nan), ("grad_norm", np.inf)])
+def test_a_step_or_an_evaluation_that_diverged_ends_the_run_and_is_not_written(options, name, value):
+    metrics = start(replace(options, log_interval=10))  # though it is between two records
     step(metrics, 0)
     step(metrics, 1, **{name: value})
     said = refusal(step, metrics, 2)
     assert said.startswith("iter 1: ") and str(value) in said and "learning_rate" in said
+    said = refusal(metrics.evaluation, 5, {"train": 3.0, "val": value})
+    assert said.startswith(f"iter 5: train/loss is 3.0, val/loss is {value}")
     assert [iteration for iteration, _ in iterations(options.out_dir)] == [0]
-    metrics.close()
-
-
-def test_a_step_between_two_records_that_diverged_ends_the_run_too(options):
-    metrics = start(replace(options, log_interval=10))
-    step(metrics, 1, loss=np.nan)
-    assert refusal(metrics.catch_up).startswith("iter 1: ")
-    metrics.close()
-
-
-def test_an_evaluation_that_diverged_ends_the_run_too(options):
-    """The last update may have been the one that did it, and its checkpoint must not be saved."""
-    metrics = start(options)
-    said = refusal(metrics.evaluation, 5, {"train": 3.0, "val": float("nan")})
-    assert said.startswith("iter 5: the train loss is 3.0, the val loss is nan")
-    assert records(options.out_dir) == []
     metrics.close()
 
 
@@ -190,19 +140,6 @@ def test_the_curves_are_drawn(options, saved_figures):
     assert (folder / "loss.png").read_bytes() == written
 
 
-def test_an_out_dir_that_cannot_be_written_is_one_line(options, tmp_path):
-    (tmp_path / "file").write_text("")
-    said = refusal(start, replace(options, out_dir=str(tmp_path / "file" / "run")))
-    assert str(tmp_path / "file" / "run") in said and "--out_dir" in said
-
-
-def test_a_line_without_an_end_is_one_line(options):
-    (path := Path(options.out_dir) / "metrics.jsonl").parent.mkdir()
-    with open(path, "wb") as file:
-        file.truncate(2**40)  # which takes no room
-    assert refusal(start, options).startswith(f"{path}: line 1 has ")
-
-
 def test_a_disk_that_fills_up_is_one_line(options):
     metrics = start(options)
     with open("/dev/full", "w") as metrics.file:
@@ -211,31 +148,20 @@ def test_a_disk_that_fills_up_is_one_line(options):
         metrics.close()  # must not hide that error behind one of its own
 
 
-def test_weights_and_biases_gets_the_same(options, monkeypatch):
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    metrics = run(replace(options, wandb_log=True), 0, 2, evaluate_at=(0,))
-    metrics.close()
-    (folder,) = (metrics.path.parent / "wandb").glob("offline-run-*")
-    (log,) = folder.glob("*.wandb")
-    content = log.read_bytes()
-    for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
-        assert name in content
-
-
-def test_a_resumed_run_goes_on_with_its_run_at_weights_and_biases_and_a_new_one_does_not(
-    options, monkeypatch
-):
+def test_weights_and_biases_gets_the_same_and_a_resumed_run_goes_on_there(options, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     options, ids = replace(options, wandb_log=True), []
     for at in (0, 2, 0):
-        metrics = start(options, at)
+        metrics = run(options, at, at + 2, evaluate_at=(0,))
         ids.append(wandb.run.id)
         metrics.close()
     assert ids[0] == ids[1] != ids[2]
+    (log,) = (metrics.path.parent / "wandb").glob(f"offline-run-*-{ids[2]}/*.wandb")
+    content = log.read_bytes()
+    for name in (b"tokens_per_second", b"val/loss", b"grad_norm"):
+        assert name in content
 
 
 def test_weights_and_biases_without_a_login_is_one_line(options, tmp_path, monkeypatch):
@@ -257,23 +183,12 @@ def test_weights_and_biases_without_a_login_is_one_line(options, tmp_path, monke
     wandb.teardown()
 
 
-def test_the_bar_shows_the_figures_of_the_record(options):
-    metrics = run(options, 0, 3)
-    record = records(options.out_dir)[-1]
-    shown = metrics.bar.postfix
-    for text in (
-        "loss {loss:.3f}",
-        "{tokens_per_second:,.0f} tokens/s",
-        "{ms:.1f} ms/step",
-        "{memory_mb:,.0f} MB",
-    ):
-        assert text.format(**record) in shown
-    metrics.close()
-
-
 def test_a_log_gets_lines_of_progress_and_a_terminal_a_bar(options, capsys, monkeypatch):
     monkeypatch.setattr("runs.metrics.LOG_EVERY", 0)
-    run(options, 0, 3).close()
+    metrics = run(options, 0, 3)
+    shown = "loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
+    assert metrics.bar.postfix.startswith(shown.format(**records(options.out_dir)[-1]))
+    metrics.close()
     printed = capsys.readouterr().err
     assert "\r" not in printed and len(printed.splitlines()) >= 3 and "loss" in printed.splitlines()[-1]
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
@@ -294,11 +209,107 @@ def test_the_other_processes_write_and_show_nothing_and_find_a_divergence_too(op
 
 
 def test_a_damaged_record_is_dropped_alone_and_ends_no_run(options):
-    """Whatever is in it, a run that is resumed goes on."""
+    """Whatever is in it, a run that is resumed goes on, and the file as it was is kept aside."""
     path = run(options, 0, 3).path
     good = path.read_text().splitlines()
-    for what, content in damaged(good[1]):
-        path.write_bytes(b"\n".join([good[0].encode(), content, good[2].encode(), b""]))
+    aside = path.with_name("metrics.dropped.jsonl")
+    for what, content in [*damaged(good[1]), ("zeros", b"\0\0\0")]:
+        aside.unlink(missing_ok=True)
+        path.write_bytes(b"\n".join([good[0].encode(), content, good[0].encode(), b""]))
         start(options, 2)
         kept = records(options.out_dir)
-        assert kept[0]["iter"] == 0 and all(type(record["iter"]) is int for record in kept), what
+        assert kept[0]["iter"] == kept[-1]["iter"] == 0, what
+        assert all(type(record["iter"]) is int for record in kept) and aside.exists() == (len(kept) == 2), (
+            what
+        )
+
+
+# --- speed, by a clock that the test sets ---
+
+OPTIONS = replace(Options(), gradient_accumulation_steps=2, batch_size=3, block_size=5)
+TOKENS = 2 * 3 * 5
+CONFIG = changed(GPTConfig(block_size=5), dtype="bfloat16")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """`clock.now`, in seconds: what time.perf_counter tells runs/metrics.py."""
+
+    class Clock:
+        now = 1000.0
+
+        def perf_counter(self):
+            return self.now
+
+    monkeypatch.setattr(metrics_module, "time", clock := Clock())
+    return clock
+
+
+def run_step(speed, clock, data, seconds):
+    """A step of so many seconds, with so many before it to make its batch."""
+    with speed.making_batch():
+        clock.now += data
+    clock.now += seconds
+    speed.ended(clock.now)
+
+
+def test_figures_are_of_the_steps_since_the_last_and_of_no_pause(clock):
+    speed = Speed(OPTIONS, CONFIG, devices=4)
+    run_step(speed, clock, 0.25, 9.0)
+    speed.figures()
+    run_step(speed, clock, 0.25, 1.0)
+    speed.began = None  # as `catch_up` sets it
+    clock.now += 100  # an evaluation
+    run_step(speed, clock, 0.75, 2.0)
+    figures = speed.figures()
+    assert figures["ms"] == 1e3 * (0.25 + 1.0 + 0.75 + 2.0) / 2
+    assert figures["data_ms"] == 1e3 * (0.25 + 0.75) / 2
+    assert figures["tokens_per_second"] == pytest.approx(TOKENS / 2.0)
+
+
+def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock):
+    speed = Speed(OPTIONS, CONFIG, devices=1)
+    for data in (1.0, 3.0):
+        with speed.making_batch():
+            clock.now += data
+    for data in (1.0, 3.0):
+        clock.now += 10
+        speed.ended(clock.now)
+        assert speed.figures()["data_ms"] == 1e3 * data
+
+
+class H100:
+    device_kind = "NVIDIA H100 80GB HBM3"
+
+
+def test_mfu_is_the_model_flops_over_the_peak_of_all_devices(clock, monkeypatch):
+    monkeypatch.setattr(jax, "devices", lambda: [H100] * 2)
+    speed = Speed(OPTIONS, CONFIG, devices=2)
+    run_step(speed, clock, 0, 1e-3)
+    flops = flops_per_token(CONFIG, 5) * TOKENS
+    assert speed.figures()["mfu"] == pytest.approx(flops / 1e-3 / (2 * 989e12))
+
+
+def test_there_is_no_mfu_without_a_known_peak_nor_of_adapters(clock, monkeypatch):
+    unknown = Speed(OPTIONS, CONFIG, devices=1)  # a CPU
+    monkeypatch.setattr(jax, "devices", lambda: [H100])
+    float32 = Speed(OPTIONS, changed(CONFIG, dtype="float32"), devices=1)
+    adapters = Speed(replace(OPTIONS, lora_rank=8), CONFIG, devices=1)  # most weights have no gradient
+    for unpeaked in (unknown, float32, adapters):
+        run_step(unpeaked, clock, 0, 1)
+        assert "mfu" not in unpeaked.figures()
+
+
+def test_memory_is_the_devices_peak_where_it_tells_and_the_process_peak_elsewhere(clock, monkeypatch):
+    before = peak_memory()
+    filled = np.ones(before // 4 + 2**24, np.int32)  # by itself more than the process has held so far
+    assert peak_memory() >= filled.nbytes > before
+
+    class Device:
+        def memory_stats(self):
+            return {"peak_bytes_in_use": 3_500_000, "bytes_in_use": 1}
+
+    monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+    speed = Speed(OPTIONS, CONFIG, devices=1)
+    run_step(speed, clock, 0, 1)
+    assert speed.figures()["memory_mb"] == 3.5

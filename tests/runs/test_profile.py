@@ -34,7 +34,7 @@ def test_a_run_leaves_the_hlo_and_a_trace_of_four_steps_and_a_resumed_one_does_a
     assert hlo.startswith("HloModule jit_train_step,") and "\nENTRY " in hlo
     written, traced = lines(capsys)
     assert str(folder / "train_step.hlo.txt") in written
-    assert f"steps 10 to 13 of this run are in {folder}" in traced and "ui.perfetto.dev" in traced
+    assert f"steps 10 to 13 of this run: open {folder}" in traced and "ui.perfetto.dev" in traced
 
     train.main(tiny(out, max_iters=18, eval_interval=16, init_from="resume"))
     assert lines(capsys) == [] and steps_traced(folder) == [[10, 11, 12, 13]]

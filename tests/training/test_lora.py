@@ -15,7 +15,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
-from runs.checkpoint import arrays_by_name
+from runs.checkpoint import arrays_by_name, fingerprint
 from runs.load import load_run, load_run_with_adapters
 from runs.manifest import checksum_of_json
 from tests.helpers import (
@@ -30,7 +30,7 @@ from tests.helpers import (
     records,
     refusal,
 )
-from training.lora import add_adapters, fingerprint, merge, partition_trainable, without_adapters
+from training.lora import add_adapters, merge, partition_trainable, without_adapters
 from training.recipe import compile_step
 from training.state import create_state, create_state_around, model_config
 
@@ -62,16 +62,6 @@ def with_b(model):
     return jax.tree_util.tree_map_with_path(fill, model)
 
 
-def test_a_gate_of_few_heads_has_an_adapter_only_if_it_is_named():
-    def layers(**more):
-        options = replace(GPT2, attention_gate=True, **LORA, **more)
-        shapes = jax.eval_shape(lambda: create_state(model_config(options, V), options).model)
-        return {name for name in arrays_by_name(shapes) if "lora" in name and "head_gate" in name}
-
-    assert layers() == set()
-    assert layers(lora_targets="c_q,head_gate") == {f"blocks.attn.head_gate.lora_{x}" for x in "ab"}
-
-
 def adapted(options):
     return with_b(create_state_around(base(options), replace(options, **LORA)).model)
 
@@ -91,7 +81,11 @@ def test_fresh_adapters_change_nothing_and_stand_beside_what_is_there(variant):
         name.rsplit(".")[-1] in ("lora_a", "lora_b") for name in adapters
     )
     assert_same_bits(without_adapters(after), before)
+    assert_same_bits(without_adapters(before), before)
     assert frozen.keys() == arrays_by_name(before).keys()
+    for name, x in adapters.items():  # of each fan_in, var(x A) = var(x) / 3
+        if name.endswith("lora_a"):
+            assert np.var(x) == pytest.approx(1 / 3 / x.shape[1], rel=0.2)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -111,25 +105,19 @@ def test_merged_is_w_plus_a_b_and_computes_the_same(variant):
     assert np.linalg.norm(without_adapters(model)(tokens) - expected) > 0.1 * np.linalg.norm(expected)
 
 
-def test_an_ordinary_model_is_its_own_base_and_trained_as_a_whole():
-    model = base(GPT2)
-    assert_same_bits(without_adapters(model), model)
-    weights, frozen = partition_trainable(model)
-    assert_same_bits(weights, model)
-    assert not jax.tree.leaves(frozen)
-
-
 @pytest.mark.parametrize(
     "targets, layers",
     [
         ("c_q", {"attn.c_q"}),
         ("c_proj", {"attn.c_proj", "mlp.c_proj"}),
         ("attn.c_proj, c_fc", {"attn.c_proj", "mlp.c_fc"}),
-        ("blocks.mlp.c_proj,c_proj", {"attn.c_proj", "mlp.c_proj"}),
+        ("all", {*(f"attn.{name}" for name in ("c_q", "c_k", "c_v", "c_proj")), "mlp.c_fc", "mlp.c_proj"}),
+        ("head_gate", {"attn.head_gate"}),  # of few outputs: only if it is named
     ],
 )
 def test_targets_are_the_ends_of_names(targets, layers):
-    model = add_adapters(base(TINY), replace(TINY, **LORA, lora_targets=targets), jax.random.key(0))
+    options = replace(GPT2, attention_gate=True, lora_targets=targets, **LORA)
+    model = add_adapters(base(options), options, jax.random.key(0))
     assert {
         name[len("blocks.") : -len(".lora_a")] for name in arrays_by_name(partition_trainable(model)[0])
     } == layers
@@ -142,8 +130,6 @@ def test_targets_are_the_ends_of_names(targets, layers):
             {"lora_targets": "c_q,proj"},
             "no layer is called 'proj'; give some of attn.c_q, attn.c_k, attn.c_v,",
         ),
-        ({"lora_targets": "c_q,"}, "no layer is called ''"),
-        ({"lora_targets": "wte"}, "no layer is called 'wte'"),
         ({"lora_rank": 65}, "lora_rank=65 is more than the rank of blocks.attn.c_q, which is 64 at most"),
     ],
 )
@@ -193,9 +179,6 @@ def test_the_base_has_no_moments_no_gradients_and_costs_no_work_for_them(optimiz
     assert bytes_of["adapters"] < bytes_of["frozen"] / 20
 
     full, lora = (steps[rank].memory_analysis() for rank in (0, 4))
-    moments = 2 * bytes_of["frozen"]
-    less = full.argument_size_in_bytes - lora.argument_size_in_bytes
-    assert less == moments - 3 * bytes_of["adapters"]  # which, and whose moments, only one of them has
     # Both keep the same for the backward pass; the rest is gradients: of all weights in float32, or of none.
     assert full.temp_size_in_bytes - lora.temp_size_in_bytes > bytes_of["frozen"]
 
@@ -300,11 +283,8 @@ def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lo
     assert iteration == 10 and manifest.base["init_from"] == str(base_run)
     assert curve[10, "val/loss"] < curve[5, "val/loss"] < curve[0, "val/loss"]
     assert_same_bits(without_adapters(model), load_run(str(base_run))[0])
-    stored = json.loads((lora_run / "checkpoints" / "10" / "model" / "_METADATA").read_text())
-    names = {entry["key_metadata"][0]["key"] for entry in stored["tree_metadata"].values()}
-    assert names == arrays_by_name(partition_trainable(model)[0]).keys() and all(
-        "lora_" in name for name in names
-    )
+    stored = (lora_run / "checkpoints" / "10" / "model" / "_METADATA").read_text()
+    assert "c_q.lora_a" in stored and "c_q.weight" not in stored
 
 
 def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run, tmp_path):
@@ -377,44 +357,29 @@ def test_a_run_below_its_own_adapters_is_refused(copies):
     """Else it would be loaded for ever."""
     base, lora = copies
     rename_base(lora, base, lora)
-    assert f"{lora}: the run is below its own adapters" in refusal(load_run, str(lora))
+    assert f"{lora}: its adapters name this run itself" in refusal(load_run, str(lora))
 
 
-def test_adapters_of_another_base_are_refused(copies):
+def test_adapters_of_another_base_or_of_none_are_refused(copies):
     base, lora = copies
     load_run(str(lora))
     train.main([f"--out_dir={base}", "--init_from=resume", "--max_iters=11"])
     for main, arguments in ((train.main, ["--init_from=resume", "--max_iters=11"]), (sample.main, [])):
         text = refusal(main, [f"--out_dir={lora}", *arguments])
-        assert f"{lora / 'checkpoints' / '10'}: its adapters were trained beside other weights" in text
+        assert f"{lora}: its adapters were trained beside other weights" in text
         assert str(base) in text
-
-
-def test_a_base_that_is_gone_is_named(copies):
-    base, lora = copies
     shutil.rmtree(base)
     text = refusal(sample.main, [f"--out_dir={lora}"])
-    assert "the model below its adapters cannot be loaded" in text and str(base) in text
+    assert "the base model of its adapters cannot be loaded" in text and str(base) in text
 
 
-def test_another_vocabulary_than_the_bases_is_refused(tiny, base_run, tmp_path):
+def test_another_vocabulary_or_shape_than_the_bases_is_refused(tiny, base_run, tmp_path):
     other, ids = tmp_path / "other", np.zeros(50, int)
     write_dataset(other, ids, ids, CharTokenizer("abc"), "a test")
     text = refusal(train.main, adapt(tiny, base_run, tmp_path / "out", dataset=other))
     assert f"dataset={other} has another vocabulary than" in text and str(base_run) in text
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        ({"lora_targets": "c_atn"}, "no layer is called 'c_atn'"),
-        ({"lora_rank": 17}, "lora_rank=17 is more than the rank of"),
-        ({"lora_rank": -1}, "lora_rank is -1, expected an integer, 0 or more"),
-    ],
-)
-def test_a_run_that_cannot_start_is_one_line(tiny, base_run, tmp_path, changes, says):
-    assert says in refusal(train.main, adapt(tiny, base_run, tmp_path / "out", **changes))
+    text = refusal(train.main, [*adapt(tiny, base_run, tmp_path / "out"), "--n_layer=3"])
+    assert "n_layer=3" in text and f"{base_run} has n_layer=2" in text
     assert not (tmp_path / "out").exists()
 
 
@@ -432,12 +397,7 @@ def test_a_base_is_not_overwritten_by_its_adapters(tiny, copies):
     assert load_run(str(base))[2] == 10
 
 
-def test_a_shape_that_contradicts_the_base_is_one_line(tiny, base_run, tmp_path):
-    text = refusal(train.main, [*adapt(tiny, base_run, tmp_path / "out"), "--n_layer=3"])
-    assert "n_layer=3" in text and f"{base_run} has n_layer=2" in text
-
-
-@pytest.mark.parametrize("change", ["lora_rank=4", "lora_rank=0", "lora_targets=c_fc", "lora_alpha=1"])
+@pytest.mark.parametrize("change", ["lora_rank=0", "lora_targets=c_fc", "lora_alpha=1"])
 def test_resume_refuses_other_adapters(lora_run, change):
     text = refusal(train.main, [f"--out_dir={lora_run}", "--init_from=resume", f"--{change}"])
     assert change in text and "the checkpoint" in text

@@ -26,7 +26,7 @@ from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.mesh import check_fit, mesh_of, parse
 from parallel.pipeline.loop import make_pipeline
-from runs.memory import check_training
+from runs.sizes import check_training
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.target import Target, absent_devices

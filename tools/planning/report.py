@@ -8,7 +8,7 @@ import jax
 
 from config.devices import GIB, PRICES_READ
 from config.files import write_whole, written
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from tools.planning.cost import MEMORY, NETWORK, PRODUCT, START, Cost, Row
 from tools.planning.fit import Memory, Planned
 from tools.planning.ideal import least_sent, sent_along

@@ -6,7 +6,7 @@ import pytest
 
 from config.options import Options
 from model import GPTConfig
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from tests.models import changed
 from tools.benchmarks.flops import counted_flops
 

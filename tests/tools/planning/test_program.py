@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.speed import flops_per_token
+from runs.sizes import flops_per_token
 from tools.planning.program import Shape, parse_program
 from tools.planning.traffic import device_groups
 from tools.planning.work import kernels, unknown_loops

@@ -1,9 +1,11 @@
-"""Sizes that no machine can hold are refused in one line, before anything is made of them."""
+"""Sizes that no machine can hold are refused in one line; FLOPs are those of XLA and of nanoGPT."""
 
 from dataclasses import replace
 from string import ascii_lowercase
 
+import equinox as eqx
 import jax
+import jax.numpy as jnp
 import pytest
 
 import bench
@@ -12,12 +14,15 @@ import sample
 import train
 from config.options import Options
 from data.tokenizer import CharTokenizer
+from model import GPT, GPTConfig
 from parallel.mesh import parse
 from parallel.pipeline.__main__ import main as print_schedule
-from runs import memory
+from runs import sizes
 from runs.manifest import Manifest
-from runs.memory import check_training
-from tests.helpers import refusal, save_run
+from runs.sizes import check_training, flops_per_token
+from tests.helpers import MODERN, refusal, save_run
+from tests.models import TINY, changed
+from tests.models import train as train_step
 from training.state import create_state, model_config
 
 HUGE = [  # terabytes; a larger integer is refused as an option
@@ -67,9 +72,9 @@ def test_a_state_is_refused_from_the_first_byte_too_many(monkeypatch):
     options = replace(Options(), n_layer=2, n_head=4, n_embd=64, block_size=128, optimizer="muon")
     config = model_config(options, 512)
     taken = sum(x.nbytes for x in jax.tree.leaves(create_state(config, options)))
-    monkeypatch.setattr(memory, "device_bytes", lambda: taken)
+    monkeypatch.setattr(sizes, "device_bytes", lambda: taken)
     check_training(config, options)
-    monkeypatch.setattr(memory, "device_bytes", lambda: taken - 1)
+    monkeypatch.setattr(sizes, "device_bytes", lambda: taken - 1)
     assert "the state of n_layer=2" in refusal(check_training, config, options)
 
 
@@ -82,3 +87,51 @@ def test_a_schedule_too_long_to_print_is_refused(name):
 @pytest.mark.parametrize("mesh", ["data:1000000000000", "data:-1,fsdp:1000000000000"])
 def test_a_mesh_of_more_devices_than_there_are_is_refused(mesh):
     assert f"mesh={mesh} needs" in refusal(parse, mesh, 8)
+
+
+# --- FLOPs ---
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        dict(mlp="gelu", bias=True),
+        dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False),
+        MODERN,
+    ],
+)
+def test_flops_are_those_xla_counts(variant):
+    B, T = 2, 64
+    config = changed(TINY, block_size=T, vocab_size=512, n_embd=256, **variant)
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((B, T), jnp.int32)
+    counted = train_step.lower(model, tokens, tokens).compile().cost_analysis()["flops"]
+    # XLA adds one for each element of each elementwise operation (norms, softmax, activations), which is
+    # O(D + H T + V) per token against O(D^2 + D V) in products: 1% here, and never less than nothing.
+    # Unrolled, because it counts the body of a loop once.
+    assert 1 < counted / (B * T * flops_per_token(config, T)) < 1.02
+
+
+def test_flops_are_those_of_nanogpt():
+    config = GPTConfig(vocab_size=50304, mlp="gelu")
+    L, H, Q, T = 12, 12, 64, 1024
+    N = sum(x.size for x in jax.tree.leaves(eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))))
+    N -= T * 768  # nanoGPT leaves out wpe
+    # nanoGPT counts the gains of the norms as if they were matrices: 19,200 of 124 million.
+    assert flops_per_token(config, T) == 6 * (N - 25 * 768) + 12 * L * H * Q * T
+    assert flops_per_token(config, T) == pytest.approx(6 * N + 12 * L * H * Q * T, rel=1e-3)
+
+
+def test_a_window_costs_as_many_keys_as_it_lets_a_token_read():
+    gpt2, T, N = GPTConfig(), 1024, 256
+    saved = flops_per_token(gpt2, T) - flops_per_token(replace(gpt2, window=N), T)
+    not_read = sum(t - min(t, N) for t in range(1, T + 1)) / T  # keys of a token, on average
+    # Two products of T x T count with both halves; the diagonal makes less than a key's difference.
+    assert saved == pytest.approx(12 * 12 * 768 * 2 * not_read, rel=1 / not_read)
+    assert flops_per_token(replace(gpt2, window=4096), T) == flops_per_token(gpt2, T)
+
+
+def test_attention_costs_what_the_sequence_is_long():
+    config = GPTConfig(block_size=1024, n_layer=3, n_embd=96)
+    more = flops_per_token(config, 256) - flops_per_token(replace(config, block_size=64), 64)
+    assert more == 12 * 3 * 96 * (256 - 64)

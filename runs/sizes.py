@@ -1,0 +1,79 @@
+"""The FLOPs and the bytes of a model, counted from its shapes.
+
+The checks refuse nothing that could run: they are for a digit too many, at which JAX overflows, or the kernel
+kills the program after a long wait.
+"""
+
+import math
+from decimal import Decimal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from config.command_line import UserError
+from config.options import Options
+from model import GPTConfig
+from parallel.sharding import is_matrix
+from runs.hardware import host_bytes
+from training.state import create_state
+
+ANYWHERE = 10**16  # bytes: more than any cluster has, for plans of other machines
+
+
+def flops_per_token(config: GPTConfig, T: int) -> int:
+    """Return the FLOPs of matrix products per token of a training step on sequences of T tokens.
+
+    A matrix of P parameters takes 2 P, and the backward pass does that twice. The two T x T products of a
+    layer's attention take 12 T D: like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
+    causal half that a good kernel skips, and for a window twice the keys that a token reads on average.
+    """
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    arrays = jax.tree.leaves_with_path(model)
+    blocks = sum(x.size for path, x in arrays if path[0].name == "blocks" and is_matrix(path, x))
+    matrices = blocks + config.vocab_size * config.n_embd
+    N = min(config.window or T, T)
+    return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * config.n_embd
+
+
+def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
+    """Raise UserError for a run whose state or batch cannot fit here, or if only `planned`, anywhere."""
+    A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
+    state = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
+    check(
+        f"the state of n_layer={config.n_layer}, n_embd={config.n_embd}, block_size={config.block_size}, "
+        f"vocab_size={config.vocab_size}",
+        sum(x.size * x.dtype.itemsize for x in state),
+        ANYWHERE if planned else device_bytes(),
+    )
+    check(
+        f"the batch of gradient_accumulation_steps={A}, batch_size={B}, block_size={T}",
+        8 * A * B * T // jax.process_count(),  # inputs and targets, int32
+        ANYWHERE if planned else host_bytes(),
+    )
+
+
+def check_cache(config: GPTConfig, rows: int, option: str) -> None:
+    """Raise UserError, which names the option, for rows of the key/value cache that cannot fit."""
+    numbers = 2 * config.n_layer * config.kv_heads * config.head_size * config.block_size * rows
+    needed = numbers * jnp.dtype(config.compute.result).itemsize
+    check(f"the key/value cache of {option}", needed, device_bytes())
+
+
+def check_evaluation(config: GPTConfig, B: int, T: int) -> None:
+    """Raise UserError for a batch whose residual stream, of (B, T) tokens, cannot fit."""
+    check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd, device_bytes())
+
+
+def check(what: str, needed: int, there: float) -> None:
+    if needed > there:
+        least, most = (f"{Decimal(x) / 10**9:.3g} GB" for x in (needed, there))  # too large for a float
+        raise UserError(f"{what} takes at least {least}, and there are {most}: make it smaller")
+
+
+def device_bytes() -> float:
+    """Return the bytes of memory of the mesh's devices together; infinite where unknown."""
+    if jax.default_backend() == "cpu":
+        return host_bytes() * jax.process_count()
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)
