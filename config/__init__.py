@@ -1,5 +1,5 @@
-"""The options of a run, the reader of command lines, and one file for each experiment.
+"""What can be set, how it is read, and one file for each experiment.
 
-`options.py` holds the options of train.py, and `command_line.py` reads every command's. All other files are
-experiments.
+`options.py` and `shape.py` hold the options of train.py, `command_line.py` reads every command's, `files.py`
+opens and writes files, and `devices.py` knows GPUs and TPUs. The other files are experiments.
 """

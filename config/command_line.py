@@ -103,10 +103,7 @@ Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py'
 
 
 def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
-    """Return the options that a command line and its config files set: checked values by name.
-
-    `--help` prints the options of `cls` and exits. Raises UserError.
-    """
+    """Return the checked values that a command line and its config files set, by name. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         show_help(cls)
     texts, paths = take_words(argv, option_types(cls) | TORCH_ONLY)

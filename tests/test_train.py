@@ -40,6 +40,7 @@ from tests.helpers import (
     newest_checkpoint,
     records,
     refusal,
+    run_python,
     saved_iterations,
     saved_state,
     start_python,
@@ -99,12 +100,6 @@ def test_metrics_have_every_step_and_every_evaluation(first_run):
         assert all(value == np.float32(value) for name, value in r.items() if name in ("loss", "lr"))
 
 
-def test_learning_rate_warms_up_and_decays(first_run):
-    rates = [r["lr"] for r in records(first_run[0]) if r.keys() == STEP]
-    assert rates[:3] == pytest.approx([1e-2 / 3, 2e-2 / 3, 1e-2])
-    assert rates[2:] == sorted(rates[2:], reverse=True) and rates[-1] > 1e-3
-
-
 def test_tells_of_each_evaluation_and_what_to_do_next(first_run):
     out, printed = first_run
     for r in records(out):
@@ -117,12 +112,8 @@ def test_tells_of_each_evaluation_and_what_to_do_next(first_run):
 
 def test_leaves_its_options_curves_and_checkpoints_and_nothing_else(first_run, tiny_data):
     out, _ = first_run
-    assert {path.name for path in out.iterdir()} == {
-        "checkpoints",
-        "loss.png",
-        "metrics.jsonl",
-        "options.json",
-    }
+    names = {path.name for path in out.iterdir()}
+    assert names == {"checkpoints", "loss.png", "metrics.jsonl", "options.json"}
     pixels = {tuple(pixel) for pixel in imread(out / "loss.png")[..., :3].reshape(-1, 3)}
     curves = {tuple(np.float32(to_rgb(color))) for color in ("C1", "C2")}  # of train/loss and val/loss
     assert curves <= pixels
@@ -157,34 +148,21 @@ def test_nanogpts_own_config_file_trains(tiny_data, tmp_path, capsys):
     config.write_text(
         f"""# A small character model, with the constructs of nanoGPT's own config files.
 import time
-
 out_dir = {str(tmp_path / "out")!r}
-eval_interval = 250  # a comment behind a value
+eval_interval = 250  # a comment after a value
 eval_iters = 1
-log_interval = 10
-always_save_checkpoint = False
-
 wandb_log = False
-wandb_project = 'shakespeare-char'
 wandb_run_name = 'mini-gpt-' + str(time.time())
-
 dataset = {str(tiny_data)!r}
 gradient_accumulation_steps = 5 * 8
 batch_size = 2
 block_size = 8
-
 n_layer = 2
 n_head = 2
 n_embd = 16
 dropout = 0.2
-
 learning_rate = 1e-3
 max_iters = 1
-lr_decay_iters = 5000
-min_lr = 1e-4
-beta2 = 0.99
-warmup_iters = 100
-
 device = 'cpu'
 compile = False
 backend = 'nccl'
@@ -439,16 +417,6 @@ def test_options_that_nobody_asked_for_are_those_of_the_checkpoint(copied_run, t
     assert "was saved with --learning_rate=0.01: " in said and contents(copied_run) == before
     (config := tmp_path / "config.py").write_text("learning_rate = 0.01\n")  # a config file asks for it, too
     assert train.main([str(config), *again]) == train.main([*again, "--max_iters=21"]) == 0
-
-
-def test_a_launch_that_ended_before_it_saved_is_named_by_what_it_changed(copied_run, monkeypatch):
-    again = [f"--out_dir={copied_run}", "--init_from=resume"]
-    with monkeypatch.context() as patch:
-        patch.setattr(train, "train", lambda *arguments: 137)
-        assert train.main([*again, "--max_iters=22"]) == 137
-    said = refusal(train.main, again)
-    assert "means --max_iters=22, " in said and "was saved with --max_iters=20: " in said
-    assert train.main([*again, "--max_iters=22"]) == 0 and saved_iterations(copied_run)[-1] == 22
 
 
 def test_a_mistyped_folder_to_resume_is_named_before_any_data_set(tmp_path):
@@ -711,10 +679,6 @@ def test_data_cut_short_under_a_run_is_one_line_and_what_was_trained_is_saved(tm
 # Runs that cannot start
 
 
-def damage_cut_short(folder):
-    os.truncate(folder / "train.bin", 1000)
-
-
 def damage_low_bits(folder):
     (folder / "train.bin").write_bytes(bytes(x ^ 1 for x in (folder / "train.bin").read_bytes()))
 
@@ -724,7 +688,10 @@ def damage_low_bits(folder):
     [
         (lambda folder: (folder / "train.bin").unlink(), "neither train.bin nor prepare.py"),
         (lambda folder: (folder / "val.bin").unlink(), "val.bin: no such file"),
-        (damage_cut_short, "train.bin: 1000 bytes of uint16, where meta.json says 1500 tokens"),
+        (
+            lambda folder: os.truncate(folder / "train.bin", 1000),
+            "train.bin: 1000 bytes of uint16, where meta.json says 1500 tokens",
+        ),
         (damage_low_bits, "train.bin: its sha256 is not the one in meta.json"),
         (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used"),
     ],
@@ -758,27 +725,13 @@ def test_out_dir_that_cannot_be_written_is_refused(tiny, tmp_path):
     assert str(tmp_path / "file" / "out") in text and "--out_dir" in text
 
 
-def test_command_line_answers_mistakes_in_one_line_with_status_2(tiny, tmp_path):
-    texts = {
-        "syntax.py": "n_layer = = 2\n",
-        "unknown.py": "n_layers = 2\n",
-        "wrong_type.py": "n_layer = 'two'\n",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    syntax, unknown, wrong_type = (str(tmp_path / name) for name in texts)
-    says = [
-        (start_python("train.py", syntax), [f"{syntax}:1"]),
-        (start_python("train.py", unknown), [unknown, "n_layers", "did you mean n_layer?"]),
-        (start_python("train.py", wrong_type), [wrong_type, "n_layer", "'two'", "an integer"]),
-        (
-            start_python("train.py", *tiny(tmp_path / "none", init_from="resume")),
-            [str(tmp_path / "none"), "no checkpoint"],
-        ),
-    ]
-    for process, parts in says:
-        printed, errors = process.communicate()
-        assert process.returncode == 2
-        assert all(part in error_line(errors) for part in parts)
-        assert not printed
-        assert len([line for line in errors.splitlines() if not line.startswith("note: ")]) == 1
+def test_the_command_answers_a_mistake_in_one_line_with_status_2(tiny, tmp_path):
+    (config := tmp_path / "config.py").write_text("n_layers = 2\n")
+    for words, says in (
+        ([config], f"{config}: n_layers is not an option; did you mean n_layer?"),
+        (tiny(tmp_path / "none", init_from="resume"), f"{tmp_path / 'none' / 'checkpoints'}: no checkpoint "),
+    ):
+        done = run_python("train.py", *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert error_line(done.stderr).startswith(says)
+        assert all(line.startswith("note: ") for line in done.stderr.splitlines()[:-1])

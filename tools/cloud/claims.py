@@ -7,6 +7,7 @@ and how often it has begun.
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Any
 from uuid import uuid4
 
 from config.command_line import UserError
@@ -36,7 +37,7 @@ def claimed(names: list[str]) -> Generator[dict[str, str]]:
 def claim(name: str, launch: str) -> None:
     """Give a name to a launch. Raises UserError if another has it, whose call has not ended."""
     claims = open_claims()
-    ours = {"launch": launch, "call": None, "begun": 0}
+    ours: dict[str, Any] = {"launch": launch, "call": None, "begun": 0}
     if claims.put(name, ours, skip_if_exists=True):
         return
     theirs = claims.get(name) or ours
@@ -64,7 +65,7 @@ def has_ended(call: str | None) -> bool:
 def begin(name: str, launch: str, attempts: int) -> None:
     """Note that an attempt of a launch begins. Raises UserError if it may not, or too many have begun."""
     claims = open_claims()
-    known = claims.get(name) or {"launch": launch, "begun": 0}
+    known: dict[str, Any] = claims.get(name) or {"launch": launch, "begun": 0}
     if known["launch"] != launch:
         raise UserError(f"runs/{name} belongs to another launch by now, which trains it")
     begun = known["begun"] + 1
