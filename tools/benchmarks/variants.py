@@ -30,9 +30,10 @@ BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per tur
 class JaxStep:
     """The training step of train.py."""
 
-    def __init__(self, config: GPTConfig, options: Options):
+    def __init__(self, config: GPTConfig, options: Options, name: str | None = None):
         self.config, self.options = config, options
-        self.name, self.dtype = f"JAX {config.compute.dtype}", config.compute.dtype
+        self.dtype = config.compute.dtype
+        self.name = name or f"JAX {self.dtype}"
         self.state = create_state(config, options)
         start = time.perf_counter()
         self.train_step = compile_step(self.state, options)
