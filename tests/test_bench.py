@@ -10,6 +10,7 @@ import pytest
 import bench
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
+from parallel import batches
 from tests.helpers import refusal, run_python
 from tools.benchmarks import variants as measured
 
@@ -63,7 +64,7 @@ def clock(monkeypatch):
         step.memory_analysis = compiled.memory_analysis
         return step
 
-    class Batches(bench.Batches):
+    class Batches(batches.Batches):
         def __call__(self, *which):
             clock.now += 0.0625
             return super().__call__(*which)
@@ -71,8 +72,7 @@ def clock(monkeypatch):
     monkeypatch.setattr(bench, "time", clock)
     monkeypatch.setattr(measured, "time", clock)
     monkeypatch.setattr(measured, "compile_step", slow_to_compile)
-    monkeypatch.setattr(bench, "Batches", Batches)
-    monkeypatch.setattr("parallel.batches.Batches", Batches)
+    monkeypatch.setattr(batches, "Batches", Batches)
     return clock
 
 
@@ -135,7 +135,7 @@ def test_each_turn_of_a_variant_takes_about_half_a_second_and_all_have_as_many_t
 
 def test_the_spread_leaves_out_a_tenth_at_either_end():
     times = [0.0, *[1.0] * 4, 2.0, *[3.0] * 4, 100.0]
-    (row,) = bench.table([SimpleNamespace(name="one")], {"one": times}, tokens=6).splitlines()[2:]
+    (row,) = bench.table({"one": times}, tokens=6).splitlines()[2:]
     assert row.split() == ["one", "2000.00", "0.00", "100%", "3"]
 
 
