@@ -86,19 +86,18 @@ def run(
     asked = parse(argv, about)
     if asked.equal_time:
         experiments = [at_equal_time(experiment, asked.only, results) for experiment in experiments]
-    chosen = {x.name: x for x in experiments if labels(x, asked.only)}
-    if not chosen:
-        names = "; ".join(f"{x.name}: {label}" for x in experiments for label in labels(x, None))
+    records = {x.name: Record(x, results) for x in experiments if labels(x, asked.only)}
+    if not records:
+        names = "; ".join(f"{x.name}: {label}" for x in experiments for label in labels(x))
         raise UserError(f"--only={asked.only}: no option set has this in its name: {names}")
-    records = [Record(experiment, results) for experiment in chosen.values()]
-    due = [task for record in records for task in tasks(record, asked)]
     if asked.list:
-        for record in records:
-            print_list(record, [task for task in due if task.experiment == record.experiment.name], asked)
+        for record in records.values():
+            print_list(record, asked)
         return 0
+    due = [task for record in records.values() for task in tasks(record, asked)]
 
     def keep(task: Task, result: dict) -> None:
-        record = Record(chosen[task.experiment], results)  # anew: another process may have written there
+        record = Record(records[task.experiment].experiment, results)  # anew: it may have been written to
         record.check_data(task.dataset, result.get("data"))  # a rented machine's are seen only now
         record.add(task.label, result)
         val, diverged = result["val"], result["diverged"]
@@ -109,14 +108,16 @@ def run(
         if asked.time:
             from experiments.timing import time_steps  # here: a rented machine lacks it
 
-            for record in records:
+            for record in records.values():
                 time_steps(record, labels(record.experiment, asked.only))
         elif not asked.draw:
             if train is None:
-                prepare_data(records, due)
+                for name, dataset in sorted({(task.experiment, task.dataset) for task in due}):
+                    prepare_if_missing(dataset)
+                    records[name].check_data(dataset, data_mark(dataset))
             failed = (train or train_all)(due, asked.jobs, keep)
     finally:  # whatever stopped it, the tables have what is done
-        for before in records:
+        for before in records.values():
             record = Record(before.experiment, results)
             if train is None or record.sets != before.sets:  # a launch may only print its cost
                 write_report(record)
@@ -146,10 +147,10 @@ def count(text: str) -> int:
 # The list of tasks
 
 
-def labels(experiment: Experiment, only: str | None) -> list[str]:
+def labels(experiment: Experiment, only: str = "") -> list[str]:
     """Return the option sets that are asked for, of those that can be trained."""
     runnable = [label for label in experiment.sets if label not in experiment.removed]
-    return [label for label in runnable if (only or "") in f"{experiment.name}: {label}"]
+    return [label for label in runnable if only in f"{experiment.name}: {label}"]
 
 
 def tasks(record: Record, asked: Namespace) -> list[Task]:
@@ -166,9 +167,10 @@ def tasks(record: Record, asked: Namespace) -> list[Task]:
     return found
 
 
-def print_list(record: Record, due: list[Task], asked: Namespace) -> None:
+def print_list(record: Record, asked: Namespace) -> None:
     """Print how many runs each option set has that is asked for, and which are missing."""
     print(f"{record.experiment.name}: {record.experiment.question}")
+    due = tasks(record, asked)
     for label in labels(record.experiment, asked.only):
         seeds = ", ".join(str(task.seed) for task in due if task.label == label)
         missing = f", missing: seed {seeds}" if seeds else ""
@@ -185,7 +187,7 @@ def at_equal_time(experiment: Experiment, only: str, results: Path) -> Experimen
         return renamed
     record = Record(experiment, results)
     times = {label: record.entry(label).get("ms") for label in experiment.sets}
-    if untimed := [label for label in labels(experiment, None) if times[label] is None]:
+    if untimed := [label for label in labels(experiment) if times[label] is None]:
         names = "; ".join(untimed)
         raise UserError(f"--equal_time: {experiment.name}: no step time of {names}: run it with --time first")
     sets, first = {}, next(iter(times.values()))
@@ -198,15 +200,6 @@ def at_equal_time(experiment: Experiment, only: str, results: Path) -> Experimen
 
 
 # Training
-
-
-def prepare_data(records: list[Record], due: list[Task]) -> None:
-    """Prepare the data sets that runs need. Raises UserError if runs so far have read others of that name."""
-    for dataset in sorted({task.dataset for task in due}):
-        prepare_if_missing(dataset)
-        for record in records:
-            if any((task.experiment, task.dataset) == (record.experiment.name, dataset) for task in due):
-                record.check_data(dataset, data_mark(dataset))
 
 
 def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
