@@ -80,8 +80,7 @@ def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
     bench, argv = split_options(argv, BenchOptions)
-    if bench.vs and importlib.util.find_spec("torch") is None:
-        raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
+    check_rival(bench)
     options = parse_options(argv)
     if bench.vs:
         check_twin(options)
@@ -93,6 +92,12 @@ def main(argv: list[str]) -> None:
             report_serving(options)
         else:
             measure(bench, options)
+
+
+def check_rival(bench: BenchOptions) -> None:
+    """Raise UserError for `--vs=torch` without PyTorch."""
+    if bench.vs and importlib.util.find_spec("torch") is None:
+        raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
 
 
 def check_twin(options: Options) -> None:

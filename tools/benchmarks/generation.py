@@ -109,7 +109,9 @@ def report_serving(options: Options) -> None:
 def report_engine(model: GPT) -> None:
     engine = Engine(model, SLOTS)
     engine.compile()
-    ways = {f"engine, {n} of {SLOTS} slots": (n, partial(run_engine, engine, n)) for n in (1, 4, SLOTS)}
+    ways: dict[str, tuple[int, Callable[[], None]]] = {
+        f"engine, {n} of {SLOTS} slots": (n, partial(run_engine, engine, n)) for n in (1, 4, SLOTS)
+    }
     if importlib.util.find_spec("torch"):
         with contextlib.redirect_stdout(io.StringIO()):
             theirs = exported(model)
