@@ -87,7 +87,7 @@ class Record:
 
     def runs(self, label: str) -> list[dict]:
         """Return the results of an option set, by ascending seed."""
-        return sorted(self.entry(label)["runs"], key=lambda run: run["seed"])
+        return self.entry(label)["runs"]
 
     def losses(self, label: str) -> pd.Series:
         """Return the final validation losses of an option set by seed; NaN for a run that diverged."""

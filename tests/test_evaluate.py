@@ -119,20 +119,15 @@ def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_tok
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, split, capsys):
+def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, dataset, capsys):
     train.main(
         [f"--out_dir={run}", "--init_from=resume", "--eval_only=True", "--eval_iters=-1", "--mesh=data:1"]
         + ["--mlp=gelu", "--bias=True", "--n_layer=3", "--n_head=4", "--n_embd=48", f"--block_size={T}"]
-        + [f"--dataset={json.loads(manifest(run))['options']['dataset']}", "--device=cpu"]
+        + [f"--dataset={dataset}", "--device=cpu"]
     )
     printed = capsys.readouterr().out
-    found = result(stride=T, split=split)
-    assert f"{split} loss {found['loss']:.4f}" in printed
-
-
-def manifest(run):
-    return (run / "checkpoints" / "0" / "manifest" / "metadata").read_text()
+    for split in ("train", "val"):
+        assert f"{split} loss {result(stride=T, split=split)['loss']:.4f}" in printed
 
 
 @pytest.mark.parametrize(
@@ -317,16 +312,6 @@ def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed
     for path in (tmp_path / "file" / "result.json", tmp_path):
         text = error("--out_dir=nowhere", f"--json={path}")  # nothing has looked for the run
         assert text.startswith(f"{path}: cannot be written") and "--json" in text
-
-
-def test_a_run_that_somebody_sent_runs_nothing(reference, tmp_path):
-    """Its manifest names a data set, whose prepare.py says that it is small."""
-    (tmp_path / "sent").mkdir()
-    script = "from pathlib import Path\nSMALL = True\nPath(__file__).with_name('executed').touch()\n"
-    (tmp_path / "sent" / "prepare.py").write_text(script)
-    run = save_reference(tmp_path / "run", reference, tmp_path / "sent", TOKENIZER.to_json())
-    assert "if you trust it, run" in error(f"--out_dir={run}")
-    assert not (tmp_path / "sent" / "executed").exists()
 
 
 def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
