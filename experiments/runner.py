@@ -1,11 +1,7 @@
 """Train an experiment's runs: some option sets, each with several seeds, and put the results into one file.
 
     python -m experiments.precision                 train what is missing, then write the table and the plot
-    python -m experiments.precision --list          what is done and what is missing
-    python -m experiments.precision --draw          the table and the plot of what is done; nothing is trained
     python -m experiments.precision --seeds=7       two seeds more than its five
-    python -m experiments.precision --jobs=2        two runs at once, on half of the cores each
-    python -m experiments.precision --only=float32  only the option sets whose name has this in it
     python -m experiments.precision --time          time each set's step, by turns: on a quiet machine
     python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
     modal run app.py::experiment --run-on-remote true precision     on rented machines: docs/cloud.md

@@ -1,4 +1,4 @@
-"""The variants that bench.py measures, and their taking turns: the step, train.py's loop, PyTorch's step.
+"""The variants that bench.py measures by turns: the step, train.py's loop, PyTorch's step.
 
 A variant has a `name`, and `run(n)` returns seconds per step over n steps.
 """
