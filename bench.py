@@ -40,6 +40,7 @@ from config.devices import peak_flops
 from config.options import Options, parse_options
 from data.meta import load_or_assume_meta
 from data.registry import dataset_dir, is_prepared
+from data.token_files import Dataset
 from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.batches import StepBatches
@@ -239,7 +240,7 @@ def data_loading(options: Options, seconds: float) -> str:
     """Time the making of a step's batch, which happens while the device works on the step before."""
     if not is_prepared(dataset_dir(options.dataset)):
         return f"not measured: data set {options.dataset} is not prepared"
-    batches, times = StepBatches(options), [time.perf_counter()]
+    batches, times = StepBatches(options, Dataset(options.dataset)), [time.perf_counter()]
     for i in range(100):
         batches(i)
         times.append(time.perf_counter())

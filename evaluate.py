@@ -29,8 +29,8 @@ from jaxtyping import Int
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
 from data.batches import Batches
-from data.meta import load_meta
 from data.registry import prepare_if_missing
+from data.token_files import Dataset
 from data.tokenizer import end_of_text, from_json
 from model import GPT
 from parallel.hosts import on_process_0
@@ -108,8 +108,8 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
-    dataset = find_dataset(tokenizer, options)
-    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
+    dataset, opened = find_dataset(tokenizer, options)
+    batches = Batches(opened, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n, windows = len(batches.tokens) - 1, batches.every_window(stride)
     nats, seconds = score(model, windows, (options.batch_size, T), n, batches.path)
 
@@ -130,15 +130,16 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
     }
 
 
-def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> str:
-    """Return the data set to evaluate on, prepared. Raises UserError unless it has the model's tokenizer."""
+def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str, Dataset]:
+    """Return the data set to evaluate on, by name. Raises UserError unless it has the model's tokenizer."""
     of_a_run = options.init_from == "resume"
     if not of_a_run and not options.dataset:
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
     dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, dataset)
-    if load_meta(dataset).tokenizer == tokenizer:
-        return dataset
+    opened = Dataset(dataset)
+    if opened.meta.tokenizer == tokenizer:
+        return dataset, opened
     if tokenizer is None and not of_a_run:
         raise UserError(
             f"init_from={options.init_from}: there is no tokenizer.json, so what its tokens mean is not "

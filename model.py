@@ -1,24 +1,21 @@
-"""The network and nothing else: token ids in, logits out.
+"""The network: token ids in, logits out.
 
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
 
-`gelu` + `bias` with the rest at its defaults is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without
-`bias` is Llama's. Parameters have GPT-2's names, but queries, keys and values are separate. One legend
-holds in every file:
+`gelu` + `bias` is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama's. Parameters
+have GPT-2's names, but queries, keys and values are separate. One legend holds in every file:
 
     B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
     F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the key/value cache's length)
 
-Weights are float32. Matrix products take operands in `Compute.dtype` and give `Compute.result`; norms,
-softmax and rotations are float32. A layer sees other tokens only through `attend(q, k, v, key)`, which
-applies rope, mask and window: layers/attention.py makes it for whole sequences, generation/cache.py for new
-tokens after cached ones.
+Weights, norms, softmax and rotations are float32. Matrix products take operands in `Compute.dtype` and give
+`Compute.result`. A token sees others only through `attend(q, k, v, key)`: layers/attention.py makes one for
+entire sequences, generation/cache.py one for new tokens after cached ones.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -26,36 +23,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from config.shape import ModelShape, check_shape
 from layers.attention import Attend, Positions, causal_attention
 from layers.compute import Compute
 from layers.dropout import DropoutKey, dropout, split_key
-from layers.products import Linear, each, look_up, product
-from layers.shape import check_shape
+from layers.products import Linear, apply_each, embedding_lookup, product
 from layers.stack import apply_blocks
 
 
 @dataclass(frozen=True)
-class GPTConfig:
-    """The shape of a model, and how it is computed. Raises ValueError for an impossible shape."""
+class GPTConfig(ModelShape):
+    """The shape of a model, see config/shape.py, and how it is computed. Raises ValueError."""
 
-    block_size: int = 1024
     vocab_size: int = 50304
-    n_layer: int = 12
-    n_head: int = 12
-    n_kv_head: int | None = None  # None: n_head; fewer: query heads share them in groups (arXiv:2305.13245)
-    n_embd: int = 768
-    n_hidden: int | None = None  # F; None: the MLP has as many parameters as GPT-2's, see `hidden`
-    position: Literal["learned", "rope"] = "learned"  # rope: arXiv:2104.09864
-    rope_theta: float = 10000.0
-    rope_scaling: float = 1.0  # Llama 3's factor for longer contexts: see `inverse_frequencies`
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467
-    norm_eps: float = 1e-5
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # arXiv:2002.05202, 1606.08415, 2109.08668
-    bias: bool = False
-    qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # how many tokens each attends to, itself included; None: all up to it
-    tie_embeddings: bool = True
-    dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
     compute: Compute = Compute()  # how the model is computed
 
@@ -72,7 +52,7 @@ class GPTConfig:
 
     @property
     def hidden(self) -> int:
-        """F: 4 D, or about 8/3 D for SwiGLU, whose three matrices then hold about as many parameters."""
+        """F: 4 D, or about 8/3 D for SwiGLU, which has three matrices."""
         default = 64 * math.ceil(8 * self.n_embd / 3 / 64) if self.mlp == "swiglu" else 4 * self.n_embd
         return self.n_hidden or default
 
@@ -87,7 +67,7 @@ class GPTConfig:
 
 
 class Norm(eqx.Module):
-    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis, in float32, cast for the next product."""
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis, in float32; cast for the next product."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
@@ -135,7 +115,7 @@ class Attention(eqx.Module):
         self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         weights_key, output_key = split_key(key)
-        q, k, v = each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
+        q, k, v = apply_each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         y = attend(q, k, v, weights_key)  # (B, T, H, C), after rope, mask and softmax
@@ -146,7 +126,7 @@ class Attention(eqx.Module):
         return [self.c_q, self.c_k, self.c_v]
 
 
-# The backward pass keeps only the inputs of these. It is faster to recompute the rest than to read it back.
+# The backward pass keeps only their inputs: to recompute the rest is faster than to read it back.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
@@ -173,7 +153,7 @@ class MLP(eqx.Module):
         self.dropout = config.dropout
 
     def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
-        h = ACTIVATIONS[self.activation](*each(self.readers(), x))  # (B, T, F)
+        h = ACTIVATIONS[self.activation](*apply_each(self.readers(), x))  # (B, T, F)
         return dropout(self.c_proj(h), self.dropout, key)
 
     def readers(self) -> list[Linear]:
@@ -230,7 +210,7 @@ class GPT(eqx.Module):
         return self.logits(self.features(tokens, key=key))
 
     def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
-        """Compute all but the head. The loss takes features, so as not to hold all the logits at once."""
+        """Compute all but the head. The loss takes features, so that it need not hold all logits at once."""
         embed_key, blocks_key = split_key(key)
         layer_keys = None if blocks_key is None else jax.random.split(blocks_key, self.config.n_layer)
         positions, attend = causal_attention(self.config, tokens)
@@ -241,7 +221,7 @@ class GPT(eqx.Module):
         self, tokens: Int[Array, "B T"], positions: Positions, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         """Token and position embeddings, after dropout. Raises ValueError for more tokens than positions."""
-        x = look_up(self.wte, tokens, self.config.compute.result)
+        x = embedding_lookup(self.wte, tokens, self.config.compute.result)
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp them silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")

@@ -5,9 +5,8 @@
     python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt
     python sample.py --init_from=gpt2-xl --start="What is the answer to life?"
 
-A checkpoint is enough: neither the config file nor the data set has to be there. The samples are drawn
-together, as one batch. The first appears as it is drawn, the others when all are done. Only text goes to
-stdout.
+A checkpoint is enough: neither the config file nor the data set is needed. The samples are drawn as one
+batch, and the first is printed as it is drawn. Only text goes to stdout.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -15,6 +14,8 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import jax
@@ -23,7 +24,6 @@ import numpy as np
 from config.command_line import Count, Limit, Name, NonNegative, Seed, UserError, command, given
 from data.tokenizer import Tokenizer
 from generation.engine import generate
-from model import GPT
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 from runs.memory import check_sampling
@@ -36,7 +36,7 @@ Probability = Annotated[float, Limit("a number above 0, up to 1", lambda x: 0 < 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """The options of sample.py. The comment behind a field is its text in `--help`."""
+    """The options of sample.py. A field's comment is its text in `--help`."""
 
     program: ClassVar[str] = "sample.py"
     purpose: ClassVar[str] = "Write text with a trained model."
@@ -61,84 +61,57 @@ def main(argv: list[str]) -> None:
     if options.compilation_cache:
         keep_compiled_programs()
     text = read_prompt(options.start)
-    prompt_bytes = len(text.encode(errors="replace"))  # it hardly has more tokens
-    model, tokenizer = load_for_text(options, longest=prompt_bytes + options.max_new_tokens)
+    longest = len(text.encode(errors="replace")) + options.max_new_tokens  # a token has a byte or more
+    model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
+    tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
     check_sampling(model.config, options.num_samples, options.max_new_tokens)
-    prompt = tokenizer.encode(text)
-    block_size = model.config.block_size
-    known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
+    prompt, block_size = tokenizer.encode(text), model.config.block_size
+    known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
     if (largest := prompt.max(initial=0)) >= known:
         raise UserError(f"--start: token {largest} of the prompt is not of the model's vocabulary of {known}")
-    if not len(prompt):  # of spaces alone, which some tokenizers drop
+    if not len(prompt):  # some tokenizers drop spaces
         raise UserError(f"--start={options.start!r}: the tokenizer makes no token of it: give another")
     if len(prompt) > block_size:
-        print(
-            f"note: the prompt has {len(prompt)} tokens, of which the model reads the last {block_size}",
-            file=sys.stderr,
-        )
+        note = f"the prompt has {len(prompt)} tokens, of which the model reads the last {block_size}"
+        print(f"note: {note}", file=sys.stderr)
     chunks = generate(
         model,
         np.tile(prompt, (options.num_samples, 1)),
         key=jax.random.key(options.seed),
         max_new_tokens=options.max_new_tokens,
         temperature=options.temperature,
-        top_k=choose_top_k(options.top_k, known),
+        top_k=min(options.top_k or 200, known),
         top_p=options.top_p,
         vocab_size=known,
     )
     write_samples(text, chunks, tokenizer)
 
 
-def load_for_text(options: SampleOptions, longest: int) -> tuple[GPT, Tokenizer]:
-    """Load the model and its tokenizer. A model that is not a run's has room for `longest` tokens at most.
-
-    Raises UserError when the model has no tokenizer.
-    """
-    model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
-    return model, tokenizer_of(description, options.init_from, options.out_dir)
-
-
 def read_prompt(start: str) -> str:
-    """Return the prompt that `--start` gives: the text itself, or that of the file in `FILE:<path>`.
-
-    Raises UserError when the file cannot be read as text, or is empty.
-    """
+    """Return the text of `--start`, or of the file in `FILE:<path>`. Raises UserError."""
     if not start.startswith("FILE:"):
         return start
-    path = start.removeprefix("FILE:")
     try:
-        with open(path, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
+        text = Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise UserError(f"--start={start}: cannot be read as text: {error}") from None
     if not text:
         raise UserError(f"--start={start}: the file is empty, a prompt needs at least one character")
     return text
 
 
-def choose_top_k(top_k: int | None, vocab_size: int) -> int:
-    """Return how many of the likeliest tokens to draw from: 200 by default, and no more than there are."""
-    return min(top_k or 200, vocab_size)
-
-
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer) -> None:
-    """Write each sample to stdout: the prompt `text`, and the text of one row of all chunks.
-
-    A chunk is (B, n): the next n tokens of each of B samples. The first sample is written chunk by chunk.
-    """
+    """Write the prompt and each sample to stdout. A chunk is (B, n): the next n tokens of B samples."""
+    write = partial(print, end="", flush=True)
     write(text)
     decode = tokenizer.stream()
-    rest = []  # the tokens of all samples but the first
+    others = []  # the tokens of all samples but the first
     for tokens in chunks:
         write(decode(tokens[0]))
-        rest.append(tokens[1:])
+        others.append(tokens[1:])
     write(f"{decode([], final=True)}\n{SEPARATOR}\n")
-    for row in np.concatenate(rest, axis=1):
+    for row in np.concatenate(others, axis=1):
         write(f"{text}{tokenizer.decode(row)}\n{SEPARATOR}\n")
-
-
-def write(text: str) -> None:
-    print(text, end="", flush=True)
 
 
 if __name__ == "__main__":

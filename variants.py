@@ -1,8 +1,7 @@
 """Ideas beyond GPT-2 and Llama. Each is a subclass of a layer, or surgery on a plain model.
 
-To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in `build`, and a row of
-the table in parallel/sharding.py if it has arrays of its own. Chapters 8 and 9 read this file; a plain run
-does not import it.
+To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in `build`, and, for
+arrays of its own, a row of the table in parallel/sharding.py. A plain run does not import this file.
 """
 
 import math
@@ -59,7 +58,7 @@ def build(config: VariantConfig, key: PRNGKeyArray) -> GPT:
 
 
 def as_class(cls: Any, module: eqx.Module, **more) -> Any:
-    """Return a module as one of class `cls`, with the module's fields and `more`."""
+    """Return a `cls` with the fields of a module, and `more`."""
     new = object.__new__(cls)
     fields = {name: getattr(module, name) for name in cls.__dataclass_fields__ if hasattr(module, name)}
     for name, value in (fields | more).items():
@@ -68,13 +67,13 @@ def as_class(cls: Any, module: eqx.Module, **more) -> Any:
 
 
 class HeadGate(Linear):
-    """The gate logits of each head: a vector for each head, not a matrix to Muon or LoRA."""
+    """The gate logits: a vector for each head, not a matrix to Muon or LoRA."""
 
     matrix: ClassVar[bool] = False
 
 
 class Gated(Attention):
-    """Scale what each head has read by 2 sigmoid(gate logits) (arXiv:2505.06708). It starts as 1."""
+    """Scale each head's output by 2 sigmoid(gate logits), which starts as 1 (arXiv:2505.06708)."""
 
     head_gate: HeadGate  # D -> H
 
@@ -94,15 +93,14 @@ class Gated(Attention):
 
 
 def add_gates(model: GPT, config: VariantConfig) -> GPT:
-    """Give each head a gate, whose arrays are 0 at first."""
+    """Give each head a gate with weights of 0."""
     one = as_class(HeadGate, Linear(config, config.n_embd, config.n_head, key=jax.random.key(0)))
     gates = jax.tree.map(lambda x: jnp.zeros((config.n_layer, *x.shape)), one)
     return eqx.tree_at(lambda m: m.blocks.attn, model, as_class(Gated, model.blocks.attn, head_gate=gates))
 
 
-# µP, the maximal update parametrisation (arXiv:2203.03466, table 8): rates tuned at one width suit all. Of a
-# model n times as wide as its base, with as many layers, and heads r times as wide (r is n with as many
-# heads, and 1 where heads are added that are as wide):
+# µP, the maximal update parametrisation (arXiv:2203.03466, table 8): learning rates tuned at one width suit
+# all. For a model n times as wide as its base, with heads r times as wide:
 #
 #     hidden matrices at the start               divided by sqrt(n)                              mup
 #     queries                                    divided by sqrt(r): scores are q k^T / C        Scaled
@@ -111,7 +109,7 @@ def add_gates(model: GPT, config: VariantConfig) -> GPT:
 #                                                n / sqrt(r) for queries, keys and values
 #     embeddings, head, and all other rates      the base's
 #
-# At the base's width, a model in µP is an ordinary one. Weight decay is multiplied by a matrix's own rate.
+# Weight decay is multiplied by a matrix's own rate.
 
 
 class ScaledNorm(Norm):
@@ -139,13 +137,13 @@ class ScaledGated(Scaled, Gated):
 
 
 def width_multiplier(config) -> float:
-    """Return n, how many times as wide as its base the model of a config, or of options, is; 1 without µP."""
+    """Return n, the width of a config's or options' model relative to its base; 1 without µP."""
     base = getattr(config, "mup_base_width", 0)
     return config.n_embd / base if base else 1.0
 
 
 def head_multiplier(config) -> float:
-    """Return r, how many times as wide as its base's a head is."""
+    """Return r, the width of a head relative to the base's."""
     base_n_head = getattr(config, "mup_base_n_head", 0) or config.n_head
     return width_multiplier(config) * base_n_head / config.n_head
 
@@ -168,10 +166,9 @@ def linear_weights(model: GPT) -> list:
 def mup_rates(options) -> optax.GradientTransformation:
     """Scale the updates of the matrices in the blocks.
 
-    The spectral norm of Muon's step is to be in proportion to sqrt(out / in) (arXiv:2310.17813), and
-    `like_adam` lets it grow by the root of what the inputs grow by. So its rate is divided by n, and
-    multiplied by the root of what the outputs grow by. An adapter's B, whose inputs are as many at each
-    width, keeps the rate that is given.
+    The spectral norm of Muon's step should be proportional to sqrt(out / in) (arXiv:2310.17813), and
+    `like_adam` makes it grow with sqrt(in). So the rate is divided by n and multiplied by the root of the
+    outputs' growth. An adapter's B, whose inputs are as many at each width, keeps its rate.
     """
     n, r = width_multiplier(options), head_multiplier(options)
 
@@ -186,7 +183,7 @@ def mup_rates(options) -> optax.GradientTransformation:
 
 
 def without_multipliers(model: GPT) -> GPT:
-    """Return the plain model that computes what one in µP does."""
+    """Return the plain model that computes the same as one in µP."""
 
     def scaled(attn):
         return attn.c_q if attn.q_norm is None else attn.q_norm

@@ -1,7 +1,7 @@
-"""The two compiled functions of the engine: `read` fills the cache with a prompt, `decode` draws tokens.
+"""The two compiled functions of the engine: `prefill` reads a prompt into the cache, `decode` draws tokens.
 
-Both work on the cache of all slots, which is donated: the new one takes the old one's place in memory. What
-differs from row to row and from call to call is data, so that each function is compiled once for a shape.
+Both donate the cache of all slots. What differs from row to row and from call to call is data, so that each
+function is compiled once for a shape.
 """
 
 from functools import partial
@@ -19,18 +19,14 @@ from generation.sampling import sample
 from layers.products import Linear
 from model import GPT, Block
 
-# Tokens per call of the compiled loop, at most. With nanoGPT's CPU Shakespeare model (4 layers, 4 heads,
-# D 128, T 64, V 65) on 2 CPU cores, one sample: 0.33 ms per token one by one, 0.15 in chunks of 8, 0.11
-# of 16, 0.09 of 32, 0.11 of 64.
-CHUNK = 32
-LIKELIEST = 20  # tokens whose probabilities are returned, at most: as many as OpenAI's API allows
+CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
+LIKELIEST = 20  # tokens whose log-probabilities are returned: as many as OpenAI's API allows
 
 
 class Decoder(eqx.Module):
-    """The model as it decodes: its blocks one by one, and the size of its tokenizer's vocabulary.
+    """A model prepared for decoding: its blocks one by one, its weights in the dtype of products.
 
-    The weights of products are in the dtype that these take, so that no token has to cast them. Tokens from
-    `vocab_size` on are never drawn: a model's vocabulary may be padded beyond the tokenizer's.
+    Tokens from `vocab_size` on, which pad the tokenizer's vocabulary, are never drawn.
     """
 
     model: GPT
@@ -38,26 +34,26 @@ class Decoder(eqx.Module):
     vocab_size: int = eqx.field(static=True)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Compute logits from features, float32, of the tokenizer's tokens alone."""
+        """Compute the logits, float32, of the tokenizer's tokens."""
         return self.model.logits(x)[..., : self.vocab_size]
 
 
 class Rows(NamedTuple):
-    """The state of W rows, and their settings; made anew for each call, on the host."""
+    """The state of W rows of the cache, and their settings, on the host."""
 
     token: Int[np.ndarray, " W"]  # the last token, which is not in the cache yet
     length: Int[np.ndarray, " W"]  # tokens in the cache
-    left: Int[np.ndarray, " W"]  # tokens to draw now; 0: the row waits
-    made: Int[np.ndarray, " W"]  # tokens drawn before
+    left: Int[np.ndarray, " W"]  # tokens to draw in this call; 0: none
+    made: Int[np.ndarray, " W"]  # tokens drawn in earlier calls
     key: Int[np.ndarray, "W 2"]  # the data of its random key
     temperature: Float[np.ndarray, " W"]
     top_k: Int[np.ndarray, " W"]
     top_p: Float[np.ndarray, " W"]
-    wants_logprobs: Int[np.ndarray, " W"]  # 1: its request asks for log-probabilities
+    wants_logprobs: Int[np.ndarray, " W"]  # 0 or 1
 
     @classmethod
     def empty(cls, slots: int) -> "Rows":
-        """Return the rows of slots that are free."""
+        """Return the rows of free slots."""
         token, length, left, made, top_k, wants_logprobs = np.zeros((6, slots), np.int32)
         temperature, top_p = np.zeros((2, slots), np.float32)
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
@@ -66,7 +62,7 @@ class Rows(NamedTuple):
 
 
 class Likelihood(NamedTuple):
-    """Log-probabilities of tokens, and of the likeliest in their places: before temperature, top_k, top_p."""
+    """Log-probabilities of tokens and of the likeliest ones, before temperature, top_k and top_p."""
 
     chosen: Float[Array | np.ndarray, "W T"]
     likeliest: Float[Array | np.ndarray, "W T 20"]  # fewer, if the vocabulary has fewer
@@ -74,13 +70,13 @@ class Likelihood(NamedTuple):
 
     @classmethod
     def zeros(cls, W: int, T: int, vocab_size: int) -> "Likelihood":
-        """Stand in for the likelihoods of tokens that no row asks for."""
+        """Return zeros, where no row asks for log-probabilities."""
         shape = (W, T, min(LIKELIEST, vocab_size))
         return cls(jnp.zeros((W, T)), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
 
     @classmethod
     def of(cls, tokens: Int[Array, "W T"], logits: Float[Array, "W T V"]) -> "Likelihood":
-        """Compute how likely tokens are, and the likeliest, by the logits in their places."""
+        """Compute the log-probabilities from the logits."""
         logprobs = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
         return cls(chosen, *lax.top_k(logprobs, min(LIKELIEST, logits.shape[-1])))
@@ -88,7 +84,7 @@ class Likelihood(NamedTuple):
 
 @partial(jax.jit, static_argnames=("slots", "vocab_size"))
 def start(model: GPT, slots: int, vocab_size: int) -> tuple[Decoder, Cache]:
-    """Return the model as it decodes, and an empty cache."""
+    """Return the decoder of a model, and an empty cache."""
     cache = Cache.empty(model.config, slots)
     model = cast_products(model)
     return Decoder(model, unstack_blocks(model), vocab_size), shard_cache(cache)
@@ -96,19 +92,18 @@ def start(model: GPT, slots: int, vocab_size: int) -> tuple[Decoder, Cache]:
 
 def cast_products(model: GPT) -> GPT:
     """Return the model with the weights of its products in their dtype. It computes the same, to the bit."""
-
     dtype = model.config.compute.dtype
 
     def cast(x):
         return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if isinstance(x, Linear) else x
 
     blocks = jax.tree.map(cast, model.blocks, is_leaf=lambda x: isinstance(x, Linear))
-    head = model.head.astype(dtype)  # tied embeddings, too: tokens are looked up in float32
+    head = model.head.astype(dtype)  # also if tied: the embedding table stays float32
     return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
 
 @partial(jax.jit, donate_argnames="cache", static_argnames="bucket")
-def read(
+def prefill(
     decoder: Decoder,
     cache: Cache,
     slots: Int[Array, " R"],
@@ -117,11 +112,10 @@ def read(
     following: Int[Array, "R T"] | None,
     bucket: int,
 ) -> tuple[Likelihood | None, Cache]:
-    """Read tokens into the cache of R slots, behind the `length` that each has.
+    """Read tokens into the first `bucket` tokens of the cache of R slots, after the `length` of each.
 
-    Only the first `bucket` tokens of the cache are read and written. Padding behind the tokens is read too:
-    what it leaves in the cache is overwritten before anything reads it. A slot may be given several times,
-    with the same tokens. Where `following` has the token after each of them, return how likely those are.
+    Padding after the tokens is read too, and overwritten before it matters. A slot may be repeated, with the
+    same tokens. Return the log-probabilities of the `following` tokens, if they are given.
     """
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
@@ -141,10 +135,8 @@ def decode(
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Only the first `bucket` tokens of the cache are read and written, because attention over the empty rest
-    takes time. `bucket` is more than the tokens that any row has afterwards, waiting rows included, or
-    all of the cache. Of a row's tokens the first `left` count; the others mean nothing. How likely they are
-    is computed if one of the rows asks for it, and is zeros if none does.
+    Attention reads the first `bucket` tokens of the cache: more than any row has afterwards, or all. Of a
+    row's new tokens, only the first `left` are valid. Log-probabilities are zeros if no row wants them.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)

@@ -1,8 +1,6 @@
-"""Choose the next token from a model's logits: greedily, or at random from the likeliest.
+"""Draw the next token from a model's logits: temperature, top k, top p, as in the transformers library.
 
-`sample` divides the logits by the temperature, keeps the top k, keeps the top p of those, and draws. This is
-the order of the transformers library. Each row has settings of its own, which are data: a program compiled
-once serves all of them. What no row asks for is not computed.
+Each row has its own settings, as data, so that one program serves all. What no row asks for is not computed.
 """
 
 import jax
@@ -19,11 +17,9 @@ def sample(
     top_k: Int[Array, " B"] | int | None = None,
     top_p: Float[Array, " B"] | float | None = None,
 ) -> Int[Array, " B"]:
-    """Draw a token for each row of logits, int32. `keys` has the shape (B,), so that no row affects another.
+    """Draw a token for each row of logits, int32, with a key of its own.
 
-    A setting is one number for all rows, or an array of one for each. A `temperature` of 0 takes the
-    likeliest token. `top_k` is 1 or more and `top_p` is above 0; None keeps all tokens, and so does a
-    `top_k` of V or more and a `top_p` of 1 or more.
+    A setting is one number for all rows, or an array. A `temperature` of 0 takes the likeliest token.
     """
     B, V = logits.shape
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), B)
@@ -45,10 +41,7 @@ def drawn_from(
     ks: Int[Array, " B"],
     ps: Float[Array, " B"],
 ) -> Float[Array, "B V"]:
-    """Return the logits that tokens are drawn by, -inf for those that are left out.
-
-    A temperature of 0 counts as 1: a greedy row is not drawn.
-    """
+    """Return the scaled logits of the kept tokens, -inf for others. A temperature of 0 counts as 1."""
     V = logits.shape[1]
     kept = scale(logits, jnp.where(temperatures == 0, 1, temperatures))
     kept = lax.cond((ks < V).any(), keep_top_k, lambda kept, _: kept, kept, ks)
@@ -56,25 +49,21 @@ def drawn_from(
 
 
 def scale(logits: Float[Array, "B V"], temperature: Float[Array, " B"] | float) -> Float[Array, "B V"]:
-    """Divide logits by the temperature: the distribution is sharper for a value below 1, flatter above.
-
-    The largest logit is subtracted first, which changes no probability, so that a tiny temperature cannot
-    overflow it.
-    """
+    """Divide logits by the temperature, after subtracting the largest one, which could overflow."""
     return (logits - logits.max(axis=-1, keepdims=True)) / column(temperature)
 
 
 def keep_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"] | int) -> Float[Array, "B V"]:
-    """Set all but the k largest logits to -inf. Tokens exactly as likely as the k-th are kept as well."""
+    """Set all but the k largest logits to -inf. Ties with the k-th are kept."""
     kept = likeliest(logits, jnp.ones_like(logits), column(k))
     return jnp.where(kept, logits, -jnp.inf)
 
 
 def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Float[Array, "B V"]:
-    """Set all logits outside the nucleus to -inf (Holtzman et al., arXiv:1904.09751).
+    """Set all logits outside the nucleus to -inf (arXiv:1904.09751).
 
-    The nucleus is the smallest set of likeliest tokens whose probabilities add up to p or more. Tokens
-    exactly as likely as the last of them are kept as well. A p of 1 or more keeps all.
+    The nucleus is the smallest set of likeliest tokens whose probabilities add up to p or more, and ties with
+    the last. A p of 1 or more keeps all.
     """
     kept = likeliest(logits, jax.nn.softmax(logits), column(p)) | (column(p) >= 1)
     return jnp.where(kept, logits, -jnp.inf)
@@ -83,9 +72,9 @@ def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Fl
 def likeliest(
     logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"] | Int[Array, "_ 1"]
 ) -> Bool[Array, "B V"]:
-    """Return which tokens are the fewest of the likeliest whose weights add up to `enough`; all, if none do.
+    """Return the fewest likeliest tokens whose weights add up to `enough`; all, if none do.
 
-    The least of their logits is found bit by bit, from the highest: 32 sums cost less than sorting V numbers.
+    The lowest of their logits is found bit by bit: 32 sums cost less than sorting V numbers.
     """
     highest, bits = jnp.uint32(1 << 31), lax.bitcast_convert_type(logits, jnp.uint32)
     order = jnp.where(bits < highest, bits | highest, ~bits)  # (B, V), ordered as the logits
@@ -99,5 +88,5 @@ def likeliest(
 
 
 def column(setting: Array | float) -> Shaped[Array, "_ 1"]:
-    """Return a setting, one number or one for each row, so that it goes with (B, V)."""
+    """Reshape a setting, one number or one for each row, to broadcast with (B, V)."""
     return jnp.reshape(setting, (-1, 1))

@@ -1,1 +1,1 @@
-"""The parts of model.py that a first reading skips: each file is one idea, and imports no other folder."""
+"""The parts of model.py that a first reading may skip. Each file is one idea."""

@@ -1,7 +1,7 @@
 """Attention: `causal_attention` makes the `attend(q, k, v, key)` that a model's layers call.
 
-Behind this one door are the rotation of queries and keys (arXiv:2104.09864), the mask, dropout of the
-weights, and the kernel. generation/cache.py makes another, which reads the key/value cache.
+It rotates queries and keys, masks, drops out weights, and chooses the kernel. generation/cache.py makes
+another `attend`, which reads the key/value cache.
 """
 
 import math
@@ -26,9 +26,9 @@ Positions = Int[Array | np.ndarray, "_ T"]  # one row may serve all
 def causal_attention(
     config, tokens: Int[Array, "B T"], watch: Callable | None = None
 ) -> tuple[Positions, Attend]:
-    """Return the tokens' positions in their documents, and the `attend` of entire rows.
+    """Return the tokens' positions in their documents, and the `attend` for entire rows.
 
-    A token reads its document up to itself, or the last `window` tokens of that. An `eot` begins a document.
+    A token reads its document up to itself, at most the last `window` tokens. An `eot` begins a document.
     `watch` is called with attention's weights, (B, K, H / K, T, T).
     """
     T, compute = tokens.shape[1], config.compute
@@ -38,6 +38,7 @@ def causal_attention(
         positions = positions - documents
     rotate = rotation(config, positions)
 
+    @jax.named_scope("attention")
     def attend(q, k, v, key=None):
         q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
         plain = watch is None and (key is None or config.dropout == 0)
@@ -55,19 +56,16 @@ def causal_attention(
 
 
 def document_starts(
-    tokens: Int[Array, "B T"], eot: int, places: Positions, begun: Int[Array, "B 1"] | int = 0
+    tokens: Int[Array, "B T"], eot: int, indices: Positions, begun: Int[Array, "B 1"] | int = 0
 ) -> Int[Array, "B T"]:
-    """Return the place in the row where each token's document begins: at an `eot`, or where `begun` says."""
-    return lax.cummax(jnp.where(tokens == eot, places, begun), axis=1)
+    """Return the index in the row at which each token's document begins: the last `eot`, or `begun`."""
+    return lax.cummax(jnp.where(tokens == eot, indices, begun), axis=1)
 
 
 def attention_weights(
     q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], mask: Bool[Array, "_ T S"], dtype: str
 ) -> Float[Array, "B K G T S"]:
-    """Compute softmax(q k^T / sqrt(C)), float32, over the keys that the mask allows.
-
-    G = H / K query heads share a key/value head (arXiv:2305.13245).
-    """
+    """Compute softmax(q k^T / sqrt(C)), float32, over the keys that the mask allows; G is H / K."""
     (B, H, T, C), K = q.shape, k.shape[1]
     q = q.reshape(B, K, H // K, T, C)
     scores = product("bkgtc,bksc->bkgts", q, k, dtype) / math.sqrt(C)
@@ -77,7 +75,7 @@ def attention_weights(
 def weighted_values(
     weights: Float[Array, "B K G T S"], v: Float[Array, "B K S C"], compute: Compute
 ) -> Float[Array, "B H T C"]:
-    """Compute the mean of the values by these weights, for each head."""
+    """Compute each head's mean of the values, weighted."""
     y = product("bkgts,bksc->bkgtc", weights, v, compute.dtype, compute.result)
     B, K, G, T, C = y.shape
     return y.reshape(B, K * G, T, C)
@@ -89,10 +87,10 @@ def causal_mask(
     window: int | None = None,
     documents: Int[Array, "B T"] | None = None,
 ) -> Bool[Array, "_ T S"]:
-    """Return which of the S keys, from position 0 on, each query reads: those up to its own position.
+    """Return which of the S keys, at positions 0 to S - 1, each query reads: those up to its own position.
 
-    With a window, it reads the last `window` of them (arXiv:2310.06825). `documents` says where each query's
-    document begins.
+    A `window` leaves the last of them (arXiv:2310.06825); `documents`, where each query's document begins,
+    leaves those from there on.
     """
     positions, keys = positions[:, :, None], jnp.arange(S)
     mask = keys <= positions
@@ -106,15 +104,15 @@ def causal_mask(
 def rotation(
     config, positions: Positions
 ) -> Callable[[Float[Array, "B heads T C"]], Float[Array, "B heads T C"]]:
-    """Return the function that rotates queries and keys by angles that grow with position, if rope is on.
+    """Return the function that rotates queries or keys by their positions (arXiv:2104.09864), if rope is on.
 
-    The layout is Llama's: component i of a head turns together with component i + C/2, in float32.
+    The layout is Llama's: components i and i + C/2 of a head form a pair. Angles are float32.
     """
     if config.position != "rope":
         return lambda x: x
     inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
     angles = positions.astype(np.float32)[:, None, :, None] * inv_freq  # (_, 1, T, C / 2)
-    # NumPy's table is a constant of the program. XLA would compute any other again for each row and head.
+    # NumPy's table is a constant of the program. XLA would compute another one for each row and head.
     xp = np if isinstance(angles, np.ndarray) else jnp
     cos, sin = xp.cos(angles), xp.sin(angles)
 
@@ -125,11 +123,12 @@ def rotation(
     return rotate
 
 
-# `scaling` other than 1 is Llama 3's way to longer contexts (arXiv:2407.21783; transformers' rope_type
-# "llama3"). Pairs that turn less than once in the 8192 tokens of the original training turn `scaling` times
-# slower; pairs that turn more than four times there stay; between, it goes from one to the other.
 def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[np.ndarray, " half"]:
-    """Return the radians per position by which each of the C/2 pairs turns: 1, and ever less."""
+    """Return the radians per position by which each of the C/2 pairs turns.
+
+    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783): pairs that turn less than once in the 8192
+    tokens of its first training turn `scaling` times slower, those that turn more than four times stay.
+    """
     inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
     turns = inv_freq * 8192 / (2 * math.pi)
     stays = np.clip((turns - 1) / (4 - 1), 0, 1)

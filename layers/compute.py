@@ -1,6 +1,6 @@
-"""How a model is computed, and where. `Compute` never changes what a model is.
+"""How a model is computed, and where.
 
-This file alone asks JAX which device and which mesh a program is compiled for. Neither needs to be in this
+Only this file asks JAX which device and which mesh a program is compiled for. Neither has to exist on this
 machine: plan.py compiles for absent ones.
 """
 
@@ -19,7 +19,7 @@ from config.devices import known_device
 
 @dataclass(frozen=True)
 class Compute:
-    """This may differ for the same model on another machine. training/state.py decides it."""
+    """How a model is computed on this machine: never what it is. training/state.py chooses it."""
 
     dtype: str = "float32"  # of the operands of matrix products, or bfloat16
     result: str = "float32"  # of their results: see `result_dtype`
@@ -29,60 +29,53 @@ class Compute:
     max_logits: int = 2**26  # on a device at once; the loss computes more in chunks
 
 
-class Here(NamedTuple):
-    """The mesh at this place of the program. Inside `jax.shard_map`, axes that it has split are manual."""
+class CurrentMesh(NamedTuple):
+    """The mesh of the code that is traced. Within `jax.shard_map`, axes that it has split are manual."""
 
-    on_mesh: bool
+    exists: bool
     sizes: dict[str, int]  # devices along each axis
     manual: tuple[str, ...]
     rows: tuple[str, ...]  # axes that split a batch's rows and are not manual
 
 
-def here() -> Here:
-    """Return the mesh at this place of the program; without a mesh every axis has one device."""
+def current_mesh() -> CurrentMesh:
+    """Return the mesh of the code that is traced; without a mesh, every axis has one device."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return Here(False, dict.fromkeys(("stage", "data", "fsdp", "tensor"), 1), (), ())
+        return CurrentMesh(False, dict.fromkeys(("stage", "data", "fsdp", "tensor"), 1), (), ())
     rows = tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
-    return Here(True, dict(mesh.shape), tuple(mesh.manual_axes), rows)
+    return CurrentMesh(True, dict(mesh.shape), tuple(mesh.manual_axes), rows)
 
 
 def device() -> jax.Device | AbstractDevice:
-    """Return a device of the mesh, or without a mesh JAX's first: either has `platform` and `device_kind`.
-
-    Inside a compiled function the mesh is abstract, and remembers no more of its devices than these two.
-    """
+    """Return a device of the mesh, or else JAX's first. Only its `platform` and `device_kind` may be used."""
     return jax.sharding.get_abstract_mesh().abstract_device or jax.devices()[0]
 
 
 def memory() -> int:
-    """Return about how many bytes of memory the device has; for a CPU or an unknown device 15 GiB."""
+    """Return the device's memory in bytes; for a CPU or an unknown device 15 GiB."""
     known = known_device(device().device_kind)
     return known.memory if known else 15 * 2**30
 
 
 def result_dtype(dtype: str) -> str:
-    """Return the dtype that products of operands in `dtype` give: float32 on a CPU, `dtype` elsewhere.
-
-    CPUs sum products of bfloat16 in float32 anyway, and rounding the sums would take extra time.
-    """
+    """Return the dtype of products of operands in `dtype`: float32 on a CPU, where rounding takes time."""
     return "float32" if device().platform == "cpu" else dtype
 
 
 def max_logits() -> int:
-    """Return how many logits a device may hold at once: in bfloat16, as many as fill a twelfth of its memory.
+    """Return how many logits a device may hold at once: in bfloat16, a twelfth of its memory.
 
-    The head's gradient is read and written once a chunk, so an accelerator has few chunks. A CPU is as fast
-    with many, and has to clear less memory in each step.
+    An accelerator is faster with few chunks of the loss, a CPU with many.
     """
     return Compute.max_logits if device().platform == "cpu" else memory() // (12 * 2)
 
 
 def multiplies_bfloat16() -> bool:
-    """Tell whether the device multiplies matrices of bfloat16 faster than of float32.
+    """Tell whether the device multiplies bfloat16 faster than float32.
 
-    Among CPUs, those with instructions for it do: Intel's Xeons since Sapphire Rapids, AMD's since Zen 4.
-    ONEDNN_MAX_CPU_ISA keeps XLA's library for products from newer ones.
+    Of CPUs, Intel's Xeons since Sapphire Rapids and AMD's since Zen 4 do, unless ONEDNN_MAX_CPU_ISA limits
+    XLA's library to older instructions.
     """
     if device().platform != "cpu":
         return True
@@ -92,12 +85,12 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def cpu_info(name: str) -> str:
-    """Return a line of Linux's /proc/cpuinfo, "model name" for one; "" where there is none."""
+    """Return a field of /proc/cpuinfo, such as "model name"; "" without that file or field."""
     path = Path("/proc/cpuinfo")
     found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
     return found[1].strip() if found else ""
 
 
 def cpu_flags() -> str:
-    """Return the names of the CPU's instructions; "" where /proc does not tell."""
+    """Return the names of the CPU's instruction sets; "" where /proc does not tell."""
     return cpu_info("flags|Features")

@@ -1,22 +1,22 @@
-"""Dropout (arXiv:1207.0580), with keys that are explicit and may be absent."""
+"""Dropout (arXiv:1207.0580), with explicit keys."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PRNGKeyArray, UInt
+from jaxtyping import Array, Float, PRNGKeyArray, Shaped, UInt
 
-from layers.compute import here
+from layers.compute import current_mesh
 
-DropoutKey = PRNGKeyArray | None  # None: no dropout. Give a key in training, none otherwise
+DropoutKey = PRNGKeyArray | None  # None: no dropout
 
 
 def dropout(x: Float[Array, "..."], rate: float, key: DropoutKey) -> Float[Array, "..."]:
     """Zero each element with probability `rate` and scale up the rest; without a key, return x itself.
 
-    One 32-bit random number decides for two elements, which makes the baby GPT's step 10% faster on a CPU
-    and rounds the rate to a multiple of 2^-16.
+    One 32-bit random number decides for two elements, so the rate is rounded to a multiple of 2^-16.
     """
     if key is None or rate == 0.0:
         return x
@@ -27,10 +27,10 @@ def dropout(x: Float[Array, "..."], rate: float, key: DropoutKey) -> Float[Array
 
 
 def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."]:
-    """Draw random numbers of a shape (B, ...); where `jax.shard_map` has split the rows, this device's."""
-    place, B = here(), shape[0]
-    axes = tuple(axis for axis in ("data", "fsdp") if axis in place.manual)
-    n = math.prod(place.sizes[axis] for axis in axes)
+    """Draw random numbers of a shape (B, ...); within `jax.shard_map`, those of this device's rows."""
+    mesh, B = current_mesh(), shape[0]
+    axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.manual)
+    n = math.prod(mesh.sizes[axis] for axis in axes)
     bits = jax.random.bits(key, (n * B, *shape[1:]), jnp.uint32)
     return lax.dynamic_slice_in_dim(bits, lax.axis_index(axes) * B, B) if axes else bits
 
@@ -38,3 +38,10 @@ def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."
 def split_key(key: DropoutKey, n: int = 2):
     """Split a key into n; without a key, return n times None."""
     return [None] * n if key is None else jax.random.split(key, n)
+
+
+def microbatch_keys(key: DropoutKey, A: int) -> Shaped[PRNGKeyArray, " A"] | None:
+    """Make a key for each microbatch from the step's. A single microbatch has the step's own."""
+    if key is None or A == 1:
+        return key if key is None else key[None]
+    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(A))

@@ -1,10 +1,6 @@
 """Attention in one kernel, which never holds the T x T weights: cuDNN's on NVIDIA GPUs, splash on TPUs.
 
-    fused_attention(q, k, v, documents, "splash", window=None, dtype="bfloat16")
-
-computes what layers/attention.py computes with einsum. Both kernels are JAX's own:
-`jax.nn.dot_product_attention` calls cuDNN, and splash attention is written in Pallas. To XLA a kernel is one
-operation, which it could not split over devices; so each device computes the rows and heads that it has.
+Both are JAX's own, and compute what layers/attention.py computes with einsum.
 """
 
 import math
@@ -16,21 +12,22 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from config.devices import FASTEST_ATTENTION
-from layers.compute import device, here
+from layers.compute import current_mesh, device
 
 RUNS_ON = {"cudnn": "an NVIDIA GPU, Ampere or later,", "splash": "a TPU"}
-# The number of tokens has to be a multiple of this: for cuDNN's gradient with documents, and splash's blocks.
+# T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
 TOKENS = {"cudnn": 2, "splash": 128}
+BLOCKS = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")  # splash's
 
 
 def fastest_attention() -> str:
-    """Return the implementation that is the fastest on the device, if shapes and dtype allow it."""
+    """Return the fastest implementation on the device, whether or not shapes and dtype allow it."""
     kind = device().device_kind
     return next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
 
 
 def missing(kernel: str, T: int, head_size: int, dtype: str) -> str | None:
-    """Say what `kernel` needs and has not got for T tokens on the device; None if it can be used."""
+    """Say what `kernel` needs for T tokens and lacks on the device; None if it can be used."""
     if kernel == "einsum":
         return None
     if fastest_attention() != kernel or kernel == "cudnn" and dtype != "bfloat16":
@@ -43,7 +40,7 @@ def missing(kernel: str, T: int, head_size: int, dtype: str) -> str | None:
 
 
 def fits(kernel: str, T: int) -> bool:
-    """Return whether there is a kernel, and it takes T tokens."""
+    """Tell whether `kernel` takes T tokens; einsum is no kernel."""
     return kernel in TOKENS and T % TOKENS[kernel] == 0
 
 
@@ -56,30 +53,29 @@ def fused_attention(
     window: int | None,
     dtype: str,
 ) -> Float[Array, "B H T C"]:
-    """Compute softmax(q k^T / sqrt(C)) v, where queries read what `causal_mask` lets them read.
+    """Compute softmax(q k^T / sqrt(C)) v under the mask of `causal_mask`.
 
-    On a mesh, `data` and `fsdp` split the rows, and `tensor` the heads.
+    XLA cannot split a kernel over devices, so each device of a mesh computes its own rows and heads.
     """
     window = window if window and window < q.shape[2] else None
     attend = partial(cudnn_attention if kernel == "cudnn" else splash_attention, window=window)
     operands = (*(x.astype(dtype) for x in (q, k, v)), documents)
-    place = here()
-    if not place.on_mesh:
+    mesh = current_mesh()
+    if not mesh.exists:
         return attend(*operands)
-    rows, heads = P(place.rows), P(place.rows, "tensor")
+    rows, heads = P(mesh.rows), P(mesh.rows, "tensor")
     return jax.shard_map(
         attend,
         in_specs=(heads, heads, heads, rows),
         out_specs=heads,
-        axis_names=set(place.sizes) - set(place.manual),  # those are split already
+        axis_names=set(mesh.sizes) - set(mesh.manual),
         check_vma=False,
     )(*operands)
 
 
 def cudnn_attention(q, k, v, documents, window):
-    """Do as `fused_attention` on one device, with cuDNN. Off a GPU JAX computes the same, for tests."""
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))  # (B, T, H, C), as it asks
-    # cuDNN takes a mask as numbers to add to the scores, as large as the scores of one head: (B, 1, T, T).
+    """Compute one device's part with cuDNN; off a GPU, for tests, with XLA."""
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))  # (B, T, H, C)
     mask = None if documents is None else documents[:, None, :, None] == documents[:, None, None, :]
     y = jax.nn.dot_product_attention(
         *(q, k, v),
@@ -92,24 +88,17 @@ def cudnn_attention(q, k, v, documents, window):
 
 
 def splash_attention(q, k, v, documents, window):
-    """Do as `fused_attention` on one device, with splash. Off a TPU JAX interprets the kernel, for tests."""
-    # Here, because it takes 0.2 s, and only TPUs need it.
+    """Compute one device's part with splash; off a TPU, for tests, JAX interprets the kernel."""
+    # Imported here, because it takes 0.2 s and only TPUs need it.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as splash
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
     H, T, C = q.shape[1:]
     mask = masks.CausalMask((T, T)) if window is None else masks.LocalMask((T, T), (window - 1, 0), 0)
-    block = next(size for size in (512, 256, 128) if T % size == 0)  # MaxText's 512 where it can be
+    block = next(size for size in (512, 256, 128) if T % size == 0)
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([mask] * H),
-        block_sizes=splash.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
+        block_sizes=splash.BlockSizes(**dict.fromkeys(BLOCKS, block)),  # ty: ignore[invalid-argument-type]
         head_shards=1,
         q_seq_shards=1,
         interpret=device().platform != "tpu",

@@ -1,15 +1,8 @@
-"""Linear layers, matrix products and look-ups, with gradients that are fast.
+"""Linear layers, matrix products and embedding lookups whose gradients are fast.
 
-They compute what `@`, `einsum` and indexing do: with operands in a chosen dtype, and sums in float32. What is
-done for speed concerns gradients, and the communication where a mesh splits the operands:
-
-- A product's gradients are such products too. JAX's own contract axes in orders that XLA's library for CPUs
-  does not take, and in float32 where the result is float32 (docs/benchmarks.md).
-- B and T stay two axes: as one, that library would not take the weight gradient in bfloat16. The output axes
-  become one: a TPU keeps arrays in tiles, which heads of 64 fill by half.
-- Layers that read the same x sum its gradient over the mesh axis `tensor` once. Left alone, XLA sums it for
-  each layer: three times as much communication for queries, keys and values.
-- Where `fsdp` splits a table, XLA gathers it after `look_up` has rounded it.
+They compute what `@`, `einsum` and indexing do, with operands in a chosen dtype and sums in float32. A
+product's gradients are such products too: JAX's own contract axes in orders that XLA's library for CPUs does
+not take, and in float32 where the result is float32 (docs/benchmarks.md).
 """
 
 import re
@@ -24,7 +17,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from layers.compute import Compute, here
+from layers.compute import Compute, current_mesh
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 3, 4))
@@ -66,7 +59,7 @@ class Linear(eqx.Module):
         return y if self.bias is None else y + self.bias.astype(y.dtype)
 
     def scale_inputs(self, g: Float[Array, " i"]) -> "Linear":
-        """Return the layer that reads x * g where this one reads x."""
+        """Return the layer that computes from x what this one computes from x * g."""
         weight = jnp.expand_dims(g, range(1, self.weight.ndim)) * self.weight
         return eqx.tree_at(lambda layer: layer.weight, self, weight)
 
@@ -76,15 +69,17 @@ class Linear(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self), specs)
 
 
+# B and T stay two axes for the sake of XLA's library for CPUs. The output axes become one, since heads of 64
+# would half fill a TPU's tiles.
 def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) -> Float[Array, "B T *o"]:
     """Compute x @ w. The output may have several axes, such as heads and head size."""
     y = product("btd,df->btf", x, w.reshape(len(w), -1), compute.dtype, compute.result)
     return checkpoint_name(y.reshape(*x.shape[:2], *w.shape[1:]), "linear")  # for remat: see layers/stack.py
 
 
-def each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Array, "B T *o"]]:
+def apply_each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Array, "B T *o"]]:
     """Return `layer(x)` for each of the layers; where `tensor` splits them, x's gradient is summed once."""
-    n = here().sizes["tensor"]
+    n = current_mesh().sizes["tensor"]
     if n == 1 or any(layer.weight.shape[1] % n for layer in layers):
         return [layer(x) for layer in layers]
     return jax.shard_map(
@@ -97,23 +92,25 @@ def each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Array, "B
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
-def look_up(table: Float[Array, "V D"], tokens: Int[Array, "B T"], dtype: str) -> Float[Array, "B T D"]:
+def embedding_lookup(
+    table: Float[Array, "V D"], tokens: Int[Array, "B T"], dtype: str
+) -> Float[Array, "B T D"]:
     """Return the tokens' rows of the table, rounded to `dtype`, in float32."""
     return table.astype(dtype)[tokens].astype(jnp.float32)
 
 
-def _look_up_forward(table, tokens, dtype):
-    return look_up(table, tokens, dtype), (table, tokens)
+def _lookup_forward(table, tokens, dtype):
+    return embedding_lookup(table, tokens, dtype), (table, tokens)
 
 
-def _look_up_backward(dtype, saved, dy):
+def _lookup_backward(dtype, saved, dy):
     table, tokens = saved
     gradient = jnp.zeros_like(table).at[tokens].add(dy.astype(table.dtype))
-    sizes = here().sizes
+    sizes = current_mesh().sizes
     if sizes["fsdp"] * sizes["tensor"] > 1:
         # Without the barrier, XLA gathers a tied head's gradient, which is split, to add this one in place.
         gradient = lax.optimization_barrier(gradient)
     return gradient, None
 
 
-look_up.defvjp(_look_up_forward, _look_up_backward)
+embedding_lookup.defvjp(_lookup_forward, _lookup_backward)

@@ -1,4 +1,4 @@
-"""The loop over the blocks, with what makes it fast: it computes what `for block in blocks` would."""
+"""The loop over the blocks, and what makes it fast. It computes what `for block in blocks` would."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from layers.compute import Compute, here
+from layers.compute import Compute, current_mesh
 
-# Rematerialisation (arXiv:1604.06174): the backward pass keeps a block's input and the arrays of these names,
-# which `checkpoint_name` gives in layers/products.py, and computes the rest again.
+# Rematerialisation (arXiv:1604.06174) keeps a block's input and the arrays of these names for the backward
+# pass (`checkpoint_name` in layers/products.py).
 KEPT = {"block": (), "dots": ("linear",)}
 
 
@@ -23,7 +23,7 @@ def apply_blocks(
     keys: Shaped[PRNGKeyArray, " n"] | None,
     compute: Compute,
 ) -> Float[Array, "B T D"]:
-    """Apply n stacked blocks, one after the other: `x = block(x, attend, key)`. `keys` turn dropout on."""
+    """Apply n stacked blocks in turn: `x = block(x, attend, key)`. `keys` turn dropout on."""
 
     def layer(x, block_and_key):
         block, key = block_and_key
@@ -33,29 +33,26 @@ def apply_blocks(
     unroll = min(compute.unroll or n, n)
     body = layer
     if compute.remat != "none":
-        # A loop keeps the two passes apart by itself; unrolled, XLA would merge them again.
+        # Where the loop is unrolled, XLA would merge the recomputed operations with the first ones.
         policy = jax.checkpoint_policies.save_only_these_names(*KEPT[compute.remat])
         body = jax.checkpoint(layer, policy=policy, prevent_cse=unroll == n)
     return lax.scan(body, x, (blocks, keys), unroll=unroll)[0]
 
 
-# With this in each layer, XLA gathers a layer's weights where `fsdp` splits them. Without it, XLA replicates
-# the batch and moves the activations, which are larger.
+# Without this in each layer, XLA replicates the batch, and moves activations instead of `fsdp`'s weights.
 def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
-    """Split x's batch axis over the mesh axes `data` and `fsdp`. Without a mesh, return x itself."""
-    place = here()
-    if not place.on_mesh:
+    """Constrain x's batch axis to be split over `data` and `fsdp`. Without a mesh, return x itself."""
+    mesh = current_mesh()
+    if not mesh.exists:
         return x
-    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), place.rows))
+    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), mesh.rows))
 
 
-# Without folding, the gradient of a norm's weight is a sum over tokens, for which XLA computes the norm once
-# more: 5% of GPT-2's step on an H100, as planned (docs/benchmarks.md). A norm with a bias keeps its weight,
-# since the bias's gradient is a sum over tokens anyway. So does every norm where `tensor` splits the layers:
-# XLA would sum over its devices for each sum in the norm's gradient too.
+# The gradient of a norm's weight is a sum over tokens, for which XLA computes the norm again: 5% of GPT-2's
+# step on an H100, as planned. A bias needs such a sum anyway. With `tensor`, folding would add communication.
 def fold_norms(block):
     """Move the norms' weights g into the layers that read the norms: (y * g) @ w = y @ (g[:, None] * w)."""
-    if block.ln_1.bias is not None or here().sizes["tensor"] > 1:
+    if block.ln_1.bias is not None or current_mesh().sizes["tensor"] > 1:
         return block
     attn = [layer.scale_inputs(block.ln_1.weight) for layer in block.attn.readers()]
     mlp = [layer.scale_inputs(block.ln_2.weight) for layer in block.mlp.readers()]

@@ -1,17 +1,15 @@
-"""The device mesh: how the devices share the work. One option says it.
+"""The device mesh: how the devices share the work.
 
     --mesh=data:2,fsdp:2,tensor:2       8 devices; one axis may be -1: as many as are left
 
-    stage    each device has its own layers, and passes microbatches on: parallel/pipeline/
-    data     each device has all the weights and its part of the batch; gradients are summed over devices
-    fsdp     the same, but a device keeps only its part of the weights and of the optimizer's state, and a
-             layer's weights are gathered when they are used (ZeRO-3, arXiv:1910.02054), or all of them once
-             a step, if it has several microbatches and a device has room (training/recipe.py)
-    tensor   the devices share every layer's heads and MLP, and have the same part of the batch; the residual
-             stream is summed over them twice per layer (Megatron, arXiv:1909.08053)
+    stage    each device has its own layers, and passes microbatches on (parallel/pipeline/)
+    data     each device has all the weights and its rows of the batch; gradients are summed over devices
+    fsdp     the same, but weights and optimizer state are split, and gathered for use (ZeRO-3,
+             arXiv:1910.02054): a layer's at a time, or all once a step (training/recipe.py)
+    tensor   the devices share each layer's heads and MLP (Megatron, arXiv:1909.08053)
 
-No axis changes what is computed: on every mesh the loss curve is the same, to float32 rounding. `tensor`
-communicates most, so it is the innermost axis: its devices are neighbours. `stage` communicates least.
+On every mesh the loss curve is the same, to float32 rounding. The innermost axis, `tensor`, communicates
+most, between neighbours; `stage` communicates least.
 """
 
 import difflib
@@ -28,10 +26,7 @@ AXES = ("stage", "data", "fsdp", "tensor")
 
 
 def make_mesh(text: str) -> Mesh:
-    """Make the mesh that `--mesh=<text>` describes. Raises UserError.
-
-    It may take fewer devices than there are, for a comparison, unless they are many processes'.
-    """
+    """Make the mesh that `--mesh=<text>` describes. One process may leave devices out. Raises UserError."""
     sizes, devices = parse(text, jax.device_count()), jax.devices()
     n = math.prod(sizes.values())
     if n < len(devices):
@@ -42,18 +37,18 @@ def make_mesh(text: str) -> Mesh:
 
 
 def one_cpu() -> Mesh:
-    """Make a mesh of one CPU of this host, beside any accelerators. Raises RuntimeError if JAX has none."""
+    """Make a mesh of one CPU of this host, even with accelerators. Raises RuntimeError if JAX has none."""
     return mesh_of(jax.local_devices(backend="cpu")[:1], (1,) * len(AXES))
 
 
 def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
-    """Make the mesh of those devices, given the sizes of its axes stage, data, fsdp and tensor."""
-    auto = (AxisType.Auto,) * len(AXES)  # XLA decides what no sharding was given for
+    """Make the mesh of the devices, given the sizes of AXES."""
+    auto = (AxisType.Auto,) * len(AXES)  # XLA chooses the shardings that are not given
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
 
 
 def parse(text: str, n_devices: int) -> dict[str, int]:
-    """Return the size of every axis; 1 if `text` does not name it. Raises UserError."""
+    """Return the size of every axis, 1 if `text` does not name it. Raises UserError."""
     sizes = {}
     for part in text.split(","):
         name, _, size = (word.strip() for word in part.partition(":"))
@@ -61,7 +56,7 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
             nearest = difflib.get_close_matches(name, AXES, n=1) or [", ".join(AXES)]
             raise UserError(f"mesh={text}: {name!r} is not an axis; did you mean {nearest[0]}?")
         if name in sizes:
-            raise UserError(f"mesh={text}: {name} is there twice; give each axis once")
+            raise UserError(f"mesh={text} names {name} twice; give each axis once")
         if not (size == "-1" or size.isdecimal() and int(size)):
             raise UserError(
                 f"mesh={text}: {name} is {size!r}, expected a number of devices, or -1 for the rest"
@@ -80,9 +75,9 @@ def parse(text: str, n_devices: int) -> dict[str, int]:
 
 def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
     """Raise UserError for a model, or A microbatches of B rows, that the mesh cannot split evenly."""
-    _, data, fsdp, tensor = (mesh.shape[axis] for axis in AXES)
+    data, fsdp, tensor = (mesh.shape[axis] for axis in AXES[1:])
     rows = data * fsdp
-    if B % rows and A % rows == 0:  # nanoGPT's configs, whose batch_size is that of one device
+    if B % rows and A % rows == 0:  # as in nanoGPT's configs, whose batch_size is one device's
         raise UserError(
             f"batch_size={B} must be a multiple of data x fsdp = {rows}: --batch_size={B * rows} "
             f"--gradient_accumulation_steps={A // rows} is as large a step"

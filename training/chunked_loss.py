@@ -1,9 +1,8 @@
-"""The loss without all its logits at once: `loss.cross_entropy(model.logits(x), targets)` in chunks of T.
+"""The loss in chunks of T: `cross_entropy(model.logits(x), targets)` of training/loss.py, in less memory.
 
-The (B, T, V) logits are the largest array of a small model's step: for GPT-2's 50,257 tokens and a batch of
-12 x 1024 they are 2.5 GB in float32. So a device holds at most `Compute.max_logits` of them, and larger
-batches are computed in chunks of T. A chunk's gradient is formed while its logits are at hand: computing them
-again in the backward pass would cost GPT-2 124M a tenth of the step's arithmetic.
+GPT-2's logits of 12 x 1024 tokens take 2.5 GB; a device holds at most `Compute.max_logits` at once. The
+forward pass computes each chunk's gradient too, because to compute the logits twice would cost GPT-2 124M a
+tenth of the step's arithmetic.
 """
 
 import math
@@ -15,7 +14,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from layers.compute import Compute, here
+from layers.compute import Compute, current_mesh
 from layers.products import product
 
 
@@ -23,9 +22,9 @@ from layers.products import product
 def chunked_cross_entropy(
     x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], compute: Compute
 ) -> Float[Array, ""]:
-    """Return the mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats, float32.
+    """Return the mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats; 0 without targets.
 
-    `x` are features (`GPT.features`). Targets below 0 are left out; with none left the loss is 0.
+    `x` are features, as from `GPT.features`.
     """
     return nats_of_rows(x, head, targets, compute).sum() / jnp.maximum((targets >= 0).sum(), 1)
 
@@ -33,7 +32,7 @@ def chunked_cross_entropy(
 def nats_of_rows(
     x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], compute: Compute
 ) -> Float[Array, " B"]:
-    """Return -log of the probability of each row's targets together, in nats."""
+    """Return each row's sum of -log softmax(x @ head.T)[target], in nats."""
     weights = head.astype(compute.dtype)
 
     def add(total, chunk):
@@ -45,6 +44,7 @@ def nats_of_rows(
     return total
 
 
+@jax.named_scope("loss")
 def _forward(x, head, targets, compute):
     dtype = compute.dtype
     weights = head.astype(dtype)
@@ -67,6 +67,7 @@ def _forward(x, head, targets, compute):
     return total / n_targets, (dx, dhead)
 
 
+@jax.named_scope("loss")
 def _backward(compute, gradients, dloss):
     dx, dhead = gradients
     return (dloss * dx).astype(dx.dtype), dloss * dhead, None
@@ -75,39 +76,38 @@ def _backward(compute, gradients, dloss):
 chunked_cross_entropy.defvjp(_forward, _backward)
 
 
-# The devices of a mesh share a chunk's logits, and each holds `max_logits` of them at most. There are as few
-# chunks as that allows: for every chunk the devices sum the head's gradient.
+# As few chunks as memory allows, since the devices sum the head's gradient for each.
 def chunks(x, targets, V, max_logits):
     """Split x and targets into n parts of T, on a new leading axis."""
-    (B, T, D), place = x.shape, here()
-    split_already = ("stage", *place.manual)  # a stage's devices have all the rows that came to it
-    devices = math.prod(size for axis, size in place.sizes.items() if axis not in split_already)
+    (B, T, D), mesh = x.shape, current_mesh()
+    split_already = ("stage", *mesh.manual)  # `stage` does not split rows
+    devices = math.prod(size for axis, size in mesh.sizes.items() if axis not in split_already)
     n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * max_logits * devices or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
 
 
 def stable_exp_sum(logits):
-    """Return the logits less each token's highest, float32, and the sum of their exponentials, (..., 1)."""
+    """Return the logits minus their maximum, float32, and the sum of their exponentials, (..., 1)."""
     highest = logits.max(-1, keepdims=True).astype(jnp.float32)
     shifted = logits.astype(jnp.float32) - highest
     return shifted, jnp.exp(shifted).sum(-1, keepdims=True)
 
 
 def nats(shifted, sums, targets):
-    """Return each token's loss from what `stable_exp_sum` returns, and 0 where the target is below 0."""
+    """Return each token's loss from the results of `stable_exp_sum`; 0 where the target is below 0."""
     label = jnp.where(is_target(shifted, targets), shifted, 0).sum(-1)
     return jnp.where(targets >= 0, jnp.log(sums[..., 0]) - label, 0)
 
 
 def is_target(logits, targets):
-    """Return (B, T, V), True at the target. Unlike a gather, a mask leaves a sharded V where it is."""
+    """Return (B, T, V), True at the target. Unlike a gather, this mask does not move a sharded V."""
     return lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
 
 
-# Without this, XLA moves features on TPUs, and not the head, where both are about as large.
+# Without this, XLA on TPUs moves features rather than the head where both are about as large.
 def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
-    """Split the batch axis of logits like the residual stream's, and leave the others to XLA."""
-    place = here()
-    if not place.on_mesh:
+    """Constrain the batch axis of logits like the residual stream's."""
+    mesh = current_mesh()
+    if not mesh.exists:
         return logits
-    return lax.with_sharding_constraint(logits, P(place.rows, P.UNCONSTRAINED, P.UNCONSTRAINED))
+    return lax.with_sharding_constraint(logits, P(mesh.rows, P.UNCONSTRAINED, P.UNCONSTRAINED))

@@ -1,8 +1,4 @@
-"""The loss: cross entropy between the head's predictions and the next tokens.
-
-`cross_entropy` says what it is. training/chunked_loss.py computes the same without holding all the logits at
-once, and the step uses that.
-"""
+"""The loss, as a formula. The step computes it in chunks (training/chunked_loss.py)."""
 
 import jax
 import jax.numpy as jnp

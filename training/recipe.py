@@ -1,10 +1,9 @@
-"""What a step does: decided here once, from the options, the model and the mesh, and then compiled.
+"""Decide what a step does, from the options, the model and the mesh, and compile it.
 
-    recipe = make_recipe(options, state)
-    step = compile_step(state, options)     # step(state, x, y) starts a step and does not wait for its end
+    step = compile_step(state, options)     # step(state, x, y) dispatches asynchronously
 
 A plain step computes loss and gradients of one microbatch. Microbatches, the pipeline, a CPU's smaller parts
-and the reduction once a step wrap that from outside, each in one function.
+and the reduction once a step wrap that, each in one function.
 """
 
 import os
@@ -16,13 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int, PRNGKeyArray, Shaped
+from jaxtyping import Array, Int
 
 from config.options import Options
-from layers.compute import Here, device, here, memory
+from layers.compute import CurrentMesh, current_mesh, device, memory
+from layers.dropout import microbatch_keys
 from model import GPT
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import batch_layout, batch_sharding, layout, shard
+from parallel.sharding import batch_sharding, shard, state_sharding
 from training.chunked_loss import chunked_cross_entropy
 from training.lora import trainable
 from training.optimizer import make_optimizer
@@ -42,8 +42,7 @@ def make_recipe(options: Options, state: TrainState) -> Recipe:
         optimizer=make_optimizer(options, eqx.partition(model, trained)[0]),
         learning_rate=partial(learning_rate, options),
         trained=trained,
-        shardings=layout(state),
-        batch_sharding=batch_layout(3),
+        sharding=state_sharding(state),
     )
 
 
@@ -53,18 +52,18 @@ value_and_grad = eqx.filter_value_and_grad(loss_of_microbatch)
 def choose_value_and_grad(options: Options, model: GPT) -> Callable:
     """Return the function from (weights, frozen, x, y, key) to the step's loss and gradients."""
     if pipeline := make_pipeline(options):
-        return partial(pipelined, pipeline)
-    parts = cpu_parts(options, here()) if device().platform == "cpu" else 1
+        return partial(pipeline.mean_gradients, chunked_cross_entropy)
+    parts = cpu_parts(options, current_mesh()) if device().platform == "cpu" else 1
     if options.gradient_accumulation_steps * parts == 1:
         return value_and_grad
     mean = mean_of_microbatches
-    if axes := deferred_reduction_axes(model, here()):
+    if axes := deferred_reduction_axes(model, current_mesh()):
         mean = reduce_once(mean, axes)
     return partial(in_parts, mean, parts) if parts > 1 else mean
 
 
 def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Average loss and gradients, in float32, over A microbatches, one after the other."""
+    """Average loss and gradients over A microbatches in turn, in float32."""
 
     def add(total, microbatch):
         x, y, key = microbatch
@@ -76,24 +75,11 @@ def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: I
     return jax.tree.map(lambda sum: sum / len(x), total)
 
 
-def microbatch_keys(key: PRNGKeyArray | None, A: int) -> Shaped[PRNGKeyArray, " A"] | None:
-    """Make a dropout key for each microbatch from the step's. A single microbatch has the step's own."""
-    if key is None or A == 1:
-        return key if key is None else key[None]
-    return jax.vmap(partial(jax.random.fold_in, key))(jnp.arange(A))
-
-
-def pipelined(pipeline, weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Let a pipeline's ranks compute the mean over microbatches."""
-    return pipeline.mean_gradients(chunked_cross_entropy, weights, frozen, x, y, microbatch_keys(key, len(x)))
-
-
 def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
-    """Let the devices along these mesh axes each compute `mean` on their rows, and average that once a step.
+    """Wrap `mean` so that each device along the axes computes its rows, and averages once a step.
 
-    Left alone, XLA sums gradients over devices in every microbatch. For GPT-2's five microbatches with
-    data:8, each of eight H100 then sends 5.7 GB in a step, as planned, and with one sum 0.9
-    (docs/benchmarks.md).
+    XLA alone would sum gradients over devices in every microbatch: for GPT-2 on eight H100s, each would send
+    5.7 GB a step instead of 0.9, as planned (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
@@ -105,36 +91,33 @@ def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
     )
 
 
-# The part of a device's memory that gathered weights and their gradients may take where `fsdp` splits them.
-GATHERED_FRACTION = 1 / 8
+GATHERED_FRACTION = 1 / 8  # of a device's memory, for the gathered weights and gradients of `fsdp`
 
 
-def deferred_reduction_axes(model: GPT, place: Here) -> tuple[str, ...]:
-    """Return the mesh axes whose devices keep their gradients apart until the last microbatch.
+def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
+    """Return the mesh axes over which gradients are summed once a step.
 
-    Along `data` each has all the weights anyway. Along `fsdp` each then gathers them once a step, and not a
-    layer's at a time in each microbatch, if they and as many gradients take less than GATHERED_FRACTION of
-    its memory.
+    Along `fsdp`, each device then holds all weights and gradients at once, where it has the memory.
     """
-    gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / place.sizes["tensor"]
+    if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
+        return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
+    gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.sizes["tensor"]
     axes = ("data", "fsdp") if gathered < GATHERED_FRACTION * memory() else ("data",)
-    return tuple(axis for axis in axes if place.sizes[axis] > 1)
+    return tuple(axis for axis in axes if mesh.sizes[axis] > 1)
 
 
-# Tokens of a microbatch on a CPU, beyond which it is cut: smaller temporaries stay in the caches, and the
-# kernel has less memory to clear in each step (docs/benchmarks.md).
-CPU_TOKENS = 2048
+CPU_TOKENS = 2048  # a CPU cuts larger microbatches, for temporaries that stay in its caches
 
 
-def cpu_parts(options: Options, place: Here) -> int:
-    """Return into how many parts a CPU cuts microbatches, of at most CPU_TOKENS tokens, if they divide so."""
+def cpu_parts(options: Options, mesh: CurrentMesh) -> int:
+    """Return into how many parts a CPU cuts microbatches, for CPU_TOKENS tokens at most where they divide."""
     B, T = options.batch_size, options.block_size
-    rows = B // (place.sizes["data"] * place.sizes["fsdp"])  # of a device
+    rows = B // (mesh.sizes["data"] * mesh.sizes["fsdp"])  # of a device
     return next(n for n in range(1, rows + 1) if rows % n == 0 and (B * T <= n * CPU_TOKENS or n == rows))
 
 
 def in_parts(mean: Callable, n: int, weights: GPT, frozen: GPT, x, y, key):
-    """Cut microbatches into n smaller ones each. Every device of a mesh keeps the rows it has."""
+    """Cut each microbatch into n smaller ones. Every device of a mesh keeps its rows."""
 
     def cut(x: Int[Array, "A B T"]) -> Int[Array, "A_n B_n T"]:
         A, B, T = x.shape
@@ -144,10 +127,10 @@ def in_parts(mean: Callable, n: int, weights: GPT, frozen: GPT, x, y, key):
 
 
 def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
-    """Compile `train_step` for a state and options. Return `step(state, x, y)`, which consumes the state.
+    """Compile `train_step`. Return `step(state, x, y)`, which donates the state.
 
-    The state may be one that is not there, of ShapeDtypeStructs with their shardings. Equinox takes those for
-    no arrays, and starts a compiled step in twice the time, so this is `jax.jit` around the same function.
+    The state may be of ShapeDtypeStructs with shardings. Those are no arrays to `eqx.filter_jit`, which also
+    dispatches more slowly than `jax.jit`.
     """
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(3))
@@ -157,19 +140,16 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
 
 # XLA's options for the step on several devices, by platform.
 MULTI_DEVICE_OPTIONS: dict[str, dict[str, str | bool]] = {
-    # XLA goes on with other work while it communicates only if asked to, as NVIDIA and MaxText do
-    # (docs.nvidia.com/jax-toolbox, "Tips for High-Performance LLMs with JAX and XLA").
+    # Communicate while computing, as NVIDIA advises (JAX Toolbox, "Tips for High-Performance LLMs").
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # Without it, XLA cuts products into parts that pass around a ring: with fsdp on eight v5e, as planned,
-    # that takes GPT-2 longer, with more memory and more to send (docs/benchmarks.md). Google's recipe for
-    # MaxDiffusion's SDXL on v5p has this; EasyLM's for Llama on v4 ask for rings. With `tensor` it was not
-    # planned.
+    # No products in parts that pass around a ring: slower with fsdp on eight v5e, as planned
+    # (docs/benchmarks.md); not planned with `tensor`.
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
 
 def compiler_options() -> dict[str, str | bool]:
-    """Return XLA's options for the step on this mesh, without those that the user has set."""
+    """Return XLA's options for the step on this mesh, but for those that the user has set."""
     several = jax.sharding.get_abstract_mesh().size > 1
     options = MULTI_DEVICE_OPTIONS.get(device().platform, {}) if several else {}
     by_user = os.environ.get("XLA_FLAGS", "") + os.environ.get("LIBTPU_INIT_ARGS", "")

@@ -5,8 +5,7 @@ from jaxtyping import Array, Float, Int
 
 from config.options import Options
 
-# `wsd` decays over this part of the run: a linear decay over so many steps ends where a cosine does.
-DECAYING = 0.2  # arXiv:2405.18392
+DECAYING = 0.2  # the part of the run over which `wsd` decays (arXiv:2405.18392)
 
 
 def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, ""]:
@@ -17,7 +16,7 @@ def learning_rate(options: Options, step: Int[Array, ""] | int) -> Float[Array, 
                    last fifth of lr_decay_iters
         constant   constant
 
-    nanoGPT's `decay_lr=False` is `learning_rate` from the first step on, without warmup, whatever `schedule`.
+    With nanoGPT's `decay_lr=False` the rate is `learning_rate` throughout, without warmup.
     """
     step = jnp.asarray(step)
     highest, warmup, end = options.learning_rate, options.warmup_iters, options.lr_decay_iters

@@ -3,9 +3,8 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-Calling `train_step` blocks until the step is done, and uses up the state. The training loop calls the step
-that `compile_step` in training/recipe.py returns instead: it dispatches asynchronously, so that the loop goes
-on while an accelerator works.
+A call of `train_step` blocks until the step is done. The training loop calls what `compile_step` returns,
+whose dispatch is asynchronous.
 """
 
 from collections.abc import Callable
@@ -26,49 +25,50 @@ from training.state import TrainState
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step does, decided once (training/recipe.py)."""
+    """What a step does, decided once by training/recipe.py. Equal recipes share one compiled step."""
 
-    # Recipes that are equal in these three are equal, and JAX compiles one step for them.
     options: Options
     config: GPTConfig
     mesh: AbstractMesh
-    # What follows from them:
+    # The others follow from these three:
     value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
     optimizer: optax.GradientTransformation = field(compare=False)
     learning_rate: Callable = field(compare=False)  # of a step's number
-    trained: Any = field(compare=False)  # a filter: the weights that the step changes
-    shardings: Any = field(compare=False)  # of the state
-    batch_sharding: Any = field(compare=False)
+    trained: Any = field(compare=False)  # a filter for the weights that the step changes
+    sharding: Any = field(compare=False)  # of the state
 
 
 @eqx.filter_jit(donate="all")
 def train_step(
     state: TrainState, x: Int[Array, "A B T"], y: Int[Array, "A B T"], recipe: Recipe
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """Return the state one step later, and the step's `loss`, `grad_norm` (before clipping) and `lr`."""
+    """Return the next state, and this step's `loss`, `grad_norm` (before clipping) and `lr`.
+
+    The given state is donated.
+    """
     weights, frozen = eqx.partition(state.model, recipe.trained)
-    x, y = eqx.filter_shard((x, y), recipe.batch_sharding)
     dropout, seed = recipe.options.dropout, recipe.options.seed
-    # Key 0 of the seed has drawn the weights.
+    # Key 0 of the seed drew the weights.
     key = jax.random.fold_in(jax.random.key(seed), 1 + state.step) if dropout else None
     loss, gradients = recipe.value_and_grad(weights, frozen, x, y, key)
-    updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, weights)
-    model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
+    with jax.named_scope("optimizer"):  # its name in a profile, as attention and loss have one
+        updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, weights)
+        model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
     metrics = {
         "loss": loss,
         "grad_norm": optax.tree.norm(gradients),
         "lr": recipe.learning_rate(state.step),
     }
-    return eqx.filter_shard(TrainState(model, opt_state, state.step + 1), recipe.shardings), metrics
+    return eqx.filter_shard(TrainState(model, opt_state, state.step + 1), recipe.sharding), metrics
 
 
 def mean_loss(
     model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key: PRNGKeyArray | None = None
 ) -> Float[Array, ""]:
-    """Return the mean cross entropy of the next tokens y; a `key` turns dropout on."""
+    """Return the mean cross entropy of the next tokens y. A `key` turns dropout on."""
     return chunked_cross_entropy(model.features(x, key=key), model.head, y, model.config.compute)
 
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
-    """Return the mean loss of one microbatch. `frozen` holds the weights that are not trained."""
+    """Return the mean loss of one microbatch."""
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)

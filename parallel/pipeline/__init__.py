@@ -1,1 +1,1 @@
-"""Pipeline parallelism: the schedule as a table, its timeline in print, and the loop that runs it."""
+"""Pipeline parallelism: the schedule as a table, the loop that runs it, and its timeline in print."""

@@ -8,14 +8,14 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from config.command_line import Count, Name, UserError, command, given
-from parallel.pipeline.loop import make_schedule
-from parallel.pipeline.timeline import describe, draw
+from config.command_line import Count, UserError, command, given
+from parallel.pipeline.schedule import Schedule
+from parallel.pipeline.timeline import describe
 
 
 @dataclass(frozen=True)
 class ScheduleOptions:
-    """Every option of python -m parallel.pipeline. The comment behind a field is its text in `--help`."""
+    """Every option of python -m parallel.pipeline. A field's comment is its text in `--help`."""
 
     program: ClassVar[str] = "-m parallel.pipeline"
     purpose: ClassVar[str] = "Print what each rank of a pipeline does, and when."
@@ -24,27 +24,20 @@ class ScheduleOptions:
     stages: Count = 4  # ranks: the size of the mesh's stage axis
     virtual_stages: Count = 1  # chunks of layers on each rank
     microbatches: Count = 8  # gradient_accumulation_steps
-    png: Name | None = None  # file to draw the timeline into
 
 
-MOST = 50_000  # cells of the timeline
+MAX_CELLS = 50_000  # of the timeline
 
 
 def main(argv: list[str]) -> None:
     options = ScheduleOptions(**given(argv, ScheduleOptions))
     R, C, M = options.stages, options.virtual_stages, options.microbatches
-    if (cells := 2 * R * C * (R + M)) > MOST:
+    if (cells := 2 * R * C * (R + M)) > MAX_CELLS:
         raise UserError(
             f"stages={R}, virtual_stages={C} and microbatches={M} make a timeline of about {cells} cells: "
-            f"give fewer, for {MOST} at most"
+            f"give fewer, for {MAX_CELLS} at most"
         )
-    schedule = make_schedule(options.schedule, R, C, M)
-    print(describe(schedule))
-    if options.png:
-        try:
-            draw(schedule, options.png)
-        except (OSError, ValueError) as error:
-            raise UserError(f"--png={options.png}: cannot be written: {error}") from None
+    print(describe(Schedule(options.schedule, R, C, M)))
 
 
 if __name__ == "__main__":

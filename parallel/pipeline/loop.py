@@ -3,16 +3,10 @@
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
     python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
-The microbatches of gradient accumulation follow each other through the stages. schedule.py makes a table of
-which rank does what in each tick, and schedules differ in that table alone. Here it is carried out, by one
-loop over ticks within the compiled step. The second command prints it.
-
-In a tick a rank does a forward, then a backward, or one of them, or neither, and passes on the results:
-residual streams go up to the next rank, their gradients down to the one before. A backward starts from the
-stage's input alone, and computes the stage again. The token embedding belongs to the first stage; every stage
-reads the tokens for positions and documents. The loss belongs to the last stage, whose forward is a part of
-its backward. The weights outside the blocks are the same on every rank, and their gradients are summed over
-the ranks at the end. XLA handles the mesh's other axes, as elsewhere.
+schedule.py makes a table of what each rank does in each tick, which the second command prints. One loop over
+ticks, inside the compiled step, carries it out. Residual streams go to the next rank, their gradients to the
+one before. A backward computes its stage again, from the stage's input. Stage 0 embeds the tokens; the last
+stage has the loss, and its forward is part of its backward. XLA handles the mesh's other axes.
 """
 
 from collections.abc import Callable
@@ -26,13 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from config.command_line import UserError
 from config.options import Options
 from layers.attention import causal_attention
-from layers.compute import Compute, here
-from layers.dropout import split_key
+from layers.compute import Compute, current_mesh
+from layers.dropout import DropoutKey, microbatch_keys, split_key
 from layers.stack import apply_blocks, shard_residual
 from model import GPT, Block
 from parallel.pipeline.schedule import Row, Schedule
@@ -50,16 +44,15 @@ def join_blocks(rest: GPT, blocks: Block) -> GPT:
 
 
 def with_gathered_table(model: GPT) -> GPT:
-    """Return the model with a token table that every device holds all of, to look tokens up.
+    """Return the model with a token table that is not split.
 
-    Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) stops in a failed check where it looks up tokens in a
-    table that is split, if the tokens are more than a few.
+    Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) crashes where it looks up many tokens in a split table.
     """
     return eqx.tree_at(lambda model: model.wte, model, replace_fn=lambda table: eqx.filter_shard(table, P()))
 
 
 def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callable:
-    """Have every rank compute `function` on its part of the arguments. XLA splits the other axes."""
+    """Return a function that every rank computes on its part of the arguments."""
     # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
     return jax.shard_map(
         function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
@@ -67,12 +60,12 @@ def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callab
 
 
 def data_axis() -> tuple[str, ...]:
-    """Return `data`, if it splits rows, for its devices to keep their gradients apart until the last tick."""
-    return ("data",) if here().sizes["data"] > 1 else ()
+    """Return `data`, if it splits rows: its devices then sum their gradients once, after the last tick."""
+    return ("data",) if current_mesh().sizes["data"] > 1 else ()
 
 
 def add_gradients(sums, loss, gradients: GPT, chunk: int | Int[Array, ""]):
-    """Add the loss and the gradients of one backward, of one chunk, to the sums."""
+    """Add the loss and the gradients of a chunk's backward to the sums."""
     rest, blocks = split_blocks(gradients)
     total, rest_total, blocks_total = sums
     return (
@@ -90,8 +83,8 @@ Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], 
 class Pipeline:
     """A schedule, and the loop that carries it out.
 
-    Ranks do different things in one program: each takes its own branch of `lax.cond`. Communication along the
-    other mesh axes happens inside a branch, between devices of one rank, so all that take part are in it.
+    Each rank takes its own branch of `lax.cond`. Communication inside a branch is along the other mesh axes,
+    so all devices that take part are in the same branch.
     """
 
     schedule: Schedule
@@ -103,13 +96,9 @@ class Pipeline:
         frozen: GPT,
         x: Int[Array, "M B T"],
         y: Int[Array, "M B T"],
-        keys: PRNGKeyArray | None,
+        key: DropoutKey,
     ) -> tuple[Float[Array, ""], GPT]:
-        """Return the mean loss of the M microbatches and its gradient, float32, as one device computes them.
-
-        `loss` gives the mean loss of one microbatch. `weights` is the trainable part of the
-        model, `frozen` the other. `keys`, one per microbatch, turn dropout on.
-        """
+        """Return the mean loss of the M microbatches and its gradient by the weights, float32."""
         table, n_inputs, n_cotangents = self.schedule.table()
         rows = P(None, data_axis())
         on_rank = on_ranks(
@@ -120,7 +109,7 @@ class Pipeline:
         )
         rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
         total, rest_gradients, block_gradients = on_rank(
-            np.array(table), rest, self._in_chunks(blocks), x, y, keys
+            np.array(table), rest, self._in_chunks(blocks), x, y, microbatch_keys(key, len(x))
         )
         block_gradients = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), block_gradients)
         return jax.tree.map(lambda sum: sum / len(x), (total, join_blocks(rest_gradients, block_gradients)))
@@ -128,10 +117,7 @@ class Pipeline:
     def mean_loss(
         self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
     ) -> Float[Array, ""]:
-        """Return the mean loss of one batch, without dropout. One rank computes after the other.
-
-        That takes as long as on one device, but no rank needs room for the layers of others.
-        """
+        """Return the mean loss of one batch, without dropout. The ranks compute one after the other."""
         R, n = self.schedule.ranks, self.schedule.stages
 
         def on_rank(rank, rest, blocks, x, y):
@@ -160,15 +146,15 @@ class Pipeline:
         return jax.tree.map(lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]), blocks)
 
     def _on_rank(self, table, rest, blocks, x, y, keys, *, loss: Loss, slots: tuple[int, int]):
-        """Compute one rank's sums over microbatches of the loss and of the gradients.
+        """Sum loss and gradients over the microbatches, on one rank.
 
-        Arrays of its blocks are (chunks, layers of a stage, ...), and the table is (ticks, 1, fields).
+        Its blocks are (chunks, layers of a stage, ...), and its part of the table is (ticks, 1, fields).
         """
         R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
         nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
 
         def weights_of(s):
-            """Return the trainable and the frozen weights of stage s."""
+            """Return the trained and the frozen weights of stage s."""
             chunk = jax.tree.map(itemgetter(s // R), blocks)
             return tuple(join_blocks(*part) for part in zip(rest, chunk, strict=True))
 
@@ -178,7 +164,7 @@ class Pipeline:
             compute = model.config.compute
             positions, attend = causal_attention(model.config, x[m])
             embed_key, layer_keys = split_key(key)
-            if layer_keys is not None:  # the stage's, of all those that one device draws
+            if layer_keys is not None:  # this stage's part of the keys that one device draws
                 L = model.config.n_layer
                 layer_keys = lax.dynamic_slice_in_dim(jax.random.split(layer_keys, L), s * (L // n), L // n)
             h = lax.cond(
@@ -221,7 +207,7 @@ class Pipeline:
 
 def make_pipeline(options: Options) -> Pipeline | None:
     """Make the pipeline that the options describe; None where the mesh has one stage. Raises UserError."""
-    n_ranks = here().sizes["stage"]
+    n_ranks = current_mesh().sizes["stage"]
     if n_ranks == 1:
         return None
     stages = n_ranks * options.virtual_stages
@@ -231,13 +217,4 @@ def make_pipeline(options: Options) -> Pipeline | None:
             f"and virtual_stages={options.virtual_stages} make: change one of them"
         )
     microbatches = options.gradient_accumulation_steps
-    schedule = make_schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches)
-    return Pipeline(schedule)
-
-
-def make_schedule(name: str, ranks: int, chunks: int, microbatches: int) -> Schedule:
-    """Make a schedule, for a command. Raises UserError for one that cannot be."""
-    try:
-        return Schedule(name, ranks, chunks, microbatches)
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    return Pipeline(Schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches))

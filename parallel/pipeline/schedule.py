@@ -1,30 +1,30 @@
-"""A pipeline's schedule as data: what each rank does, in which order and when. It needs no JAX.
+"""A pipeline's schedule as data: what each rank does, and when. It needs no JAX.
 
-The layers are cut into stages, and groups of devices, the ranks, hold them in turn: rank r has the stages r,
-r + ranks, r + 2 ranks, ..., its chunks. Each microbatch goes forward through all stages and backward through
-all of them. The schedules differ in one number, how many forwards a rank does before its first backward:
+Rank r of the mesh axis `stage` has the stages r, r + ranks, r + 2 ranks, ..., its chunks. Schedules differ
+in how many forwards a rank does before its first backward:
 
     gpipe        all of them                                                  arXiv:1811.06965
-    1f1b         2 (ranks - 1 - r), then one forward and one backward by turns
-    interleaved  the same with several chunks; as many microbatches as there are ranks go through one, then
-                 the next has its turn: (chunks - 1) ranks more               arXiv:2104.04473
-    classic      ranks - 1 - r, as 1F1B is in most papers                     arXiv:1806.03377; only printed
+    1f1b         2 (ranks - 1 - r), then one forward and one backward in turn
+    interleaved  (chunks - 1) ranks more: a chunk takes as many microbatches
+                 as there are ranks, then the next chunk does                 arXiv:2104.04473
+    classic      ranks - 1 - r, as 1F1B is in most papers; only printed       arXiv:1806.03377
 
-Here all ranks keep one clock: in a tick each does at most one forward, then at most one backward, and what
-they send each other arrives in the next. Classic 1F1B's neighbours alternate, one goes forward while the next
-goes backward, and in lock-step each waits for the other. With twice its head start both do both in every
-tick. `1f1b` is that; a rank then holds up to 2 * ranks - 1 stage inputs, however many microbatches there are.
+In a tick each rank does at most one forward, then at most one backward; what it sends arrives in the next.
+In lock-step, neighbours in classic 1F1B wait for each other, so `1f1b` has twice its head start. A rank
+then holds up to 2 ranks - 1 stage inputs, for any number of microbatches.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-BACKWARD = 3  # forwards that a backward takes: it computes the stage again, and two gradients of each product
+from config.command_line import UserError
+
+BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product
 
 
 class Task(NamedTuple):
-    """The forward or the backward of a stage for a microbatch; `fwd_2__0` is JaxPP's name for one."""
+    """The forward or the backward of a stage for a microbatch, printed as in JaxPP: fwd_2__0."""
 
     kind: str  # fwd or bwd
     stage: int
@@ -42,8 +42,8 @@ class Task(NamedTuple):
 class Row(NamedTuple):
     """A rank's work in a tick, in integers. A stage of -1 means none.
 
-    A slot keeps an array from the tick it arrives in to the tick it is last read in. There is one more than
-    are in use, for what nobody reads.
+    A slot keeps an array from the tick of its arrival to that of its last use. One more slot takes what is
+    not used.
     """
 
     forward: int  # stage; never the last, whose forward is a part of its backward
@@ -59,7 +59,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """The order and time of all ranks' tasks. Raises ValueError for a schedule that cannot be."""
+    """The order and time of all ranks' tasks. Raises UserError for an impossible schedule."""
 
     name: str  # gpipe, 1f1b, interleaved or classic
     ranks: int
@@ -68,18 +68,18 @@ class Schedule:
 
     def __post_init__(self):
         if self.chunks > 1 and self.name in ("1f1b", "classic"):
-            raise ValueError(
+            raise UserError(
                 f"virtual_stages={self.chunks}, but {self.name} has one chunk per rank: use interleaved"
             )
         if self.name == "interleaved" and self.microbatches % self.ranks:
-            raise ValueError(
+            raise UserError(
                 f"{self.microbatches} microbatches must be a multiple of {self.ranks} stages for the "
                 "interleaved schedule: change gradient_accumulation_steps, or use 1f1b"
             )
 
     @property
     def stages(self) -> int:
-        """How many parts the layers are cut into."""
+        """The number of parts that the layers are cut into."""
         return self.ranks * self.chunks
 
     def tasks(self, rank: int) -> list[Task]:
@@ -121,12 +121,12 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """How many ticks all the tasks take."""
+        """The number of ticks of all tasks."""
         return max(self.when.values()) + 1
 
     @cached_property
     def spans(self) -> dict[Task, tuple[int, int]]:
-        """When each task starts and ends, in forwards: a tick lasts until its busiest rank is done."""
+        """The start and end of each task, in forwards. A tick lasts until its busiest rank is done."""
         spans, start = {}, 0
         for tick in range(self.ticks):
             busy = [start] * self.ranks  # until when
@@ -140,12 +140,11 @@ class Schedule:
     @property
     def bubble(self) -> float:
         """The share of its time in which a rank is idle."""
-        return 1 - self.microbatches * self.chunks * (1 + BACKWARD) / max(
-            end for _, end in self.spans.values()
-        )
+        work = self.microbatches * self.chunks * (1 + BACKWARD)
+        return 1 - work / max(end for _, end in self.spans.values())
 
     def held(self, rank: int) -> int:
-        """Return the most stage inputs that the rank holds at a time. Stage 0's are tokens, and small."""
+        """Return the most stage inputs that the rank holds at once."""
         starts, ends = [0] * (self.ticks + 1), [0] * (self.ticks + 1)
         for task, tick in self.when.items():
             if task.stage % self.ranks == rank:
@@ -153,7 +152,7 @@ class Schedule:
         return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(self.ticks))
 
     def table(self) -> tuple[list[list[Row]], int, int]:
-        """Return the rows of every tick, one for each rank, and how many slots inputs and cotangents take."""
+        """Return the rows of every tick, one for each rank, and the numbers of input and cotangent slots."""
         last, when, R = self.stages - 1, self.when, self.ranks
         inputs, cotangents = [], []  # (rank, key, the tick it arrives in, the tick it is last read in)
         for (kind, s, m), tick in when.items():
@@ -182,10 +181,10 @@ class Schedule:
 
 
 def allocate(values: list[tuple[int, tuple[int, int], int, int]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Assign each value the lowest free slot, as registers are allocated; return them and their number.
+    """Assign each value the lowest free slot of its rank. Return the slots, and how many there are.
 
-    A value is (rank, key, tick it arrives in, tick it is last read in): it arrives at the end of a tick, when
-    what that tick reads is no longer needed.
+    A value is (rank, key, tick of its arrival, tick of its last use). It arrives at the end of a tick, when
+    what the tick used is free.
     """
     slots, free_from = {}, {}  # free_from[rank][slot] is a tick
     for rank, key, arrives, read in sorted(values, key=lambda value: value[2]):

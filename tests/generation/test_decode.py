@@ -113,17 +113,17 @@ def test_the_tokens_depend_on_the_whole_context(gpt2):
 def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2, monkeypatch):
     """And one token in so many costs a prefill, all others one token's work."""
     contexts, chunks = [], []  # the tokens that each new one reads; where prompts are read, and how much
-    read, decode = engine.read, engine.decode
+    prefill, decode = engine.prefill, engine.decode
 
-    def spied_read(decoder, cache, slots, tokens, length, following, bucket):
+    def spied_prefill(decoder, cache, slots, tokens, length, following, bucket):
         chunks.append((*length.tolist(), tokens.shape[1], len(contexts)))
-        return read(decoder, cache, slots, tokens, length, following, bucket)
+        return prefill(decoder, cache, slots, tokens, length, following, bucket)
 
     def spied_decode(decoder, cache, rows, n, bucket):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
         return decode(decoder, cache, rows, n, bucket)
 
-    monkeypatch.setattr(engine, "read", spied_read)
+    monkeypatch.setattr(engine, "prefill", spied_prefill)
     monkeypatch.setattr(engine, "decode", spied_decode)
     generated(gpt2, prompt(1, 3 * S), 3 * S)
     window = range(S // 2, S + 1)
@@ -205,8 +205,8 @@ def test_it_is_compiled_once_for_all_lengths_and_settings(caplog):
     with jax.log_compiles():
         for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
             generated(model, prompt(2, P), n, temperature=0.1 * P, top_k=P, top_p=0.9, key=jax.random.key(P))
-    compiled = Counter(re.findall(r"Compiling jit\((read|decode)\)", caplog.text))
-    assert compiled == {"read": 2, "decode": 1}
+    compiled = Counter(re.findall(r"Compiling jit\((prefill|decode)\)", caplog.text))
+    assert compiled == {"prefill": 2, "decode": 1}
 
 
 def test_tokens_come_as_they_are_made(gpt2):

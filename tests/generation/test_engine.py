@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import LIKELIEST, decode, read
+from generation.decode import LIKELIEST, decode, prefill
 from generation.engine import Engine, Request, generate, keys_of_rows
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
@@ -131,16 +131,16 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
     """Prompts of one token need no reading, and one whose probabilities are asked for is read alone."""
     calls = []
 
-    def spied_read(decoder, cache, slots, tokens, length, following, bucket):
+    def spied_prefill(decoder, cache, slots, tokens, length, following, bucket):
         calls.append((sorted(set(slots.tolist())), tokens.shape, bucket))
-        return read(decoder, cache, slots, tokens, length, following, bucket)
+        return prefill(decoder, cache, slots, tokens, length, following, bucket)
 
     requests = [
         Request(np.arange(P, dtype=np.int32) % V, jax.random.key(P), 20, prompt_logprobs=P == 16)
         for P in (9, 3, 17, 4, 5, 6, 7, 8, 2, 10, 11, 16, 1, 12, 3)
     ]
     expected = [alone(long_model, one) for one in requests]
-    monkeypatch.setattr("generation.engine.read", spied_read)
+    monkeypatch.setattr("generation.engine.prefill", spied_prefill)
     assert together(Engine(long_model, 15), requests) == expected
     assert calls == [
         ([*range(8)], (8, 16), 37),

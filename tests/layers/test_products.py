@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from layers.compute import Compute
-from layers.products import linear, look_up, product
+from layers.products import embedding_lookup, linear, product
 
 B, T, D = 3, 5, 48
 
@@ -80,7 +80,7 @@ def test_rows_of_a_table_are_rounded_and_their_gradient_is_summed_in_float32(dty
     table = random.normal(size=(7, 4)).astype(np.float32)
     tokens = random.integers(5, size=(3, 400))  # each many times, two of the table's never
     dy = random.normal(size=(3, 400, 4)).astype(np.float32)
-    rows, back = jax.vjp(lambda table: look_up(table, tokens, dtype), table)
+    rows, back = jax.vjp(lambda table: embedding_lookup(table, tokens, dtype), table)
     expected = np.asarray(jnp.asarray(table, dtype), np.float32)[tokens]
     np.testing.assert_array_equal(rows, expected)
     (gradient,) = back(jnp.asarray(dy))

@@ -36,7 +36,7 @@ def test_a_mesh_has_the_sizes_that_its_text_names(text, sizes):
         ("fsdp:3,data:-1", "needs a multiple of 3 devices, and there are 8"),
         ("data:-1,fsdp:-1", "only one axis can be -1"),
         ("fsdb:8", "'fsdb' is not an axis; did you mean fsdp"),
-        ("data:2,data:4", "data is there twice"),
+        ("data:2,data:4", "names data twice"),
         ("data", "data is '', expected a number"),
         ("data:0", "data is '0', expected a number"),
         ("data:-2", "data is '-2', expected a number"),

@@ -260,5 +260,4 @@ def test_show_sharding_prints_every_parameter_and_starts_no_run(tmp_path, tiny, 
     assert set(arrays_by_name(shapes)) <= set(lines)
     c_proj = jnp.zeros((2, 64, 16)).nbytes / 8 / 1e6
     assert lines["blocks.mlp.c_proj.weight"].endswith(f"{c_proj:.3f}")
-    assert "CPU 0" in out  # a picture
     assert not (tmp_path / "out").exists()

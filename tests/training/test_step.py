@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from layers.compute import here
+from layers.compute import current_mesh
 from parallel.mesh import make_mesh
 from tests.helpers import (
     CPU,
@@ -101,7 +101,7 @@ def cut_on_a_cpu(x):
     """What a CPU's step makes of the microbatches x (A, B, T)."""
     A, B, T = x.shape
     options = replace(TINY, gradient_accumulation_steps=A, batch_size=B, block_size=T)
-    n = cpu_parts(options, here())
+    n = cpu_parts(options, current_mesh())
     return np.asarray(jax.jit(lambda x: in_parts(lambda w, f, x, y, key: x, n, None, None, x, x, None))(x))
 
 

@@ -67,19 +67,12 @@ PIPELINES = [  # every schedule on several meshes, and every variant on one
     pytest.param("llama", "stage:2,fsdp:2,tensor:2", {}, marks=pytest.mark.slow),
     ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
     pytest.param("llama", "stage:2,tensor:2,data:2", GPIPE | dict(virtual_stages=4), marks=pytest.mark.slow),
-    pytest.param(
-        "llama",
-        "stage:2,fsdp:2,tensor:2",
-        INTERLEAVED | dict(pipeline_branches="where"),
-        marks=pytest.mark.slow,
-    ),
     pytest.param("llama, documents", "stage:4,fsdp:2", {}, marks=pytest.mark.slow),
     pytest.param("one microbatch, dropout", "stage:4", {}, marks=pytest.mark.slow),
     pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
     pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
     pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
     ("modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
-    pytest.param("modern, µP, dropout", "stage:4", dict(pipeline_branches="where"), marks=pytest.mark.slow),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
@@ -135,7 +128,6 @@ def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device
     [
         {},
         pytest.param(INTERLEAVED, marks=pytest.mark.slow),
-        pytest.param(dict(pipeline_branches="where"), marks=pytest.mark.slow),
     ],
 )
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes):
