@@ -1,35 +1,34 @@
-"""Evaluate a trained model: its loss on a whole split of a data set, or its accuracy on HellaSwag.
+"""Evaluate a trained model: its loss on an entire split of a data set, or its accuracy on HellaSwag.
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
     python evaluate.py --out_dir=out-quickstart --split=train --stride=128
     python evaluate.py --init_from=gpt2 --dataset=shakespeare
     python evaluate.py --out_dir=out --hellaswag=hellaswag_val.jsonl --json=result.json
 
-The loss is exact: it predicts every token of the split once, except the first. How well a token is predicted
-depends on how much text before it the model reads, so windows of block_size tokens overlap. Each begins
-`stride` tokens after the one before, and only its last `stride` predictions count, those not made yet. Thus
-every token is predicted from at least block_size - stride tokens before it, except at the very beginning.
+The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
+begin `stride` tokens apart, and each counts the predictions that the one before has not made. So all tokens,
+except at the very beginning, are predicted from at least block_size - stride tokens before them.
 
 A smaller stride costs more, and gives a trained model a lower loss. The default, half of block_size, reads
-each token twice. `--stride=<block_size>` gives the loss of `train.py --eval_iters=-1`. See
-huggingface.co/docs/transformers/perplexity.
+each token twice; block_size gives the loss of `train.py --eval_iters=-1`.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import jax
 import numpy as np
+from jaxtyping import Int
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
-from data.batches import Batch, Batches
+from data.batches import Batches
 from data.registry import prepare_if_missing
 from data.token_files import Dataset
 from data.tokenizer import end_of_text, from_json
@@ -43,13 +42,15 @@ from runs.sizes import check_evaluation
 from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
 from training.evaluation import score
 
+PIECE = 2**16  # tokens that are decoded at once
+
 
 @dataclass(frozen=True)
 class EvaluateOptions:
-    """The options of evaluate.py. The comment behind a field is its text in `--help`."""
+    """The options of evaluate.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "evaluate.py"
-    purpose: ClassVar[str] = "Evaluate a trained model: its loss on a whole data set, or HellaSwag."
+    purpose: ClassVar[str] = "Evaluate a trained model: its loss on a data set, or HellaSwag."
 
     init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
@@ -99,7 +100,7 @@ def window_size(model: GPT, options: EvaluateOptions) -> int:
 
 
 def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Print and return the mean loss over the whole split, in nats per token, with figures derived from it.
+    """Print and return the mean loss over the split, in nats per token, with figures derived from it.
 
     Raises UserError when the options, the data set and the model do not fit together.
     """
@@ -107,60 +108,53 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
-    if options.init_from != "resume" and not options.dataset:
-        raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
-    dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
-    on_process_0(prepare_if_missing, dataset)
-    opened = Dataset(dataset)
-    if opened.meta.tokenizer != tokenizer:
-        if tokenizer is None and options.init_from != "resume":
-            raise UserError(
-                f"init_from={options.init_from}: there is no tokenizer.json, so what its tokens mean is not "
-                "known: put the model's own there, or evaluate the run that it was exported from"
-            )
-        raise UserError(
-            f"dataset={dataset} has another tokenizer than the model: give one prepared with the model's"
-        )
+    dataset, opened = find_dataset(tokenizer, options)
     batches = Batches(opened, options.split, options.batch_size, T, seed=0)  # the seed is not used
-    size = TextSize(tokenizer)
-    windows = size.count(batches.every_window(stride))
-    nats, seconds = score(model, windows, (options.batch_size, T), len(batches.tokens) - 1, batches.path)
+    n, windows = len(batches.tokens) - 1, batches.every_window(stride)
+    nats, seconds = score(model, windows, (options.batch_size, T), n, batches.path)
 
-    total = nats.sum(dtype=np.float64)
-    loss, speed = float(total / size.tokens), size.tokens / seconds
+    pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
+    total, n_bytes = nats.sum(dtype=np.float64), bytes_of_text(pieces, tokenizer)
+    loss, speed = float(total / n), n / seconds
     perplexity = float(np.exp(loss))
-    per_byte = float(total / math.log(2) / size.bytes) if size.bytes else None
+    per_byte = float(total / math.log(2) / n_bytes) if n_bytes else None
     print(
         f"{dataset}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, "
         + (f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text")
     )
-    print(f"{size.tokens:,} tokens, in windows of {T} that begin {stride} apart, {speed:,.0f} tokens/s")
+    print(f"{n:,} tokens, in windows of {T} that begin {stride} apart, {speed:,.0f} tokens/s")
     return {
         **{"dataset": dataset, "split": options.split, "block_size": T, "stride": stride},
-        **{"tokens": size.tokens, "bytes": size.bytes},
+        **{"tokens": n, "bytes": n_bytes},
         **{"loss": loss, "perplexity": perplexity, "bits_per_byte": per_byte, "tokens_per_second": speed},
     }
 
 
-class TextSize:
-    """The number of targets in batches, and of UTF-8 bytes in their text: 0 bytes if tokens are not text.
+def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str, Dataset]:
+    """Return the data set to evaluate on, by name. Raises UserError unless it has the model's tokenizer."""
+    of_a_run = options.init_from == "resume"
+    if not of_a_run and not options.dataset:
+        raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
+    dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
+    on_process_0(prepare_if_missing, dataset)
+    opened = Dataset(dataset)
+    if opened.meta.tokenizer == tokenizer:
+        return dataset, opened
+    if tokenizer is None and not of_a_run:
+        raise UserError(
+            f"init_from={options.init_from}: there is no tokenizer.json, so what its tokens mean is not "
+            "known: put the model's own there, or evaluate the run that it was exported from"
+        )
+    raise UserError(f"dataset={dataset} has another tokenizer than the model: give one prepared with its own")
 
-    The end-of-text token counts as a target, but has no text.
-    """
 
-    def __init__(self, tokenizer: dict | None):
-        self.tokens = self.bytes = 0
-        self.eot = end_of_text(tokenizer)
-        self.decode = from_json(tokenizer).stream() if tokenizer else lambda ids, final=False: ""
-
-    def count(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """Yield the batches as they are, and count each on its way."""
-        for x, y in batches:
-            ids = y[y >= 0]
-            self.tokens += len(ids)
-            self.bytes += len(self.decode(ids[ids != self.eot]).encode())
-            yield x, y
-        self.bytes += len(self.decode([], final=True).encode())
+def bytes_of_text(pieces: Iterable[Int[np.ndarray, " N"]], tokenizer: dict | None) -> int:
+    """Count the UTF-8 bytes of tokens, of which end-of-text has none; 0 if they are not text."""
+    if tokenizer is None:
+        return 0
+    decode, eot = from_json(tokenizer).stream(), end_of_text(tokenizer)
+    n_bytes = sum(len(decode(ids[ids != eot]).encode()) for ids in pieces)
+    return n_bytes + len(decode([], final=True).encode())
 
 
 def evaluate_hellaswag(

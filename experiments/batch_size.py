@@ -6,9 +6,10 @@ Rates grow with the root of the batch, as they should for Adam (arXiv:2205.10287
 """
 
 import numpy as np
+import pandas as pd
 
-from experiments.miniature import MINIATURE
-from experiments.record import Experiment, Record
+from experiments.record import MINIATURE, Experiment, Record
+from experiments.report import draw_means
 from experiments.runner import main
 
 TARGET = 2.2  # nats per token
@@ -18,17 +19,11 @@ EVALUATED = 1600  # rows of each split
 
 
 def options(rows: int) -> dict:
-    """Return the options of a batch of so many rows. The steps are more than are needed, it is hoped."""
+    """Return the options of a batch of so many rows, with more steps than it should need."""
     steps = 320 + 9600 // rows
-    return MINIATURE | {
-        "batch_size": rows,
-        "learning_rate": 2e-3 * (rows / 12) ** 0.5,
-        "schedule": "constant",
-        "max_iters": steps,
-        "lr_decay_iters": steps,
-        "eval_interval": max(10, steps // 40),
-        "eval_iters": EVALUATED // rows,
-    }
+    schedule = dict(learning_rate=2e-3 * (rows / 12) ** 0.5, schedule="constant", lr_decay_iters=steps)
+    evaluations = dict(eval_interval=max(10, steps // 40), eval_iters=EVALUATED // rows)
+    return MINIATURE | dict(batch_size=rows, max_iters=steps) | schedule | evaluations
 
 
 def steps_to(target: float, evaluations: list[list[float]]) -> float | None:
@@ -39,15 +34,15 @@ def steps_to(target: float, evaluations: list[list[float]]) -> float | None:
     return None
 
 
-def reached(experiment: Experiment, record: Record) -> dict[int, list[float]]:
-    """Return, by batch size, the steps that the runs took to the target; of batches with two runs or more."""
+def reached(record: Record) -> pd.DataFrame:
+    """Return the steps of each run to the target, in a row for each batch size with two runs or more."""
     found = {}
     for rows in ROWS:
-        runs = record.runs(f"batch {rows}", experiment.options(f"batch {rows}"))
+        runs = record.runs(f"batch {rows}")
         took = [step for run in runs if (step := steps_to(TARGET, run["evaluations"])) is not None]
         if 1 < len(took) == len(runs):
-            found[rows] = took
-    return found
+            found[rows] = pd.Series(took)
+    return pd.DataFrame(found).T
 
 
 def fit(rows: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
@@ -58,26 +53,25 @@ def fit(rows: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
     return float(fewest), float(product / fewest)
 
 
-def findings(experiment: Experiment, record: Record) -> list[str]:
-    found = reached(experiment, record)
+def findings(record: Record) -> list[str]:
+    steps = reached(record)
+    means, spreads = steps.mean(axis=1), steps.std(axis=1)
     lines = [
-        f"{rows} x {LENGTH} tokens: {np.mean(took):.0f} ± {np.std(took, ddof=1):.0f} steps, "
-        f"{np.mean(took) * rows * LENGTH / 1e3:.0f}k tokens to {TARGET}."
-        for rows, took in found.items()
+        f"{rows} x {LENGTH} tokens: {means[rows]:.0f} ± {spreads[rows]:.0f} steps, "
+        f"{means[rows] * rows * LENGTH / 1e3:.0f}k tokens to {TARGET}."
+        for rows in steps.index
     ]
-    if len(found) > 2:
-        fewest, critical = fit(np.array(list(found)), np.array([np.mean(took) for took in found.values()]))
+    if len(steps) > 2:
+        fewest, critical = fit(steps.index.to_numpy(), means.to_numpy())
         lines.append(f"Fitted: {fewest:.0f} steps at least, critical batch {critical * LENGTH:,.0f} tokens.")
     return lines
 
 
-def draw(axes, experiment: Experiment, record: Record) -> None:
-    found = reached(experiment, record)
-    tokens = [rows * LENGTH for rows in found]
-    for name, scale in (("steps", [1] * len(found)), ("thousands of tokens", [t / 1e3 for t in tokens])):
-        means = [np.mean(took) * s for took, s in zip(found.values(), scale, strict=True)]
-        spread = [np.std(took, ddof=1) * s for took, s in zip(found.values(), scale, strict=True)]
-        axes.errorbar(tokens, means, spread, marker="o", ms=4, lw=1, capsize=3, label=f"{name} to {TARGET}")
+def draw(axes, record: Record) -> None:
+    steps = reached(record)
+    steps.index = steps.index * LENGTH
+    draw_means(axes, f"steps to {TARGET}", steps)
+    draw_means(axes, f"thousands of tokens to {TARGET}", steps.mul(steps.index / 1e3, axis=0))
     axes.set(xscale="log", yscale="log", xlabel="tokens in a batch")
     axes.legend()
 

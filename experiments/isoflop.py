@@ -2,9 +2,9 @@
 
 Five sizes at each budget, each with as many steps as the budget buys. A parabola through their losses, over
 the logarithm of the parameters, has its minimum at the best size (Chinchilla's approach 2, arXiv:2203.15556),
-which grows as a power of the budget. The models have four layers, a GELU and two heads, and learn from the
-quickstart's 4 million characters. They train with Muon: in a first trial with AdamW the smallest of the five
-models was the best at the smallest budgets, because it had the most steps.
+which grows as a power of the budget. The models train with Muon on the quickstart's 4 million characters. In
+a first trial with AdamW the smallest model was the best at the smallest budgets, because it had the most
+steps.
 """
 
 import numpy as np
@@ -29,6 +29,8 @@ LAYERS, HEADS, ROWS, LENGTH, SYMBOLS = 4, 2, 16, 64, 96
 CHINCHILLA = 0.49, 0.462, 0.534
 DRAWS = 1000  # of the seeds, for the errors
 
+Losses = dict[float, list[np.ndarray]]  # by budget, of the seeds of each size
+
 
 def parameters(width: int) -> int:
     """Return how many weights a model has, the embedding of the tokens included."""
@@ -37,31 +39,21 @@ def parameters(width: int) -> int:
 
 def steps(budget: float, width: int) -> int:
     """Return the steps that a budget of FLOPs buys."""
-    config = GPTConfig(
-        block_size=LENGTH, vocab_size=SYMBOLS, n_layer=LAYERS, n_embd=width, n_head=HEADS, mlp="gelu"
-    )
+    config = GPTConfig(vocab_size=SYMBOLS, **shape(width))
     return round(budget / (flops_per_token(config, LENGTH) * ROWS * LENGTH))
 
 
+def shape(width: int) -> dict:
+    return dict(n_layer=LAYERS, n_embd=width, n_head=HEADS, mlp="gelu", block_size=LENGTH)
+
+
 def options(budget: float, width: int) -> dict:
-    """Return the options of a run. Muon's learning rate falls with the root of the width (variants.py)."""
+    """Return the options of a run. Muon's learning rate falls with the root of the width."""
     count, rate = steps(budget, width), min(16e-3, 8e-3 * (64 / width) ** 0.5)
-    return {
-        "n_layer": LAYERS,
-        "n_embd": width,
-        "n_head": HEADS,
-        "mlp": "gelu",
-        "block_size": LENGTH,
-        "batch_size": ROWS,
-        "optimizer": "muon",
-        "learning_rate": rate,
-        "min_lr": rate / 10,
-        "warmup_iters": count // 20,
-        "max_iters": count,
-        "lr_decay_iters": count,
-        "eval_interval": -(-count // 4),  # each saves, so that a run that is killed goes on from there
-        "eval_iters": 100,
-    }
+    schedule = dict(max_iters=count, lr_decay_iters=count, warmup_iters=count // 20)
+    evaluations = dict(eval_interval=-(-count // 4), eval_iters=100)  # each saves a checkpoint
+    own = dict(batch_size=ROWS, optimizer="muon", learning_rate=rate, min_lr=rate / 10)
+    return shape(width) | own | schedule | evaluations
 
 
 def flops(budget: float) -> str:
@@ -75,33 +67,19 @@ def label(budget: float, width: int) -> str:
 LINES = {flops(budget): [label(budget, width) for width in widths] for budget, widths in WIDTHS.items()}
 
 
-def complete(experiment: Experiment, record: Record) -> dict[float, list[list[float]]]:
+def complete(record: Record) -> Losses:
     """Return the final losses of each size by budget, of the budgets of which each size has two or more."""
-    found = {}
-    for budget, widths in WIDTHS.items():
-        names = [label(budget, width) for width in widths]
-        losses = [list(record.summary(name, experiment.options(name)).losses.values()) for name in names]
-        if min(map(len, losses)) > 1:
-            found[budget] = losses
-    return found
+    found = {
+        budget: [record.losses(label(budget, width)).dropna().to_numpy() for width in widths]
+        for budget, widths in WIDTHS.items()
+    }
+    return {budget: losses for budget, losses in found.items() if min(map(len, losses)) > 1}
 
 
-def minima(losses: dict[float, list[list[float]]]) -> dict[float, float]:
+def minima(losses: Losses) -> dict[float, float]:
     """Return the best number of parameters for each budget."""
     logs = {budget: np.log([parameters(width) for width in WIDTHS[budget]]) for budget in losses}
     return {budget: lowest(logs[budget], [np.mean(x) for x in found]) for budget, found in losses.items()}
-
-
-def redrawn(losses: dict[float, list[list[float]]], rng: np.random.Generator) -> dict[float, list]:
-    """Return as many losses of each size, drawn from them with replacement.
-
-    Of n values such draws vary by (n - 1) / n of what new seeds would: they are spread to make up for it.
-    """
-
-    def draw(x: list[float]) -> np.ndarray:
-        return np.mean(x) + (rng.choice(x, len(x)) - np.mean(x)) * np.sqrt(len(x) / (len(x) - 1))
-
-    return {budget: [draw(x) for x in found] for budget, found in losses.items()}
 
 
 def lowest(log_size: np.ndarray, loss: list) -> float:
@@ -115,6 +93,12 @@ def exponent(best: dict[float, float]) -> float:
     return float(np.polyfit(np.log(list(best)), np.log(list(best.values())), 1)[0])
 
 
+def redraw(losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Draw as many losses with replacement, spread to vary as much as new seeds would."""
+    mean, n = losses.mean(), len(losses)
+    return mean + (rng.choice(losses, n) - mean) * np.sqrt(n / (n - 1))
+
+
 def tokens_read(budget: float, size: float) -> float:
     """Return the tokens that a model of a size reads, by those that the sizes to its left and right read."""
     sizes = np.log([parameters(width) for width in WIDTHS[budget]])
@@ -122,15 +106,18 @@ def tokens_read(budget: float, size: float) -> float:
     return float(np.exp(np.interp(np.log(size), sizes, tokens)))
 
 
-def findings(experiment: Experiment, record: Record) -> list[str]:
-    losses, rng = complete(experiment, record), np.random.default_rng(0)
+def findings(record: Record) -> list[str]:
+    losses, rng = complete(record), np.random.default_rng(0)
     best = minima(losses)
     lines = []
     for budget, size in best.items():
         tokens = tokens_read(budget, size)
         lines.append(f"{flops(budget)}: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each.")
     if len(best) > 1:
-        drawn = [exponent(minima(redrawn(losses, rng))) for _ in range(DRAWS)]
+        drawn = [
+            exponent(minima({budget: [redraw(x, rng) for x in found] for budget, found in losses.items()}))
+            for _ in range(DRAWS)
+        ]
         low, high = np.nanquantile(drawn, (0.1, 0.9))
         lines.append(
             f"The best size grows as budget^{exponent(best):.2f} ({low:.2f} to {high:.2f}: 80% of {DRAWS} "
@@ -139,9 +126,9 @@ def findings(experiment: Experiment, record: Record) -> list[str]:
     return lines
 
 
-def draw(axes, experiment: Experiment, record: Record) -> None:
-    draw_lines(axes, experiment, record, "n_embd", LINES)
-    for budget, size in minima(complete(experiment, record)).items():
+def draw(axes, record: Record) -> None:
+    draw_lines(axes, record, "n_embd", LINES)
+    for budget, size in minima(complete(record)).items():
         width = np.sqrt(size / (12 * LAYERS))
         axes.axvline(width, lw=0.8, ls="--", color="gray")
         axes.annotate(flops(budget), (width, 0.02), ("data", "axes fraction"), fontsize="small", rotation=90)

@@ -30,20 +30,9 @@ def label(kind: str, width: int, rate: float) -> str:
 
 
 def options(optimizer: str, kind: str, width: int, rate: float) -> dict:
-    return KINDS[kind] | {
-        "optimizer": optimizer,
-        "position": "rope",
-        "n_layer": 2,
-        "n_embd": width,
-        "n_head": 4,
-        "learning_rate": rate,
-        "min_lr": rate / 10,
-        "warmup_iters": 30,
-        "max_iters": 300,
-        "lr_decay_iters": 300,
-        "eval_interval": 300,
-        "eval_iters": 50,
-    }
+    shape = dict(position="rope", n_layer=2, n_embd=width, n_head=4)
+    schedule = dict(warmup_iters=30, max_iters=300, lr_decay_iters=300, eval_interval=300, eval_iters=50)
+    return KINDS[kind] | shape | schedule | dict(optimizer=optimizer, learning_rate=rate, min_lr=rate / 10)
 
 
 def experiment(optimizer: str) -> Experiment:

@@ -5,8 +5,7 @@ Runs at more rates, two seeds on another machine, chose these. Lion's best rate 
 
 from functools import partial
 
-from experiments.miniature import MINIATURE
-from experiments.record import TAKEN_OUT, Experiment
+from experiments.record import MINIATURE, TAKEN_OUT, Experiment
 from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
@@ -21,7 +20,6 @@ LION = {
     | {"optimizer": "lion", "learning_rate": rate, "min_lr": rate / 10, "weight_decay": 0.5}
     for rate in (4e-4, 8e-4, 1.6e-3, 3.2e-3)
 }
-
 
 EXPERIMENTS = [
     Experiment(

@@ -1,7 +1,7 @@
-"""Does training in bfloat16 cost any loss? The CPU Shakespeare config, as it is, in both precisions.
+"""Does training in bfloat16 cost any loss? The CPU Shakespeare config in both precisions.
 
-The products alone are in bfloat16: weights, sums, norms and the loss stay in float32. The batches and the
-evaluation are the same for both, seed by seed. config/reference/ has these runs' curves.
+Products alone are in bfloat16: weights, sums, norms and the loss stay in float32. config/reference/ has these
+runs' curves.
 """
 
 from experiments.record import Experiment

@@ -20,7 +20,8 @@ import jax
 from config.command_line import command, given
 from config.files import write_whole
 from config.options import Options
-from experiments.runner import Task, prepare_data, train_all
+from data.registry import prepare_if_missing
+from experiments.runner import Task, train_all
 from runs.hardware import describe_cpu
 
 
@@ -28,15 +29,15 @@ def main(argv: list[str]) -> int:
     """Train the run of a command line of train.py's. Return 0 if it has a result, or else 1."""
     values = given(argv, Options)
     folder, seed = Path(values.pop("out_dir")), values.pop("seed")
+    task = Task("", folder.name, values, seed, folder)
 
     def leave(task: Task, result: dict) -> None:
         device = jax.devices()[0]  # now: while the run trained, its GPU's memory was its own
         machine = describe_cpu() if device.platform == "cpu" else device.device_kind
         write_whole(folder / "result.json", json.dumps(result | {"cpu": machine}))
 
-    due = [Task("", folder.name, values, seed, folder)]
-    prepare_data(due)
-    return 1 if train_all(due, 1, leave) else 0
+    prepare_if_missing(task.dataset)
+    return 1 if train_all([task], 1, leave) else 0
 
 
 if __name__ == "__main__":

@@ -6,8 +6,7 @@ arXiv:2408.00118), and the z-loss holds the logits' normalizer near 1 (PaLM, arX
 
 from functools import partial
 
-from experiments.miniature import MINIATURE
-from experiments.record import TAKEN_OUT, Experiment, Record
+from experiments.record import MINIATURE, TAKEN_OUT, Experiment, Record
 from experiments.report import describe, draw_lines
 from experiments.runner import main
 
@@ -23,13 +22,13 @@ LINES = {name: [f"{name}, {rate:g}" for rate in RATES] for name in MEANS}
 REMOVED = ("softcap", "z-loss", "all three")
 
 
-def findings(experiment: Experiment, record: Record) -> list[str]:
-    """Say what each means ends at, from the lowest rate to the highest."""
+def findings(record: Record) -> list[str]:
+    """Return a line for each means: the losses from the lowest rate to the highest."""
     lines = []
     for name, labels in LINES.items():
-        found = [record.summary(label, experiment.options(label)) for label in labels]
-        if all(summary.spread is not None for summary in found):
-            lines.append(f"{name}: {'; '.join(map(describe, found))}.")
+        losses = [record.losses(label) for label in labels]
+        if all(found.count() > 1 for found in losses):
+            lines.append(f"{name}: {'; '.join(map(describe, losses))}.")
     return lines
 
 

@@ -119,30 +119,23 @@ def test_the_loss_is_that_of_each_token_from_its_own_context(result, nats_of_tok
     assert found["perplexity"] == pytest.approx(math.exp(found["loss"]))
 
 
-@pytest.mark.parametrize("split", ["train", "val"])
-def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, split, capsys):
+def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, dataset, capsys):
     train.main(
         [f"--out_dir={run}", "--init_from=resume", "--eval_only=True", "--eval_iters=-1", "--mesh=data:1"]
         + ["--mlp=gelu", "--bias=True", "--n_layer=3", "--n_head=4", "--n_embd=48", f"--block_size={T}"]
-        + [f"--dataset={json.loads(manifest(run))['options']['dataset']}", "--device=cpu"]
+        + [f"--dataset={dataset}", "--device=cpu"]
     )
     printed = capsys.readouterr().out
-    found = result(stride=T, split=split)
-    assert f"{split} loss {found['loss']:.4f}" in printed
+    for split in ("train", "val"):
+        assert f"{split} loss {result(stride=T, split=split)['loss']:.4f}" in printed
 
 
-def manifest(run):
-    return (run / "checkpoints" / "0" / "manifest" / "metadata").read_text()
-
-
-@pytest.mark.parametrize("mesh", ["data:8", "fsdp:8", "data:2,fsdp:2,tensor:2"])
-def test_a_mesh_changes_nothing(result, mesh):
-    assert result(mesh=mesh)["loss"] == pytest.approx(result()["loss"], rel=FLOAT32_ROUNDING)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
-def test_neither_does_the_batch(result, batch_size):
-    assert result(batch_size=batch_size)["loss"] == pytest.approx(result()["loss"], rel=FLOAT32_ROUNDING)
+@pytest.mark.parametrize(
+    "option", ["mesh=data:8", "mesh=data:2,fsdp:2,tensor:2", "batch_size=1", "batch_size=3", "batch_size=100"]
+)
+def test_neither_the_mesh_nor_the_batch_changes_anything(result, option):
+    name, _, value = option.partition("=")
+    assert result(**{name: value})["loss"] == pytest.approx(result()["loss"], rel=FLOAT32_ROUNDING)
 
 
 @pytest.fixture
@@ -154,13 +147,12 @@ def four_seconds(monkeypatch):
 
 def test_what_it_says_is_what_it_writes(result, dataset, capsys, four_seconds):
     found = result(split="train", stride=4)
-    said, speed = capsys.readouterr().out.splitlines()
-    assert said == (
-        f"{dataset}, train: loss {found['loss']:.4f} nats per token, perplexity {found['perplexity']:.4f}, "
-        f"{found['bits_per_byte']:.4f} bits per byte"
-    )
     assert found["tokens_per_second"] == 99 / 4
-    assert speed == "99 tokens, in windows of 16 that begin 4 apart, 25 tokens/s"
+    assert capsys.readouterr().out == (
+        f"{dataset}, train: loss {found['loss']:.4f} nats per token, perplexity {found['perplexity']:.4f}, "
+        f"{found['bits_per_byte']:.4f} bits per byte\n"
+        "99 tokens, in windows of 16 that begin 4 apart, 25 tokens/s\n"
+    )
 
 
 # --- bits per byte ----------------------------------------------------------------------------------------
@@ -185,22 +177,24 @@ def test_a_character_of_several_tokens_counts_once_and_end_of_text_is_no_text(mo
     monkeypatch.setattr("tiktoken.get_encoding", lambda name: encoding)
     targets = TiktokenTokenizer("gpt2").encode("é€<|endoftext|>😀!")
     assert len(targets) == 2 + 3 + 1 + 4 + 1
-    targets = np.append(targets, [-1]).reshape(-1, 1, 3)  # in batches of one row, which end within characters
-    size = evaluate.TextSize({"type": "tiktoken", "name": "gpt2"})
-    assert len(list(size.count((y, y) for y in targets))) == 4
-    assert (size.tokens, size.bytes) == (11, 10)
+    pieces = np.split(targets, [3, 6, 9])  # which end within characters
+    assert evaluate.bytes_of_text(pieces, {"type": "tiktoken", "name": "gpt2"}) == 10
 
 
-def test_tokens_that_are_not_text_have_a_loss_only(reference, dataset, tmp_path, result, capsys):
-    folder = tmp_path / "numbers"
-    write_dataset(folder, [0] * 20, np.fromfile(dataset / "val.bin", "<u2"), TOKENIZER, "a test")
-    meta = json.loads((folder / "meta.json").read_text()) | {"tokenizer": None}
-    (folder / "meta.json").write_text(json.dumps(meta))
-    run = save_reference(tmp_path / "run", reference, folder, tokenizer=None)
-    expected = result()["loss"]
+@pytest.fixture
+def wordless(dataset, tmp_path):
+    """The data set without its tokenizer."""
+    folder = shutil.copytree(dataset, tmp_path / "wordless")
+    meta = json.loads((folder / "meta.json").read_text())
+    (folder / "meta.json").write_text(json.dumps(meta | {"tokenizer": None}))
+    return folder
+
+
+def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, tmp_path, result, capsys):
+    run = save_reference(tmp_path / "run", reference, wordless, tokenizer=None)
     found = result(out_dir=run)
-    assert found["loss"] == expected and found["bits_per_byte"] is None
     assert "no bits per byte" in capsys.readouterr().out
+    assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
 
 
 # --- HellaSwag --------------------------------------------------------------------------------------------
@@ -283,11 +277,8 @@ def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, option
 # --- bad requests -----------------------------------------------------------------------------------------
 
 
-def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, reference, dataset, tmp_path):
-    reference.save_pretrained(base := tmp_path / "base")
-    wordless = shutil.copytree(dataset, tmp_path / "data")  # the model has no tokenizer either
-    meta = json.loads((wordless / "meta.json").read_text())
-    (wordless / "meta.json").write_text(json.dumps(meta | {"tokenizer": None}))
+def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, reference, wordless, tmp_path):
+    reference.save_pretrained(base := tmp_path / "base")  # it has no tokenizer either
     found = result(init_from=base, dataset=wordless)
     assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
     assert "says nothing of a data set: give one with --dataset" in error(f"--init_from={base}")
@@ -323,32 +314,17 @@ def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed
         assert text.startswith(f"{path}: cannot be written") and "--json" in text
 
 
-def test_a_run_that_somebody_sent_runs_nothing(reference, tmp_path):
-    """Its manifest names a data set, whose prepare.py says that it is small."""
-    (tmp_path / "sent").mkdir()
-    script = "from pathlib import Path\nSMALL = True\nPath(__file__).with_name('executed').touch()\n"
-    (tmp_path / "sent" / "prepare.py").write_text(script)
-    run = save_reference(tmp_path / "run", reference, tmp_path / "sent", TOKENIZER.to_json())
-    assert "if you trust it, run" in error(f"--out_dir={run}")
-    assert not (tmp_path / "sent" / "executed").exists()
-
-
-def test_a_folder_without_a_run_is_one_line(tmp_path):
-    assert "no checkpoint" in error(f"--out_dir={tmp_path}")
-
-
 def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     write_dataset(tmp_path / "other", [0] * 20, [1] * 20, CharTokenizer("ab"), "a test")
     assert "has another tokenizer than the model" in error(f"--out_dir={run}", f"--dataset={tmp_path}/other")
 
 
-def test_tokens_beyond_the_models_vocabulary_are_one_line(reference, tmp_path):
-    """As of nanoGPT's bins without a description, whose vocabulary is padded, and a model without padding."""
+def test_tokens_beyond_the_models_vocabulary_are_one_line(run, tmp_path):
+    """As of nanoGPT's bins, whose vocabulary is padded, and a model without padding."""
     write_dataset(tmp_path / "data", [0] * 20, [1] * 19 + [V], CharTokenizer(SYMBOLS + "!"), "a test")
-    meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": None}
+    meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": TOKENIZER.to_json()}
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
-    run = save_reference(tmp_path / "run", reference, tmp_path / "data", tokenizer=None)
-    text = error(f"--out_dir={run}")
+    text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
 
 
@@ -363,12 +339,12 @@ GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
         ("[" * 10_000, "nested too deeply"),
         (json.dumps(GOOD | {"label": True}), "label is True, expected 0 to 1"),
         (json.dumps(GOOD | {"ctx": None}), "no context"),
-        (json.dumps(GOOD | {"ctx": " [header] "}), "the context is empty"),
+        (json.dumps(GOOD | {"ctx": " [header] "}), "the context or an ending is empty"),
         (json.dumps(GOOD | {"endings": ["is."]}), "endings must be two texts or more"),
         (json.dumps(GOOD | {"endings": ["is.", 3]}), "endings must be two texts or more"),
-        (json.dumps(GOOD | {"endings": ["is.", "[step] "]}), "an ending is empty"),
+        (json.dumps(GOOD | {"endings": ["is.", "[step] "]}), "the context or an ending is empty"),
         (json.dumps(GOOD | {"label": 2}), "label is 2, expected 0 to 1"),
-        (json.dumps(GOOD | {"label": ""}), "label is , expected 0 to 1"),
+        (json.dumps(GOOD | {"label": ""}), "label is '', expected 0 to 1"),
         (json.dumps(GOOD | {"endings": ["is.", "ran!"]}), "lacks '!'"),
         (json.dumps(GOOD | {"endings": ["is.", "a" * 16]}), "an ending has 17 tokens, the model predicts"),
     ],

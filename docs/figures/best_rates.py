@@ -9,17 +9,16 @@ from config.command_line import UserError
 from docs.figures import BLUE, GREEN, GREY, save
 from docs.figures.widths import draw_line, losses
 from experiments.optimizers import EXPERIMENTS, RATES
-from experiments.record import read_record
-from experiments.runner import RESULTS
+from experiments.record import Record
 
 COLORS = {"adamw": GREY, "muon": BLUE, "normuon": GREEN}
 
 
 def draw(axes) -> None:
     (experiment,) = EXPERIMENTS
-    record = read_record(RESULTS / f"{experiment.name}.json")
+    record = Record(experiment)
     for optimizer, rates in RATES.items():
-        found = losses(experiment, record, {rate: f"{optimizer} {rate:g}" for rate in rates})
+        found = losses(record, {rate: f"{optimizer} {rate:g}" for rate in rates})
         if not found:
             raise UserError(f"no results of {optimizer}: python -m experiments.optimizers makes them")
         draw_line(axes, found, optimizer, COLORS[optimizer], COLORS[optimizer])

@@ -11,13 +11,12 @@ import numpy as np
 from config.command_line import UserError
 from docs.figures import BLUE, GREY, ORANGE, save
 from experiments.isoflop import CHINCHILLA, EXPERIMENTS, WIDTHS, complete, exponent, flops, minima, parameters
-from experiments.record import read_record
-from experiments.runner import RESULTS
+from experiments.record import Record
 
 
 def draw(axes) -> None:
     [experiment] = EXPERIMENTS
-    losses = complete(experiment, read_record(RESULTS / "isoflop.json"))
+    losses = complete(Record(experiment))
     if len(losses) < 2:
         raise UserError(
             "isoflop: results of fewer than two budgets: python -m experiments.isoflop makes them"

@@ -7,18 +7,16 @@ Drawn from experiments/results/; python -m experiments.ladder trains what is mis
 
 from docs.figures import BLUE, GREY, ORANGE, save
 from experiments.ladder import EXPERIMENTS
-from experiments.record import Experiment, Record, read_record
-from experiments.report import difference, summarize
-from experiments.runner import RESULTS
+from experiments.record import Record
+from experiments.report import difference
 
 ALONE, UP = (next(x for x in EXPERIMENTS if x.name == f"ladder_shakespeare{end}") for end in ("", "_up"))
 
 
-def draw_alone(axes, experiment: Experiment, record: Record) -> None:
+def draw_alone(axes, record: Record) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
-    summaries = summarize(experiment, record)
-    base = next(iter(summaries.values()))
-    found = {label: difference(summary, base) for label, summary in summaries.items() if summary is not base}
+    base, *labels = record.experiment.sets
+    found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
     known = sorted(((*pair, label) for label, pair in found.items() if pair), reverse=True)
     for row, (mean, half, label) in enumerate(known):
         sure = abs(mean) > half
@@ -31,18 +29,16 @@ def draw_alone(axes, experiment: Experiment, record: Record) -> None:
     axes.set_title("each change alone")
 
 
-def draw_up(axes, experiment: Experiment, record: Record) -> None:
+def draw_up(axes, record: Record) -> None:
     """Draw the ladder: a dot for each seed, and a line through the means."""
-    known = {label: s for label, s in summarize(experiment, record).items() if s.losses}
-    for row, summary in enumerate(known.values()):
-        axes.plot(
-            list(summary.losses.values()), [row] * len(summary.losses), "o", ms=4, color=GREY, alpha=0.5
-        )
-    axes.plot([s.mean for s in known.values()], range(len(known)), "o-", ms=5, lw=1.2, color=BLUE)
-    for row, summary in enumerate(known.values()):
-        axes.annotate(
-            f"{summary.mean:.3f}", (summary.mean, row), (6, -10), textcoords="offset points", fontsize=8
-        )
+    losses = {label: record.losses(label).dropna() for label in record.experiment.sets}
+    known = {label: found for label, found in losses.items() if len(found)}
+    for row, found in enumerate(known.values()):
+        axes.plot(found, [row] * len(found), "o", ms=4, color=GREY, alpha=0.5)
+    means = [found.mean() for found in known.values()]
+    axes.plot(means, range(len(known)), "o-", ms=5, lw=1.2, color=BLUE)
+    for row, mean in enumerate(means):
+        axes.annotate(f"{mean:.3f}", (mean, row), (6, -10), textcoords="offset points", fontsize=8)
     axes.margins(x=0.2)  # room for the last label
     axes.set_yticks(range(len(known)), list(known))
     axes.invert_yaxis()
@@ -52,7 +48,7 @@ def draw_up(axes, experiment: Experiment, record: Record) -> None:
 
 def draw(axes) -> None:
     for one, plot, experiment in zip(axes, (draw_alone, draw_up), (ALONE, UP), strict=True):
-        plot(one, experiment, read_record(RESULTS / f"{experiment.name}.json"))
+        plot(one, Record(experiment))
 
 
 if __name__ == "__main__":

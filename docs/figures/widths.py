@@ -11,16 +11,12 @@ import numpy as np
 from config.command_line import UserError
 from docs.figures import ORANGE, save
 from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label, rates
-from experiments.record import Experiment, Record, read_record
-from experiments.runner import RESULTS
+from experiments.record import Record
 
 
-def losses(experiment: Experiment, record: Record, labels: dict[float, str]) -> dict[float, list[float]]:
+def losses(record: Record, labels: dict[float, str]) -> dict[float, list[float]]:
     """Return the final losses by rate, of the rates that were tried with two seeds or more."""
-    found = {
-        rate: list(record.summary(name, experiment.options(name)).losses.values())
-        for rate, name in labels.items()
-    }
+    found = {rate: list(record.losses(name).dropna()) for rate, name in labels.items()}
     return {rate: seeds for rate, seeds in found.items() if len(seeds) > 1}
 
 
@@ -37,12 +33,10 @@ def draw_line(axes, found: dict[float, list[float]], label: str, color, star) ->
 def draw(axes) -> None:
     shades = dict(zip(WIDTHS, matplotlib.colormaps["Blues"](np.linspace(0.4, 1, len(WIDTHS))), strict=True))
     for row, experiment, (optimizer, all_rates) in zip(axes, EXPERIMENTS, RATES.items(), strict=True):
-        record = read_record(RESULTS / f"{experiment.name}.json")
+        record = Record(experiment)
         for one, kind in zip(row, KINDS, strict=True):
             for width in WIDTHS:
-                found = losses(
-                    experiment, record, {rate: label(kind, width, rate) for rate in rates(optimizer, width)}
-                )
+                found = losses(record, {rate: label(kind, width, rate) for rate in rates(optimizer, width)})
                 if found:
                     draw_line(one, found, str(width), shades[width], ORANGE)
             if not one.lines:

@@ -9,91 +9,76 @@ import pytest
 
 from config.command_line import UserError
 from config.options import Options
-from experiments import (
-    batch_size,
-    best,
-    coordinate_check,
-    isoflop,
-    ladder,
-    optimizers,
-    reference,
-    stability,
-)
-from experiments.record import Record, data_mark, machine, read_record
-from experiments.runner import RESULTS
+from experiments import batch_size, best, coordinate_check, isoflop, ladder, optimizers, reference, stability
+from experiments.record import Record, data_mark, machine
 from runs.reference import Reference
 from runs.sizes import flops_per_token
 from tests.helpers import ROOT
 from training.state import model_config
 
-PARTS = ("__init__", "rented", "runner", "record", "report", "timing")
-PARTS += ("miniature", "coordinate_check", "reference")
-PROGRAMS = sorted({path.stem for path in (ROOT / "experiments").glob("*.py")} - set(PARTS))
+MODULES = {
+    path.stem: importlib.import_module(f"experiments.{path.stem}")
+    for path in (ROOT / "experiments").glob("*.py")
+}
+PROGRAMS = sorted(name for name, module in MODULES.items() if hasattr(module, "EXPERIMENTS"))
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_every_option_set_is_of_train_py_and_unlike_the_others(name):
-    module = importlib.import_module(f"experiments.{name}")
-    for experiment in module.EXPERIMENTS:
+    experiments = MODULES[name].EXPERIMENTS
+    for experiment in experiments:
         assert experiment.program == name and experiment.seeds > 1
         found = [experiment.options(label) for label in experiment.sets]
-        for options in found:
-            assert options["lr_decay_iters"] == options["max_iters"]
-        for label in experiment.sets.keys() - experiment.removed.keys():
-            options = replace(Options(), **experiment.options(label))
-            model_config(options, 65, None)  # raises for a shape that cannot be
+        assert all(options["lr_decay_iters"] == options["max_iters"] for options in found)
         assert all(found.count(options) == 1 for options in found)
-    names = [experiment.name for experiment in module.EXPERIMENTS]
-    assert len(set(names)) == len(names)
+        for label in experiment.sets.keys() - experiment.removed.keys():
+            model_config(replace(Options(), **experiment.options(label)), 65, None)  # raises for a bad shape
+    assert len({experiment.name for experiment in experiments}) == len(experiments)
 
 
 @pytest.mark.parametrize("program", [best, ladder, optimizers, stability])
 def test_sets_that_were_taken_out_still_have_results(program):
     for experiment in program.EXPERIMENTS:
-        record = read_record(RESULTS / f"{experiment.name}.json")
+        record = Record(experiment)
         assert experiment.removed.keys() <= experiment.sets.keys() and experiment.removed
-        for label in experiment.removed:
-            assert record.summary(label, experiment.options(label)).spread is not None
+        assert all(record.losses(label).count() > 1 for label in experiment.removed)
 
 
-def recorded(experiment, runs: dict[str, list]) -> Record:
+def recorded(experiment, folder, runs: dict[str, list]) -> Record:
     """A record of runs, each (final loss, evaluations), by option set."""
-    record = Record()
+    record = Record(experiment, folder)
     for label, found in runs.items():
         for seed, (val, evaluations) in enumerate(found, 1):
-            options = experiment.options(label)
             run = {"seed": seed, "val": val, "seconds": 1.0, "evaluations": evaluations} | machine()
-            run["data"] = data_mark(options.get("dataset", Options.dataset))
-            record = record.with_run(label, options, run)
+            dataset = record.options[label].get("dataset", Options.dataset)
+            record.add(label, run | {"data": data_mark(dataset)})
     return record
 
 
 @pytest.mark.parametrize("budget, width", [(1e12, 24), (1e13, 96), (1e13, 192)])
 def test_an_isoflop_run_takes_its_budget(budget, width):
-    experiment = isoflop.EXPERIMENTS[0]
-    options = replace(Options(), **experiment.options(isoflop.label(budget, width)))
+    options = replace(Options(), **isoflop.EXPERIMENTS[0].options(isoflop.label(budget, width)))
     tokens = options.batch_size * options.block_size * options.gradient_accumulation_steps * options.max_iters
     config = model_config(options, isoflop.SYMBOLS, None)
     assert flops_per_token(config, options.block_size) * tokens == pytest.approx(budget, rel=0.01)
 
 
-def test_isoflop_finds_the_exponent_of_parabolas():
+def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
     """Losses whose minima lie at sizes that grow as budget^0.6."""
-    experiment, rng = isoflop.EXPERIMENTS[0], np.random.default_rng(0)
-    runs = {}
+    rng, runs = np.random.default_rng(0), {}
     for budget, widths in isoflop.WIDTHS.items():
         best = np.log(200_000 * (budget / 3e12) ** 0.6)
         for width in widths:
             loss = 1.5 + 0.1 * (np.log(isoflop.parameters(width)) - best) ** 2
             noise = 1e-4 * rng.standard_normal(3)
             runs[isoflop.label(budget, width)] = [(float(loss + e), [[0, 0, 4.0]]) for e in noise]
-    record = recorded(experiment, runs)
-    found = isoflop.minima(isoflop.complete(experiment, record))
+    record = recorded(isoflop.EXPERIMENTS[0], tmp_path, runs)
+    found = isoflop.minima(isoflop.complete(record))
     assert found[3e12] == pytest.approx(200_000, rel=0.01)
     assert isoflop.exponent(found) == pytest.approx(0.6, abs=0.005)
-    assert "The best size grows as budget^0.60 (0.60 to 0.60" in isoflop.findings(experiment, record)[-1]
+    assert "The best size grows as budget^0.60 (0.60 to 0.60" in isoflop.findings(record)[-1]
     del record.sets[next(iter(runs))]  # a budget of which a size is missing has no minimum
-    assert list(isoflop.complete(experiment, record)) == list(isoflop.WIDTHS)[1:]
+    assert list(isoflop.complete(record)) == list(isoflop.WIDTHS)[1:]
 
 
 def test_tokens_that_a_size_reads_are_those_of_its_steps():
@@ -114,48 +99,45 @@ def test_the_critical_batch_is_that_of_the_law():
     assert (fewest, critical) == pytest.approx((300, 20))
 
 
-def test_a_target_is_reached_between_two_evaluations():
-    curve = [[0, 4.0, 4.0], [10, 3.0, 3.2], [20, 2.0, 2.2], [30, 1.9, 2.1]]
-    assert batch_size.steps_to(2.7, curve) == pytest.approx(15)
-    assert batch_size.steps_to(2.0, curve) is None
-
-
-def test_batches_that_some_seed_did_not_bring_to_the_target_are_left_out():
-    experiment = batch_size.EXPERIMENTS[0]
+def test_a_target_is_reached_between_two_evaluations_by_all_seeds_or_the_batch_is_left_out(tmp_path):
     there, short = [[0, 4.0, 4.0], [100, 2.0, 2.0]], [[0, 4.0, 4.0], [100, 3.0, 3.0]]
     runs = {"batch 4": [(2.0, there), (2.0, there)], "batch 8": [(2.0, there), (3.0, short)]}
-    found = batch_size.reached(experiment, recorded(experiment, runs))
-    assert found == {4: [pytest.approx(90), pytest.approx(90)]}
+    found = batch_size.reached(recorded(batch_size.EXPERIMENTS[0], tmp_path, runs))
+    assert found.index.tolist() == [4] and found.loc[4].tolist() == pytest.approx([90, 90])
 
 
-def test_a_reference_is_made_of_a_record(tiny_data, tmp_path):
+@pytest.fixture
+def of_a_config(tiny_data, tmp_path):
+    """`of_a_config(losses)` is the record of runs of a config of the test's own."""
     config = tmp_path / "tiny.py"
     config.write_text(f"dataset = {str(tiny_data)!r}\nn_layer = 2\nmax_iters = 6\nlog_interval = 7\n")
     experiment = replace(reference.QUICKSTART, config=str(config))
+
+    def make(losses):
+        runs = [(loss, [[0, 4.0, 4.0], [6, 2.0, loss]]) for loss in losses]
+        return recorded(experiment, tmp_path, {"as it is": runs})
+
+    return make
+
+
+def test_a_reference_is_made_of_a_record(of_a_config, tiny_data, tmp_path):
     losses = [2.0, 2.1, 2.2, 2.3, 2.4]
-    record = recorded(experiment, {"as it is": [(loss, [[0, 4.0, 4.0], [6, 2.0, loss]]) for loss in losses]})
-    (tmp_path / "kept").mkdir()
     published = {"loss": 1.9, "whose": "theirs", "source": "https://example.org"}
-    (tmp_path / "kept" / "tiny.json").write_text(
-        json.dumps({"config": "", "options": {}, "published": published})
-    )
-    reference.write_reference(experiment, "as it is", record, tmp_path / "kept")
-    found = Reference(**json.loads((tmp_path / "kept" / "tiny.json").read_text()))
+    (tmp_path / "tiny.json").write_text(json.dumps({"config": "", "options": {}, "published": published}))
+    reference.write_reference(of_a_config(losses), "as it is", tmp_path)
+    found = Reference(**json.loads((tmp_path / "tiny.json").read_text()))
     assert found.options == {"dataset": str(tiny_data), "n_layer": 2, "max_iters": 6}
     assert found.band() == ([0, 6], [4.0, pytest.approx(2.2)], [0.0, pytest.approx(np.std(losses, ddof=1))])
     assert found.data["source"] == "a test" and found.published == published
     assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
 
 
-def test_a_reference_stays_where_its_runs_data_are_not_here(tiny_data, tmp_path, capsys):
-    config, kept = tmp_path / "tiny.py", tmp_path / "tiny.json"
-    config.write_text(f"dataset = {str(tiny_data)!r}\n")
-    experiment = replace(reference.QUICKSTART, config=str(config))
-    record = recorded(experiment, {"as it is": [(2.0, [[6, 2.0, 2.0]]), (2.1, [[6, 2.0, 2.1]])]})
-    for run in record.runs("as it is", experiment.options("as it is")):
+def test_a_reference_stays_where_its_runs_data_are_not_here(of_a_config, tmp_path, capsys):
+    record = of_a_config([2.0, 2.1])
+    for run in record.sets["as it is"]["runs"]:
         run["data"] = "another text"
-    reference.write_reference(experiment, "as it is", record, tmp_path)
-    assert "stays" in capsys.readouterr().out and not kept.exists()
+    reference.write_reference(record, "as it is", tmp_path)
+    assert "stays" in capsys.readouterr().out and not (tmp_path / "tiny.json").exists()
 
 
 def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():
@@ -165,17 +147,15 @@ def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():
         for seed in range(1, coordinate_check.SEEDS + 1)
         for width, size in ((narrow, 0.0), (wide, 10.0))
     ]
-    mean, spread = coordinate_check.growth({"runs": runs}, "standard", "logits", 1)
     ratios = [(10 + seed) / seed for seed in range(1, coordinate_check.SEEDS + 1)]
-    assert (mean, spread) == pytest.approx((np.mean(ratios), np.std(ratios, ddof=1)))
-    assert coordinate_check.growth({"runs": runs}, "standard", "stream", 1) == (1.0, 0.0)
-    assert coordinate_check.growth({"runs": runs}, "standard", "logits", 0) == (1.0, 0.0)
+    found = coordinate_check.growth(runs, "standard", 1, "logits")
+    assert found == pytest.approx((np.mean(ratios), np.std(ratios, ddof=1)))
+    assert coordinate_check.growth(runs, "standard", 1, "stream") == (1.0, 0.0)
+    assert coordinate_check.growth(runs, "standard", 0, "logits") == (1.0, 0.0)
 
 
 def test_truncated_sizes_are_named(tmp_path):
     path = tmp_path / "coordinate_check.json"
     path.write_text('{"made": ')
-    with pytest.raises(
-        UserError, match="coordinate_check.json: cannot be read as results .* git checkout restores it"
-    ):
+    with pytest.raises(UserError, match=r"check.json: cannot be read as results .* git checkout restores it"):
         coordinate_check.read_found(path)

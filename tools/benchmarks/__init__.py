@@ -1,1 +1,1 @@
-"""Measurements of bench.py besides our own step: PyTorch's step, memory and decoding."""
+"""Measurements of bench.py: our step, PyTorch's, what XLA counts of it, decoding and serving."""

@@ -1,19 +1,16 @@
 """The training step in PyTorch, as nanoGPT writes it; `python bench.py --vs=torch` measures against it.
 
 The model and the step are those of `model.py` and `training/step.py`, option by option; a test holds the two
-to the same loss, moments and weights. nanoGPT's means are used where PyTorch has a fast one: fused attention,
-fused AdamW, autocast, `torch.compile`. The learning rate is constant, which changes no time.
-
-Run as a program, this is one variant of the step in a process of its own. It reads what to build as a line of
-JSON on stdin, then a number of steps per line; it answers each line with one, seconds per step or an error.
+to the same loss, moments and weights. As in nanoGPT, attention and AdamW are fused, and autocast and
+`torch.compile` are used. The learning rate is constant, which changes no time.
 """
 
-import json
 import math
 import os
 import sys
 import time
 from contextlib import nullcontext
+from multiprocessing.connection import Connection
 
 import torch
 from torch import Tensor, nn
@@ -173,37 +170,31 @@ class TorchStep:
         return mean
 
 
-def random_batches(config: GPTConfig, options: Options, device: str, count: int = 4) -> list[Tensor]:
-    """Make batches of random tokens, (2, A, B, T) each: inputs and targets."""
-    shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
-    batches = [torch.randint(config.vocab_size, shape) for _ in range(count)]
-    return [batch.pin_memory() for batch in batches] if device == "cuda" else batches
+def answer(connection: Connection, config: GPTConfig, options: Options, *variant) -> None:
+    """Answer each number of steps from the connection with seconds per step, or with what is wrong.
 
-
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def main() -> None:
-    """Serve the variant described by the first line of stdin until stdin ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever else prints must not look like an answer
-    torch.set_num_threads(usable_cores())
+    `variant` is dtype, compiled and device of `TorchStep`.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # torch.compile writes pages when it fails
+    torch.set_num_threads(
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    )
     torch.backends.cuda.matmul.allow_tf32 = True  # as nanoGPT does, and as JAX does by default
     torch.manual_seed(0)
-    request = json.loads(sys.stdin.readline())
-    config, options, device = GPTConfig(**request["config"]), Options(**request["options"]), request["device"]
+    shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
     try:
-        step = TorchStep(config, options, request["dtype"], request["compiled"], device)
-        batches = random_batches(config, options, device)
-        for line in sys.stdin:
-            seconds = timed(step, batches, int(line))
-            print(json.dumps({"seconds": seconds}), file=answers, flush=True)
+        step = TorchStep(config, options, *variant)
+        batches = [torch.randint(config.vocab_size, shape) for _ in range(4)]
+        batches = [batch.pin_memory() for batch in batches] if step.device == "cuda" else batches
+        while True:
+            connection.send(seconds_per_step(step, batches, connection.recv()))
+    except EOFError:  # nobody asks any more
+        pass
     except Exception as error:  # torch.compile raises all sorts of things where it cannot compile
-        print(json.dumps({"error": in_few_words(error)}), file=answers, flush=True)
+        connection.send(in_few_words(error))
 
 
-def timed(step: TorchStep, batches: list[Tensor], n: int) -> float:
-    """Measure seconds per step over n steps."""
+def seconds_per_step(step: TorchStep, batches: list[Tensor], n: int) -> float:
     start = time.perf_counter()
     for i in range(n):
         loss = step(*batches[i % len(batches)])
@@ -218,9 +209,5 @@ def timed(step: TorchStep, batches: list[Tensor], n: int) -> float:
 def in_few_words(error: Exception) -> str:
     """Find the line of an error that says what is wrong; torch.compile puts its backend's name before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.endswith("raised:")]
-    return told[0][:100] if told else type(error).__name__
-
-
-if __name__ == "__main__":
-    main()
+    telling = [line for line in lines if not line.endswith("raised:")]
+    return telling[0][:100] if telling else type(error).__name__

@@ -1,15 +1,12 @@
-"""The variants that bench.py measures, and their taking turns: the step, train.py's loop, PyTorch's step.
+"""The variants that bench.py measures by turns: the step, train.py's loop, PyTorch's step.
 
 A variant has a `name`, and `run(n)` returns seconds per step over n steps.
 """
 
-import json
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
+from multiprocessing import get_context
 from tempfile import TemporaryDirectory
 
 import jax
@@ -31,9 +28,10 @@ BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per tur
 class JaxStep:
     """The training step of train.py."""
 
-    def __init__(self, config: GPTConfig, options: Options):
+    def __init__(self, config: GPTConfig, options: Options, name: str | None = None):
         self.config, self.options = config, options
-        self.name, self.dtype = f"JAX {config.compute.dtype}", config.compute.dtype
+        self.dtype = config.compute.dtype
+        self.name = name or f"JAX {self.dtype}"
         self.state = create_state(config, options)
         start = time.perf_counter()
         self.train_step = compile_step(self.state, options)
@@ -80,40 +78,37 @@ class TorchStep:
 
     def __init__(self, config: GPTConfig, options: Options, dtype: str, compiled: bool):
         self.name, self.dtype = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}", dtype
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tools.benchmarks.torch_step"],
-            cwd=Path(__file__).resolve().parents[2],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,  # torch.compile writes pages there when it fails
-            text=True,
-        )
         device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-        request = dict(dtype=dtype, compiled=compiled, device=device)
-        self._send(json.dumps(request | dict(config=asdict(config), options=options.to_json())))
+        context = get_context("spawn")
+        self.connection, theirs = context.Pipe()
+        arguments = theirs, config, options, dtype, compiled, device
+        self.process = context.Process(target=time_torch, args=arguments, daemon=True)
+        self.process.start()
+        theirs.close()  # so that reading ends if the process does
 
     def run(self, n: int) -> float:
         """Measure seconds per step over n steps. Raises Unavailable."""
-        self._send(str(n))
-        assert self.process.stdout is not None, "it is a pipe"
-        answer = json.loads(self.process.stdout.readline() or '{"error": "its process ended"}')
-        if "error" in answer:
-            raise Unavailable(f"{self.name} is unavailable: {answer['error']}")
-        return answer["seconds"]
+        try:
+            self.connection.send(n)
+            answer = self.connection.recv()
+        except (EOFError, OSError):
+            answer = "its process ended"
+        if isinstance(answer, str):
+            raise Unavailable(f"{self.name} is unavailable: {answer}")
+        return answer
 
     def stop(self) -> None:
         """End the process, and wait for that: a process that is ending still takes time from the others."""
-        try:
-            self.process.communicate(timeout=20)  # closes its stdin, at which it ends
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.communicate()
+        self.connection.close()  # at which it ends
+        self.process.join(20)
+        self.process.kill()
 
-    def _send(self, line: str) -> None:
-        try:
-            print(line, file=self.process.stdin, flush=True)
-        except BrokenPipeError:
-            raise Unavailable(f"{self.name} is unavailable: its process ended") from None
+
+def time_torch(*arguments) -> None:
+    """Be the process of a TorchStep."""
+    from tools.benchmarks.torch_step import answer  # here: no other variant needs PyTorch
+
+    answer(*arguments)
 
 
 class Unavailable(UserError):

@@ -4,9 +4,8 @@
     x, y = tokenize_examples(examples, tokenizer.encode, block_size)
     accuracies(examples, nats)                          # nats of a row: -log p(its ending | its context)
 
-The texts are cleaned up, joined and shortened as in the task `hellaswag` of EleutherAI's
-lm-evaluation-harness (version 0.4.13: lm_eval/tasks/hellaswag/utils.py, and `_encode_pair` in
-lm_eval/api/model.py), so that the figures can be compared with published ones.
+Texts are cleaned, joined and shortened as in lm-evaluation-harness 0.4.13 (lm_eval/tasks/hellaswag/utils.py,
+`_encode_pair` in lm_eval/api/model.py), so that the figures can be compared with published ones.
 """
 
 import re
@@ -19,8 +18,7 @@ from jaxtyping import Float, Int
 from config.command_line import UserError, spell
 from config.files import parse_json
 
-# A row's length is rounded up to a multiple of this, because the kernels of accelerators are faster then.
-LENGTH_STEP = 64
+LENGTH_STEP = 64  # rows are as long as a multiple of this, which suits the kernels of accelerators
 
 
 class Example(NamedTuple):
@@ -33,18 +31,15 @@ class Example(NamedTuple):
 
 
 def read_examples(path: str) -> list[Example]:
-    """Read the examples of a JSONL file, one JSON object per line.
+    """Read the examples of a JSONL file. Raises UserError, naming the file and line.
 
-    An object has `endings`, `label` (the index of the right one) and either `activity_label`, `ctx_a` and
-    `ctx_b`, as all of the official files have, or `ctx` alone, which is then the whole context. Raises
-    UserError, naming the file and line.
+    A line has `endings`, `label` and either `activity_label`, `ctx_a` and `ctx_b`, as all of the official
+    files have, or `ctx` alone, which is then the entire context.
     """
-    examples = []
     try:
         with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    examples.append(_parse_example(line, f"{path}:{number}"))
+            lines = enumerate(file, 1)
+            examples = [_parse_example(line, f"{path}:{number}") for number, line in lines if line.strip()]
     except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
         raise UserError(f"--hellaswag={path}: cannot be read ({error}): give a JSONL file") from None
     if not examples:
@@ -59,29 +54,20 @@ def _parse_example(line: str, place: str) -> Example:
         raise UserError(f"{place}: not a JSON object ({error}): correct or delete it") from None
     match fields:
         case {"activity_label": str(activity), "ctx_a": str(a), "ctx_b": str(b)}:
-            context = clean(f"{activity}: {a} {b.capitalize()}")
-        case {"ctx": str(text)}:
-            context = clean(text)
+            context = f"{activity}: {a} {b.capitalize()}"
+        case {"ctx": str(context)}:
+            pass
         case _:
-            raise UserError(
-                f"{place}: no context: expected ctx, or activity_label, ctx_a and ctx_b, as texts"
-            )
-    if not context:
-        raise UserError(f"{place}: the context is empty: delete the line")
-    match fields.get("endings"):
-        case [str(), str(), *rest] as endings if all(isinstance(ending, str) for ending in rest):
-            endings = [clean(ending) for ending in endings]
-        case _:
-            raise UserError(f"{place}: endings must be two texts or more")
-    if not all(ending.strip() for ending in endings):
-        raise UserError(f"{place}: an ending is empty: delete the line")
-    label = fields.get("label")
-    label = str(label) if isinstance(label, int | str) else spell(label)  # a string in Hugging Face's copy
-    if label not in map(str, range(len(endings))):
-        raise UserError(
-            f"{place}: label is {label}, expected 0 to {len(endings) - 1}; the test set has none, "
-            "take hellaswag_val.jsonl"
-        )
+            raise UserError(f"{place}: no context: expected ctx, or activity_label, ctx_a, ctx_b, as texts")
+    endings, label = fields.get("endings"), fields.get("label")
+    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in endings):
+        raise UserError(f"{place}: endings must be two texts or more")
+    context, *endings = map(clean, [context, *endings])
+    if not all(map(str.strip, [context, *endings])):
+        raise UserError(f"{place}: the context or an ending is empty: delete the line")
+    if str(label) not in map(str, range(len(endings))):  # it is a string in Hugging Face's copy
+        expected = f"expected 0 to {len(endings) - 1}; the test set has none, take hellaswag_val.jsonl"
+        raise UserError(f"{place}: label is {spell(label)}, {expected}")
     return Example(context, endings, int(label), place)
 
 
@@ -96,10 +82,8 @@ def tokenize_examples(
 ) -> tuple[Int[np.ndarray, "R T"], Int[np.ndarray, "R T"]]:
     """Return inputs and targets, int32: a row for each ending of each example in turn.
 
-    The targets are the tokens of the ending; for the context, and for the padding on the right, they are -1.
-    If a context and its ending are too long together, the beginning of the context is left out. All rows are
-    as long as the longest needs, so that one compiled function computes all. Raises UserError, naming the
-    line, for an ending that is too long.
+    Targets are -1 for the context, and for the padding on the right. A context that is too long with its
+    ending loses its beginning. Raises UserError, naming the line, for an ending that is too long.
     """
     pairs = [pair for example in examples for pair in _encode_endings(example, encode, block_size)]
     longest = max(len(tokens) for tokens, _ in pairs) - 1
@@ -116,8 +100,7 @@ def _encode_endings(
 ) -> Iterator[tuple[Int[np.ndarray, " N"], int]]:
     """Yield, for each ending, the tokens of context and ending together, and how many are the ending's."""
     try:
-        # The space between the two counts with the ending, and so does any at the end of the context: byte
-        # pairs have a space at the beginning of a word.
+        # The space between the two is the ending's: byte pairs have a space at the beginning of a word.
         n_context = len(encode(example.context.rstrip()))
         for ending in example.endings:
             tokens = encode(f"{example.context} {ending}")
@@ -132,15 +115,14 @@ def _encode_endings(
 def accuracies(examples: list[Example], nats: Float[np.ndarray, " R"]) -> dict[str, float]:
     """Return the share of examples whose right ending is the likeliest, given -log p of each row's ending.
 
-    `acc` compares the logs of the endings' probabilities, `acc_norm` those logs per character of the ending,
-    as the harness does (`completion_len` in lm_eval/api/task.py). Papers usually report `acc_norm`.
+    `acc_norm`, which papers usually report, divides log p by the characters of the ending, as the harness
+    does (`completion_len` in lm_eval/api/task.py).
     """
-    right, right_per_character = [], []
-    row = 0
+    right, row = [], 0
     for example in examples:
         ending_nats = nats[row : row + len(example.endings)]
-        characters = [len(ending) for ending in example.endings]
-        right.append(np.argmin(ending_nats) == example.label)
-        right_per_character.append(np.argmin(ending_nats / characters) == example.label)
+        per_character = ending_nats / [len(ending) for ending in example.endings]
+        right.append([np.argmin(x) == example.label for x in (ending_nats, per_character)])
         row += len(example.endings)
-    return {"acc": float(np.mean(right)), "acc_norm": float(np.mean(right_per_character))}
+    acc, acc_norm = np.mean(right, axis=0)
+    return {"acc": float(acc), "acc_norm": float(acc_norm)}

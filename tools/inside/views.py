@@ -1,12 +1,11 @@
-"""Views of a trained model at work: they compute what it goes through on the way to its prediction.
+"""Views of a trained model at work.
 
     attention(model, tokens)      (L, H, T, T)      how much each token reads of each before it
     lens(model, tokens, k)        Lens              what the head would predict after each layer
     nats(model, tokens)           (T - 1,)          how surprising each token was to the model
 
-`tokens` is one text, int32 (T,), of at most block_size tokens; results are NumPy float32. The layers are
-the model's own, applied one at a time as a pipeline does it, so that one can look at the residual stream in
-between.
+`tokens` is one text, int32 (T,), of at most block_size tokens; results are NumPy float32. The model's own
+blocks run one at a time.
 """
 
 from typing import NamedTuple
@@ -25,7 +24,7 @@ from model import GPT, Block
 class Lens(NamedTuple):
     """The logit lens (nostalgebraist, 2020). Layer 0 is the embedding, layer l the stream after block l."""
 
-    tokens: Int[np.ndarray, "layers T k"]  # the likeliest next tokens, the first most so; L + 1 layers
+    tokens: Int[np.ndarray, "layers T k"]  # the likeliest next tokens in order; L + 1 layers
     probabilities: Float[np.ndarray, "layers T k"]
     stream_norms: Float[np.ndarray, "layers T"]  # Euclidean norms of the residual stream
     attn_norms: Float[np.ndarray, "L T"]  # and of what each block's attention and MLP add to it
@@ -39,13 +38,13 @@ def attention(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "L
 
 
 def lens(model: GPT, tokens: Int[np.ndarray, " T"], k: int) -> Lens:
-    """Return what the head predicts from the residual stream after each layer, and the sizes of its parts."""
+    """Return what the head predicts after each layer, and the sizes of the stream's parts."""
     T = len(tokens)
     return Lens(*(np.asarray(x)[:, :T] for x in _lens(model, padded(model, tokens), k)))
 
 
 def nats(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
-    """Return -log of the probability that the model gave to each token from those before it."""
+    """Return -log p of each token, given those before it."""
     return np.asarray(_nats(model, padded(model, tokens)))[: len(tokens) - 1]
 
 
