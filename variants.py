@@ -31,9 +31,6 @@ class VariantConfig(GPTConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("mup_base_width", "mup_base_n_head"):
-            if (value := getattr(self, name)) < 0:
-                raise ValueError(f"{name}={value} must be 0, for none, or above")
         base_n_head = self.mup_base_n_head or self.n_head
         if self.mup_base_n_head and not self.mup_base_width:
             raise ValueError(f"mup_base_n_head={base_n_head} needs mup_base_width, the n_embd of that model")

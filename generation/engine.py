@@ -166,15 +166,15 @@ class Engine:
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
             return short + short[-1:] * (self.short_prompts - len(short)), self.prompt_chunks[0]
-        rest = self._to_read(self.unread[0])
+        rest = self.to_read(self.unread[0])
         T = next((T for T in (0, *self.prompt_chunks) if T >= rest), self.prompt_chunks[-1])
         return self.unread[:1], T
 
     def _is_short(self, slot: int) -> bool:
-        entire = self.rows.length[slot] == 0 and 0 < self._to_read(slot) <= self.prompt_chunks[0]
+        entire = self.rows.length[slot] == 0 and 0 < self.to_read(slot) <= self.prompt_chunks[0]
         return entire and not self._at(slot).request.prompt_logprobs
 
-    def _to_read(self, slot: int) -> int:
+    def to_read(self, slot: int) -> int:
         """Return how many tokens of a context to prefill: all but the last, which `decode` reads."""
         return len(self._at(slot).context) - 1 - int(self.rows.length[slot])
 
@@ -183,7 +183,7 @@ class Engine:
         slots, T = self._next_to_read()
         pieces = self._prefill_chunk(slots, T) if T else []
         for slot in dict.fromkeys(slots):
-            if not self._to_read(slot):
+            if not self.to_read(slot):
                 self.unread.remove(slot)
                 if self.rows.made[slot] == self._at(slot).request.max_new_tokens:  # which is 0
                     self.remove(slot)

@@ -17,7 +17,6 @@ from layers.compute import current_mesh, device
 RUNS_ON = {"cudnn": "an NVIDIA GPU, Ampere or later,", "splash": "a TPU"}
 # T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
 TOKENS = {"cudnn": 2, "splash": 128}
-BLOCKS = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")  # splash's
 
 
 def fastest_attention() -> str:
@@ -98,7 +97,14 @@ def splash_attention(q, k, v, documents, window):
     block = next(size for size in (512, 256, 128) if T % size == 0)
     kernel = splash.make_splash_mha(
         masks.MultiHeadMask([mask] * H),
-        block_sizes=splash.BlockSizes(**dict.fromkeys(BLOCKS, block)),  # ty: ignore[invalid-argument-type]
+        block_sizes=splash.BlockSizes(
+            block_q=block,
+            block_kv=block,
+            block_q_dkv=block,
+            block_kv_dkv=block,
+            block_q_dq=block,
+            block_kv_dq=block,
+        ),
         head_shards=1,
         q_seq_shards=1,
         interpret=device().platform != "tpu",

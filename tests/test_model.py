@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from layers.attention import causal_attention
-from model import ACTIVATIONS, GPT, MLP, Attention, GPTConfig, Norm
+from model import ACTIVATIONS, GPT, Attention, GPTConfig, Norm
 from tests.helpers import FLOAT32_ROUNDING, assert_close, assert_same_bits, distance, named_arrays, run_python
 from tests.models import TINY, changed, forward, large, nll, random_tokens, train
-from tests.reference import CONFIGS, LLAMA_LAYER, as_gpt, random_reference
+from tests.reference import CONFIGS, as_gpt, random_reference
 
 GPT2 = GPTConfig(vocab_size=50257, mlp="gelu", bias=True)
 LLAMA = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False)
@@ -46,29 +46,6 @@ def test_logits_and_gradients_are_those_of_transformers(name):
         del expected["blocks.attn.c_k.bias"]
         assert np.linalg.norm(zero) < FLOAT32_ROUNDING * np.linalg.norm(expected["blocks.attn.c_v.bias"])
     assert_close(gradients, expected)
-
-
-@pytest.mark.parametrize("name", [name for name in CONFIGS if name != "gpt2"])
-def test_each_layer_of_ours_computes_what_one_of_llamas_does(name):
-    reference = random_reference(name)
-    parameters = dict(reference.named_parameters())
-    model = as_gpt(name, parameters)
-    L, blocks = model.config.n_layer, len(jax.tree.leaves(model.blocks))
-    assert len(parameters) == len(jax.tree.leaves(model)) - blocks + L * blocks  # one of theirs for each
-    x = jax.random.normal(jax.random.key(0), (2, 5, model.config.n_embd))
-    h = jax.random.normal(jax.random.key(1), (2, 5, model.config.hidden))
-    for i in range(L):
-        block, theirs = jax.tree.map(lambda leaf, i=i: leaf[i], model.blocks), reference.model.layers[i]
-        for ours, name in LLAMA_LAYER.items():
-            room, layer, _ = ours.split(".") if ours.count(".") == 2 else ("", *ours.split("."))
-            layer = getattr(getattr(block, room) if room else block, layer)
-            read = h if ours == "mlp.c_proj.weight" else x
-            with torch.no_grad():
-                expected = theirs.get_submodule(name)(torch.tensor(np.asarray(read))).numpy()
-            found = np.asarray(layer(read)).reshape(
-                expected.shape
-            )  # (B, T, H, C) has heads one after another
-            assert distance(found, expected) < FLOAT32_ROUNDING, (i, ours)
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
@@ -143,14 +120,6 @@ def test_an_activations_inputs_alone_are_kept_for_the_gradient(name, n):
     assert all((a == b).all() for a, b in zip(kept, x, strict=True))
 
 
-def test_relu2_is_the_square_of_relu():
-    layer = MLP(replace(TINY, mlp="relu2"), key=jax.random.key(0))
-    assert layer.c_gate is None and layer.c_fc.weight.shape == (32, 4 * 32)
-    x = 20 * jax.random.normal(jax.random.key(1), (2, 5, 32))
-    h = np.maximum(np.asarray(x, np.float64) @ np.asarray(layer.c_fc.weight), 0) ** 2
-    assert distance(layer(x), h @ np.asarray(layer.c_proj.weight)) < FLOAT32_ROUNDING
-
-
 @pytest.mark.parametrize("norm", ["layernorm", "rmsnorm"])
 def test_norms_add_1e_5_to_the_variance(norm):
     layer = Norm(replace(TINY, norm=norm), 4)
@@ -159,6 +128,17 @@ def test_norms_add_1e_5_to_the_variance(norm):
 
 
 # --- it looks only back ---
+
+
+def dependence(model, tokens, targets):
+    """Return (loss at t, embedding at s), True where the first depends on the second.
+
+    Every token occurs once, so the gradient for its row of wte is that for one position's embedding.
+    """
+    by_embedding = jax.jit(
+        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), targets)[0])
+    )(model.wte)
+    return (by_embedding[:, tokens[0]] != 0).any(-1)
 
 
 @pytest.mark.parametrize(
@@ -179,13 +159,8 @@ def test_no_position_depends_on_later_tokens(position, n_kv_head, dtype):
     config = changed(TINY, **variant, dtype=dtype, unroll=1)
     model = large(config)
 
-    # Every token occurs once, so the gradient for its row of wte is that for one position's embedding.
-    tokens, targets = jnp.arange(T)[None], jnp.arange(T)[None] + T
-    by_embedding = jax.jit(
-        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), targets)[0])
-    )(model.wte)
-    depends = (by_embedding[:, :T] != 0).any(-1)  # (loss at t, embedding at s)
-    np.testing.assert_array_equal(depends, np.tri(T, dtype=bool))
+    tokens = jnp.arange(T)[None]
+    np.testing.assert_array_equal(dependence(model, tokens, tokens + T), np.tri(T, dtype=bool))
 
     later = tokens.at[0, 3:].add(7)
     same = (forward(model, tokens) == forward(model, later)).all(-1)[0]
@@ -292,12 +267,8 @@ def test_bfloat16_is_as_close_to_float32_as_8_bits_allow():
     "mlp, tie_embeddings, unroll, B, T, V, H, C",
     [
         ("gelu", True, 0, 2, 7, 65, 3, 8),
-        pytest.param("gelu", True, 1, 1, 1, 1000, 3, 24, marks=pytest.mark.slow),
-        pytest.param("gelu", False, 0, 1, 1, 65, 1, 8, marks=pytest.mark.slow),
         ("gelu", False, 1, 3, 7, 1000, 3, 24),
         ("swiglu", True, 0, 1, 1, 1000, 3, 8),
-        pytest.param("swiglu", True, 1, 2, 7, 65, 3, 24, marks=pytest.mark.slow),
-        pytest.param("swiglu", False, 0, 3, 7, 1000, 3, 8, marks=pytest.mark.slow),
         ("swiglu", False, 1, 1, 1, 65, 3, 8),
     ],
 )
@@ -366,15 +337,10 @@ def test_no_gradient_crosses_from_document_to_document(position):
     T = 8
     config = replace(PACKED, position=position, tie_embeddings=False)
     model = large(config)
-    # Every token occurs once, so the gradient for its row of wte is that for one position's embedding.
     tokens = jnp.arange(T).at[3].set(EOT)[None]
-    by_embedding = jax.jit(
-        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), tokens)[0])
-    )(model.wte)
-    depends = (by_embedding[:, tokens[0]] != 0).any(-1)  # (loss at t, embedding at s)
     expected = np.tri(T, dtype=bool)
     expected[3:, :3] = False
-    np.testing.assert_array_equal(depends, expected)
+    np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -402,12 +368,9 @@ def test_through_a_window_a_layer_reads_no_further_back(position):
     T, N, L = 8, 3, 2
     config = replace(TINY, n_layer=L, window=N, position=position, tie_embeddings=False)
     model, tokens = large(config), jnp.arange(T)[None]
-    by_embedding = jax.jit(
-        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), tokens)[0])
-    )(model.wte)
-    depends = (by_embedding[:, :T] != 0).any(-1)  # (loss at t, embedding at s)
     reach = L * (N - 1)  # each layer reads N - 1 tokens further back
-    np.testing.assert_array_equal(depends, np.tri(T, dtype=bool) & ~np.tri(T, k=-reach - 1, dtype=bool))
+    expected = np.tri(T, dtype=bool) & ~np.tri(T, k=-reach - 1, dtype=bool)
+    np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
     whole = large(replace(config, window=None))
     np.testing.assert_array_equal(forward(large(replace(config, window=T)), tokens), forward(whole, tokens))
 
@@ -468,7 +431,6 @@ def test_the_embedding_and_both_halves_of_every_block_draw_their_own_masks():
         (dict(dropout=-0.5), "dropout=-0.5 "),
         (dict(eot=50304), "eot=50304 .*below 50304"),
         (dict(eot=-1), "eot=-1 "),
-        (dict(mup_base_width=-1), "mup_base_width=-1 "),
         (dict(mup_base_n_head=2), "mup_base_n_head=2 needs mup_base_width"),
         (dict(mup_base_width=18), "mup_base_width=18 .*n_head, 12: give that as mup_base_n_head"),
     ],

@@ -3,7 +3,6 @@
 The run it samples from is made here: a tiny model with random weights, saved as train.py saves one.
 """
 
-import shutil
 from dataclasses import replace
 
 import jax
@@ -92,11 +91,6 @@ def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
     assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=1e-6)[0]
 
 
-def test_top_p_1_and_the_whole_vocabulary_as_top_k_are_the_default(write):
-    assert write()[0] == write(top_p=1.0, top_k=len(SYMBOLS))[0] == write(top_p=None, top_k=None)[0]
-    assert write()[0] == write(top_k=200)[0]  # more than there are: all, as in nanoGPT
-
-
 def test_the_prompt_may_be_a_file(write, tmp_path):
     path = tmp_path / "prompt.txt"
     path.write_text("ROMEO:\n", encoding="utf-8")
@@ -109,13 +103,6 @@ def test_a_config_file_sets_options(write, tmp_path, run, capsys):
     expected = write(start="ROMEO:", num_samples=1)[0][0]
     sample.main([str(path), "--device=cpu"])
     assert capsys.readouterr().out == f"{expected}\n{sample.SEPARATOR}\n"
-
-
-def test_a_run_that_was_moved_needs_neither_its_data_nor_its_options_file(write, run, tmp_path):
-    moved = tmp_path / "moved"
-    shutil.copytree(run, moved)
-    assert [path.name for path in moved.iterdir()] == ["checkpoints"]
-    assert write(out_dir=moved) == write()
 
 
 def test_a_prompt_longer_than_block_size_is_cut_with_a_notice(write):

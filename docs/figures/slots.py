@@ -37,19 +37,13 @@ def run() -> list[tuple[float, list[tuple[int, int, int, int]]]]:
             i = waiting.pop(0)
             prompt, new = REQUESTS[i]
             who[engine.add(Request(np.arange(prompt), jax.random.key(i), new))] = i
-        before = {slot: to_read(engine, slot) for slot, s in enumerate(engine.slots) if s}
+        before = {slot: engine.to_read(slot) for slot, s in enumerate(engine.slots) if s}
         pieces = engine.step(MOST)
-        after = {slot: to_read(engine, slot) for slot, s in enumerate(engine.slots) if s}
+        after = {slot: engine.to_read(slot) for slot, s in enumerate(engine.slots) if s}
         drawn = {piece.slot: len(piece.tokens) for piece in pieces}
         rows = [(s, who[s], n - after.get(s, 0), drawn.get(s, 0)) for s, n in before.items()]
         steps.append((len(waiting), rows))
     return steps
-
-
-def to_read(engine: Engine, slot: int) -> int:
-    """Return how many tokens of a slot still have to be read before the next is drawn."""
-    sequence = engine.slots[slot]
-    return max(0, len(sequence.context) - 1 - int(engine.rows.length[slot])) if sequence else 0
 
 
 def main() -> None:

@@ -77,13 +77,6 @@ def test_a_sample_after_end_of_text_reads_what_training_read(position):
     assert distance(features, jax.jit(GPT.features)(model, tokens)[:, document]) < FLOAT32_ROUNDING
 
 
-def test_each_block_is_a_layer_of_the_stacked_one():
-    model = large(changed(TINY, n_layer=3))
-    for i, block in enumerate(unstack_blocks(model)):
-        stacked = jax.tree.map(lambda x, i=i: x[i], model.blocks)
-        jax.tree.map(np.testing.assert_array_equal, block, stacked)
-
-
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(result):
     config = changed(TINY, n_kv_head=2, dtype="bfloat16", result=result, n_layer=3)

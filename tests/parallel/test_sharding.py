@@ -128,18 +128,6 @@ def test_the_state_is_never_whole_on_one_device_while_it_is_made():
     assert planned(8) < planned(1) / 8 * 1.1  # the norms are whole, and small
 
 
-def test_moments_lie_where_their_parameters_do():
-    with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
-        state = create_state(model_config(LLAMA, V), LLAMA)
-    parameters = arrays_by_name(state.model)
-    moments = {
-        name: x for name, x in arrays_by_name(state.opt_state).items() if "mu." in name or "nu." in name
-    }
-    assert len(moments) == 2 * len(parameters)
-    for name, x in moments.items():
-        assert x.sharding == parameters[re.split(r"\b[mn]u\.", name)[1]].sharding
-
-
 def test_the_step_leaves_everything_where_it_was_and_uses_its_memory_again():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(model_config(LLAMA, V), LLAMA)
