@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import jax
-import uvicorn
 from jax.sharding import Mesh
 
 from config.command_line import Count, Limit, Name, UserError, command, given
@@ -36,9 +35,7 @@ from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
-from tools.serving.app import make_app
 from tools.serving.chat import Chat
-from tools.serving.connections import Connection
 from tools.serving.run import Run
 from tools.serving.served import Limits, Served
 from tools.serving.worker import Worker
@@ -47,7 +44,6 @@ Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)
 ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]
 
 FINISH = 30  # seconds that running requests are given after SIGTERM
-KEEP = 75  # seconds that an idle connection is kept: clients, who keep theirs for less, close them first
 LOOK = 1.0  # seconds between looks for a new checkpoint
 
 
@@ -206,6 +202,10 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
 
 def run_http(served: Served, listener: socket.socket) -> None:
     """Answer until a signal comes; then refuse new requests, and finish those that run. Raises UserError."""
+    import uvicorn  # here, while the engine compiles: FastAPI takes long to import
+
+    from tools.serving.app import make_app
+    from tools.serving.connections import IDLE, Connection
 
     async def look_after_engine() -> None:
         server.should_exit |= served.worker.error is not None
@@ -216,7 +216,7 @@ def run_http(served: Served, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=FINISH,
-        timeout_keep_alive=KEEP,
+        timeout_keep_alive=IDLE,
         http=Connection,
         ws="none",
         callback_notify=look_after_engine,

@@ -1,16 +1,8 @@
-"""Chat messages to a prompt: by the tokenizer's own template if it brings one, else by a plain one.
+"""Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it brings none.
 
-The plain one, for models that were trained on text alone:
-
-    System: <text>
-
-    User: <text>
-
-    Assistant: <text>
-
-    Assistant:
-
-with the model's turn at the end; it ends where the model writes a turn of the user's.
+The plain one, for models that were trained on text alone, has "System: ", "User: " or "Assistant: " before
+each message and an empty line between two. It ends in "Assistant:", the model's turn, which ends where the
+model writes a turn of the user's.
 """
 
 import json
@@ -23,15 +15,16 @@ from config.command_line import UserError
 from tools.serving import render
 from tools.serving.errors import ApiError
 
+SECONDS = 5.0  # that a template may take, and at first the start of its process
 NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 class Chat:
     """Makes a prompt of messages. `template` is Jinja's, as transformers has it; None: the plain one.
 
-    `tokens` are the texts of special tokens, by the names that templates have for them, such as bos_token. A
-    turn of the model's ends at one of the tokens `ends`, or at one of the texts `stops`. Raises UserError for
-    a template that cannot be compiled, or that breaks a limit of render.py with a short message.
+    `tokens` are the texts of special tokens by the names that templates have for them, such as bos_token. The
+    model's turn ends at one of the tokens `ends` or one of the texts `stops`. Raises UserError for a template
+    that cannot be compiled, or that breaks a limit with a short message.
     """
 
     def __init__(
@@ -42,7 +35,7 @@ class Chat:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
         if template is not None:
-            with suppress(ValueError):  # it may not take this one
+            with suppress(ValueError):  # it may not take this message
                 self.render([{"role": "user", "content": "Hello"}])
 
     def prompt(self, messages: list[dict[str, str]]) -> str:
@@ -53,12 +46,11 @@ class Chat:
         try:
             return self.render(messages)
         except (UserError, ValueError) as error:
-            raise ApiError(
-                f"the model's chat template does not take these messages: {error}", "messages"
-            ) from None
+            message = f"the model's chat template does not take these messages: {error}"
+            raise ApiError(message, "messages") from None
 
     def render(self, messages: list[dict[str, str]]) -> str:
-        """Render the template in another process, once that has done the messages of other threads.
+        """Render the template in another process, for one thread at a time.
 
         Raises ValueError when the template refuses, and UserError when it is broken or breaks a limit.
         """
@@ -68,12 +60,15 @@ class Chat:
                 self.process = start_renderer()
             process = self.process
             assert process.stdin and process.stdout
+            clock = threading.Timer(SECONDS, process.kill)
+            clock.start()
             process.stdin.write(json.dumps([self.template, variables]) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
+            clock.cancel()
             if not line:
                 process.wait()
-        answer = json.loads(line) if line else {"broken": f"it computes for more than {render.SECONDS} s"}
+        answer = json.loads(line) if line else {"broken": f"it computes for more than {SECONDS:g} s"}
         if "broken" in answer:
             raise UserError(answer["broken"])
         if "refused" in answer:

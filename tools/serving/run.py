@@ -1,15 +1,10 @@
 """The run that is served, as the page looks at it: its checkpoints, and its records while it trains.
 
-    run = Run("out-quickstart")
-    run.checkpoints()               [{"name": "iter-250", "iteration": 250, "val_loss": 1.9}, ...]
-    run.load("iter-250")            the model, of which the last KEPT stay in memory
-    run.records(offset, file)       what metrics.jsonl has got since then
-
 A client names a checkpoint by what `checkpoints` lists; no path ever comes from it.
 """
 
 import os
-from collections import OrderedDict
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +28,7 @@ class Run:
     def __init__(self, out_dir: str, dtype: str = "auto"):
         self.out_dir, self.dtype = out_dir, dtype
         self.start: str | None = None  # the run, folder or hub id that it started from, once that is known
-        self.kept: OrderedDict[str, GPT] = OrderedDict()  # the last used last
+        self.load = lru_cache(KEPT)(self._load)
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """Return the name, iteration and validation loss of every checkpoint, the oldest first.
@@ -46,24 +41,17 @@ class Run:
                 manifest = checkpoints.manifest(iteration)
             except (UserError, OSError):  # damaged, or a run in training has just deleted it
                 continue
-            metrics = checkpoints.manager.metrics(iteration) or {}
-            found.append(described(f"iter-{iteration}", iteration, metrics.get("val_loss")))
+            loss = (checkpoints.manager.metrics(iteration) or {}).get("val_loss")
+            found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
             if self.start is None:
                 self.start, self.block_size = started_from(manifest), manifest.options.block_size
-        return [described(START, None, None), *found] if self.start else found
-
-    def load(self, name: str) -> GPT:
-        """Return the model of a checkpoint that `checkpoints` lists. Raises KeyError for any other name."""
-        if name not in self.kept:
-            if name not in [checkpoint["name"] for checkpoint in self.checkpoints()]:
-                raise KeyError(name)
-            while len(self.kept) >= KEPT:  # first, so that there is room
-                self.kept.popitem(last=False)
-            self.kept[name] = self._load(name)
-        self.kept.move_to_end(name)
-        return self.kept[name]
+        start = [{"name": START, "iteration": None, "val_loss": None}] if self.start else []
+        return start + found
 
     def _load(self, name: str) -> GPT:
+        """Return the model of a checkpoint that `checkpoints` lists. Raises KeyError for any other name."""
+        if name not in [checkpoint["name"] for checkpoint in self.checkpoints()]:
+            raise KeyError(name)
         if name != START:
             return load_run(self.out_dir, int(name.removeprefix("iter-")), self.dtype)[0]
         assert self.start is not None, "checkpoints() has found it"
@@ -72,30 +60,25 @@ class Run:
         return load_pretrained(self.start, self.dtype, self.block_size)[0]
 
     def records(self, offset: int, file: str) -> dict[str, Any]:
-        """Return the records of metrics.jsonl behind `offset`, if it is still the same `file`; else all.
+        """Return the records of metrics.jsonl after `offset`, if it is still the same `file`; else all.
 
-        `offset` and `file` of the answer are for the next call. A run that is resumed writes another file,
-        without the steps that it does again. A call reads RECORDS bytes at most; `more` says that there are
-        others already.
+        `offset` and `file` of the answer are for the next call. A run that is resumed writes another file. A
+        call reads RECORDS bytes at most; `more` tells whether there may be others already.
         """
         try:
             with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
                 stat = os.fstat(opened.fileno())
                 name = f"{stat.st_ino:x}"
                 fresh = name != file or offset > stat.st_size
-                opened.seek(0 if fresh else offset)
+                begin = 0 if fresh else offset
+                opened.seek(begin)
                 data = opened.read(RECORDS)
         except OSError:
             return {"records": [], "offset": 0, "file": "", "fresh": True, "more": False}
-        whole = data[: data.rfind(b"\n") + 1]  # a line that is being written counts next time
-        records = [record for line in whole.splitlines() if (record := parse_record(line))]
-        offset = (0 if fresh else offset) + len(whole)
-        more = len(data) == RECORDS and bool(whole)
-        return {"records": records, "offset": offset, "file": name, "fresh": fresh, "more": more}
-
-
-def described(name: str, iteration: int | None, val_loss: float | None) -> dict[str, Any]:
-    return {"name": name, "iteration": iteration, "val_loss": val_loss}
+        lines = data[: data.rfind(b"\n") + 1]  # a line that is being written counts next time
+        records = [record for line in lines.splitlines() if (record := parse_record(line))]
+        more = len(data) == RECORDS and len(lines) > 0
+        return {"records": records, "offset": begin + len(lines), "file": name, "fresh": fresh, "more": more}
 
 
 def started_from(manifest: Manifest) -> str | None:

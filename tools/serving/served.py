@@ -1,4 +1,4 @@
-"""All that the routes share: model, tokenizer and chat template, the engine's thread, and the limits."""
+"""What the routes share: the model with its tokenizer, the engine's thread, and the limits."""
 
 from dataclasses import dataclass, field
 
@@ -21,7 +21,7 @@ class Limits:
 
 @dataclass
 class Served:
-    """All that the routes work with; `app.state.served`."""
+    """What the routes work with; `app.state.served`."""
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
@@ -32,8 +32,8 @@ class Served:
     worker: Worker
     limits: Limits
     api_key: str | None = field(repr=False)
-    hosts: frozenset[str]  # names, beside localhost, by which the server may be asked; "*": any
-    run: Run | None = None  # that the model is of
+    hosts: frozenset[str]  # names, beside localhost, by which clients may call the server; "*": any
+    run: Run | None = None  # the model's, if it comes from one
 
     @property
     def model(self) -> GPT:

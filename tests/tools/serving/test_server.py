@@ -82,7 +82,7 @@ def test_without_the_key_nothing_is_answered(server, client):
         with pytest.raises(openai.AuthenticationError) as caught:
             server.client(api_key=key).models.list()
         assert caught.value.code == "invalid_api_key"
-    for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+    for path in ("/v1/completions", "/v1/chat/completions"):
         assert error(httpx.post(f"{server.url}{path}", json={}))[0] == 401
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
     assert httpx.get(server.url).status_code == 200
