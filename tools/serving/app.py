@@ -20,8 +20,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tools.serving.answers import Answer, ChatAnswer
-from tools.serving.completions import respond
+from tools.serving.completions import Answer, ChatAnswer, respond
 from tools.serving.errors import ApiError
 from tools.serving.insight import Here, inside
 from tools.serving.requests import (
@@ -55,9 +54,10 @@ def make_app(served: Served) -> FastAPI:
         },
     )
     app.add_middleware(Guard, served=served)
-    app.include_router(open_to_all)
-    for routes in (api, inside):
-        app.include_router(routes, dependencies=[Depends(require_key)])
+    app.add_api_route("/health", health)
+    key = [Depends(require_key)] if served.api_key else []
+    app.include_router(api, dependencies=key)
+    app.include_router(inside, dependencies=key)
     app.frontend("/", directory=PAGE, fallback=None)
     app.state.served = served
     return app
@@ -78,10 +78,9 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
 
 # Routes
 
-open_to_all, api = APIRouter(), APIRouter()
+api = APIRouter()
 
 
-@open_to_all.get("/health")
 async def health(served: Here) -> JSONResponse:
     """Whether the server computes, how many requests have a slot, and how many wait or have one."""
     worker = served.worker
@@ -124,13 +123,13 @@ async def chat_completions(request: Request, served: Here, fields: ChatBody) -> 
 # Who may ask
 
 
-async def require_key(
-    served: Here,
-    given: Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))],
-) -> None:
+Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
+
+
+async def require_key(served: Here, given: Credentials) -> None:
     """Raise ApiError unless the request has `Authorization: Bearer <key>`."""
-    key = given.credentials if given else ""
-    if served.api_key and not hmac.compare_digest(key.encode(), served.api_key.encode()):
+    key, expected = given.credentials if given else "", served.api_key or ""
+    if not hmac.compare_digest(key.encode(), expected.encode()):
         raise ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
 
@@ -154,41 +153,40 @@ class Guard:
                 MutableHeaders(scope=message).update(HEADERS)
             await send(message)
 
-        headers = MutableHeaders(scope=scope)
-        host, origin = headers.get("host", ""), headers.get("origin")
-        if not self.knows(host) or origin is not None and origin.partition("://")[2] != host:
-            message = "this host or origin may not ask: see --allowed_hosts"
-            refusal = ApiError(message, status=403, code="forbidden").response()
-            return await refusal(scope, receive, send_with_headers)
-        headers["content-type"] = "application/json"  # whatever the client says: curl's -d says a form
-        await self.app(scope, self.limited(receive), send_with_headers)
+        async def receive_again() -> Message:
+            return bodies.pop() if bodies else await receive()
 
-    def knows(self, host: str) -> bool:
+        try:
+            self.check_site(headers := MutableHeaders(scope=scope))
+            bodies = [await self.read_body(receive)]
+        except ApiError as error:
+            return await error.response()(scope, receive, send_with_headers)
+        headers["content-type"] = "application/json"  # whatever the client says: curl's -d says a form
+        await self.app(scope, receive_again, send_with_headers)
+
+    def check_site(self, headers: MutableHeaders) -> None:
+        host, origin = headers.get("host", ""), headers.get("origin")
         try:
             name = urlsplit(f"//{host}").hostname or ""
-            return "*" in self.names or name in self.names or bool(ipaddress.ip_address(name))
+            known = "*" in self.names or name in self.names or bool(ipaddress.ip_address(name))
         except ValueError:
-            return False
+            known = False
+        if not known or origin is not None and origin.partition("://")[2] != host:
+            message = "this host or origin may not ask: see --allowed_hosts"
+            raise ApiError(message, status=403, code="forbidden")
 
-    def limited(self, receive: Receive) -> Receive:
-        """Return `receive` with limits of the body's size and time. It raises ApiError."""
-        end, size, more = asyncio.get_running_loop().time() + BODY, 0, True
-
-        async def receive_part() -> Message:
-            nonlocal size, more
-            if not more:
-                return await receive()  # until the client goes away
-            try:
-                async with asyncio.timeout_at(end):
+    async def read_body(self, receive: Receive) -> Message:
+        body, more = b"", True
+        try:
+            async with asyncio.timeout(BODY):
+                while more:
                     message = await receive()
-            except TimeoutError:
-                close = {"Connection": "close"}
-                raise ApiError("the request takes too long to come", status=408, headers=close) from None
-            size += len(message.get("body", b""))
-            more = message.get("more_body", False)
-            if size > self.most:
-                message = f"the body has more than {self.most} bytes"
-                raise ApiError(message, status=413, code="body_too_large")
-            return message
-
-        return receive_part
+                    body += message.get("body", b"")
+                    more = message.get("more_body", False)
+                    if len(body) > self.most:
+                        message = f"the body has more than {self.most} bytes"
+                        raise ApiError(message, status=413, code="body_too_large")
+        except TimeoutError:
+            close = {"Connection": "close"}
+            raise ApiError("the request takes too long to come", status=408, headers=close) from None
+        return {"type": "http.request", "body": body}

@@ -22,8 +22,7 @@ from config.command_line import UserError, spell
 from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, lens, nats
-from tools.serving.answers import IdsAnswer
-from tools.serving.completions import respond
+from tools.serving.completions import IdsAnswer, respond
 from tools.serving.errors import ApiError
 from tools.serving.places import places, windows
 from tools.serving.requests import Body, CompletionBody, Drawing, Ids, check_ids, encode, read_completion

@@ -35,6 +35,9 @@ class Part:
     text: str
     tokens: list[Token]
 
+    def __add__(self, other: "Part") -> "Part":
+        return Part(self.text + other.text, self.tokens + other.tokens)
+
 
 class Continuation:
     """The text of new tokens as they come. It ends before the first of the `stops`.

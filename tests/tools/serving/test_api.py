@@ -238,12 +238,12 @@ def test_usage_at_the_end_of_a_stream(complete):
 def test_a_streamed_chat(chat):
     whole = chat()
     assert whole.object == "chat.completion" and whole.choices[0].message.role == "assistant"
-    first, *chunks = chat(stream=True)
-    assert first.choices[0].delta.role == "assistant" and first.object == "chat.completion.chunk"
-    assert (
-        "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == whole.choices[0].message.content
-    )
-    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == whole.choices[0].finish_reason
+    chunks = list(chat(stream=True))
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
+    assert "".join(x.delta.content or "" for x in choices) == whole.choices[0].message.content
+    assert choices[-1].finish_reason == whole.choices[0].finish_reason
 
 
 def test_what_is_sent_is_server_sent_events(server):
