@@ -37,7 +37,7 @@ from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.memory import check_cache
 from tools.serving.chat import Chat
 from tools.serving.run import Run
-from tools.serving.served import Limits, Served
+from tools.serving.served import Served
 from tools.serving.worker import Worker
 
 Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)]
@@ -148,13 +148,15 @@ def load_served(options: ServeOptions) -> Served:
         tokenizer,
         vocab_size,
         end_of_text(description),
-        int(time.time()),
         Chat() if run else load_chat(options.init_from, tokenizer),
         Worker(model, version, make_engine, on_devices, options.max_waiting),
-        Limits(options.max_body, options.max_prompt, options.max_tokens, options.overflow),
+        Run(options.out_dir, options.dtype) if run else None,
         options.api_key,
         frozenset(name.strip() for name in [*options.allowed_hosts.split(","), options.host] if name.strip()),
-        Run(options.out_dir, options.dtype) if run else None,
+        options.max_body,
+        options.max_prompt,
+        options.max_tokens,
+        options.overflow,
     )
 
 

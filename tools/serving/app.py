@@ -142,7 +142,7 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, served: Served):
-        self.app, self.names, self.most = app, served.hosts | {"localhost"}, served.limits.max_body
+        self.app, self.names, self.most = app, served.hosts | {"localhost"}, served.max_body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

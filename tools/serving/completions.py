@@ -19,7 +19,7 @@ from tools.serving.errors import ApiError
 from tools.serving.requests import Asked
 from tools.serving.served import Served
 from tools.serving.text import Continuation, Part, Token, prompt_tokens, spelling
-from tools.serving.worker import Busy, Job, Stopped
+from tools.serving.worker import Job
 
 new_key = jax.jit(jax.random.key)  # in a fifth of the time
 
@@ -154,13 +154,7 @@ class IdsAnswer(Answer):
 async def respond(http: HttpRequest, answer: Answer) -> Response:
     """Compute, and answer at once or at the end; stop when the client goes away. Raises ApiError."""
     served, asked = answer.served, answer.asked
-    try:
-        jobs = served.worker.submit(engine_requests(asked))
-    except Busy as busy:
-        raise ApiError(str(busy), status=429, code="overloaded", headers={"Retry-After": "1"}) from None
-    except Stopped as stopped:
-        raise ApiError(str(stopped), status=503, code="unavailable") from None
-    choices = [Choice(served, asked, job) for job in jobs]
+    choices = [Choice(served, asked, job) for job in served.worker.submit(engine_requests(asked))]
     if asked.fields.stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(events(choices, answer), 200, headers, "text/event-stream")
@@ -205,8 +199,8 @@ async def parts(choices: list[Choice]) -> AsyncIterator[tuple[Choice, Part]]:
     """Yield the parts of all texts as they are made. Raises ApiError when computing fails."""
     while any(choice.finish_reason is None for choice in choices):
         job, piece = await choices[0].job.made.get()
-        if isinstance(piece, Stopped):
-            raise ApiError(str(piece), status=500, code="failed")
+        if isinstance(piece, ApiError):
+            raise piece
         choice = choices[job.index]
         if choice.finish_reason is None:  # or it ended with a stop string before this piece
             yield choice, choice.take(piece)

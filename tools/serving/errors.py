@@ -32,3 +32,7 @@ class ApiError(HTTPException):
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+def too_many(message: str) -> ApiError:
+    return ApiError(message, status=429, code="overloaded", headers={"Retry-After": "1"})

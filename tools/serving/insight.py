@@ -23,7 +23,7 @@ from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, lens, nats
 from tools.serving.completions import IdsAnswer, respond
-from tools.serving.errors import ApiError
+from tools.serving.errors import ApiError, too_many
 from tools.serving.places import places, windows
 from tools.serving.requests import Body, CompletionBody, Drawing, Ids, check_ids, encode, read_completion
 from tools.serving.served import Served
@@ -52,8 +52,7 @@ Here = Annotated[Served, Depends(served_of)]
 def turn(served: Served) -> Generator[None]:
     """Let one thread at a time compute for the page. Raises ApiError, with 429, when too many wait."""
     if not ROOM.acquire(blocking=False):
-        message = "the page's questions before this one are still being computed: ask again in a moment"
-        raise ApiError(message, status=429, code="overloaded", headers={"Retry-After": "1"})
+        raise too_many("the page's questions before this one are still being computed: ask again in a moment")
     try:
         with TURN, served.worker.on_devices():
             yield
@@ -81,7 +80,7 @@ async def model(served: Here) -> dict:
             "tokens": most_tokens(served),
             "attention": most_attention(served),
             "lens": most_lens(served),
-            "max_tokens": served.limits.max_tokens,
+            "max_tokens": served.max_tokens,
         },
     }
 
@@ -135,7 +134,7 @@ class LossBody(Text):
 
 
 def most_tokens(served: Served) -> int:
-    return min(TOKENS, WINDOWS * max(1, served.block_size // 2), served.limits.max_prompt)
+    return min(TOKENS, WINDOWS * max(1, served.block_size // 2), served.max_prompt)
 
 
 def most_attention(served: Served) -> int:
@@ -184,7 +183,7 @@ def rounded(x: np.ndarray) -> list:
 @inside.post("/tokens")
 async def tokens(served: Here, fields: Text) -> dict:
     """The tokens of a text."""
-    return {"tokens": spelled(served, read_text(fields, served, served.limits.max_prompt))}
+    return {"tokens": spelled(served, read_text(fields, served, served.max_prompt))}
 
 
 @inside.post("/write")
@@ -275,12 +274,9 @@ def weights_of(served: Served, name: str | None) -> GPT:
         if served.run is None:
             raise KeyError(name)
         model = served.run.load(name)
-    except KeyError:
-        message = f"there is no checkpoint {spell(name)}"
-        raise ApiError(message, "checkpoint", 404, "checkpoint_not_found") from None
-    except UserError as error:  # which names folders
-        print(f"checkpoint {name}: {error}", file=sys.stderr)
-        message = f"the checkpoint {name} cannot be read: the server's log says why"
+    except (KeyError, UserError) as error:  # a UserError names folders
+        print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)
+        message = f"there is no checkpoint {spell(name)}, or it is damaged: the server's log says more"
         raise ApiError(message, "checkpoint", 404, "checkpoint_not_found") from None
     if model.config.vocab_size < served.vocab_size:
         raise ApiError(f"{name} has another vocabulary than the model that is served", "checkpoint")

@@ -178,7 +178,7 @@ def read_common(
     if fields.n * len(prompts) > (most := min(SEQUENCES, served.worker.room)):
         message = f"{len(prompts)} prompts times n={fields.n} are more than {most}, which run or wait here"
         raise ApiError(message, "n")
-    least, most = 0 if echo else 1, served.limits.max_tokens
+    least, most = 0 if echo else 1, served.max_tokens
     name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     wanted = getattr(fields, name)
     if wanted is not None and not least <= wanted <= most:
@@ -186,7 +186,7 @@ def read_common(
         raise ApiError(message, name, code="invalid_value")
     longest = max(map(len, prompts))
     room = served.block_size - longest
-    if served.limits.overflow == "error":
+    if served.overflow == "error":
         if max(wanted or 0, least) > room:
             message = (
                 f"{longest} tokens and {max(wanted or 0, least)} new ones are more than {served.block_size}"
@@ -224,8 +224,8 @@ def check_ids(served: Served, param: str, ids: list[int]) -> np.ndarray:
     """Return token ids as an array, int32. Raises ApiError unless they are the model's."""
     if not ids:
         raise ApiError(f"{param} is empty: it needs at least one token", param)
-    if len(ids) > served.limits.max_prompt:
-        message = f"{param} has {len(ids)} tokens, and at most {served.limits.max_prompt} are taken"
+    if len(ids) > served.max_prompt:
+        message = f"{param} has {len(ids)} tokens, and at most {served.max_prompt} are taken"
         raise ApiError(message, param, code="context_length_exceeded")
     if max(ids) >= served.vocab_size:
         message = f"{param} has {max(ids)}, expected token ids from 0 to {served.vocab_size - 1}"

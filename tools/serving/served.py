@@ -1,5 +1,6 @@
 """What the routes share: the model with its tokenizer, the engine's thread, and the limits."""
 
+import time
 from dataclasses import dataclass, field
 
 from data.tokenizer import Tokenizer
@@ -7,16 +8,6 @@ from model import GPT
 from tools.serving.chat import Chat
 from tools.serving.run import Run
 from tools.serving.worker import Worker
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The most that one request may ask for."""
-
-    max_body: int  # bytes
-    max_prompt: int  # tokens
-    max_tokens: int  # new ones
-    overflow: str  # past block_size: window, or error
 
 
 @dataclass
@@ -27,13 +18,16 @@ class Served:
     tokenizer: Tokenizer
     vocab_size: int  # tokens that the model and the tokenizer both know
     eot: int | None  # the token that ends a text
-    created: int  # seconds since 1970
     chat: Chat
     worker: Worker
-    limits: Limits
+    run: Run | None  # the model's, if it comes from one
     api_key: str | None = field(repr=False)
     hosts: frozenset[str]  # names, beside localhost, by which clients may call the server; "*": any
-    run: Run | None = None  # the model's, if it comes from one
+    max_body: int  # bytes of a request
+    max_prompt: int  # tokens
+    max_tokens: int  # new ones
+    overflow: str  # past block_size: window, or error
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def model(self) -> GPT:

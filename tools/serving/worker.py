@@ -1,13 +1,11 @@
 """The engine's thread. HTTP handlers submit requests to it, and read what it makes of them from a queue.
 
-    worker = Worker(model, version, make_engine, on_devices, max_waiting=64)
-    worker.start()
-    jobs = worker.submit([request, ...])            raises Busy if too many wait
+    jobs = worker.submit([request, ...])
     job, piece = await jobs[0].made.get()           the next piece of one of them
     worker.cancel(job)                              its slot is free at the next step
 
-The thread and asyncio share two queues alone: `inbox` has what the handlers ask for, and a queue of each
-submission has what is made of it, so that a slow reader holds up nobody.
+The thread and asyncio share two queues alone: `inbox` has what the handlers ask for, and each submission has
+one for what is made of it. So a slow reader holds up nobody.
 """
 
 import asyncio
@@ -25,29 +23,19 @@ from config.files import first_line
 from generation.decode import CHUNK
 from generation.engine import FIRST, Engine, Piece, Request
 from model import GPT
+from tools.serving.errors import ApiError, too_many
 
-# The engine draws several tokens in one call, if they take no more seconds than this. New requests enter
-# between calls, and text is sent. More calls cost throughput: see docs/serving.md.
-CALL = 0.02
-
+CALL = 0.02  # seconds that a call may take which draws several tokens: see docs/serving.md
 STOP = 10.0  # seconds that the thread is given to end
-
-
-class Busy(Exception):
-    """Too many requests wait already."""
-
-
-class Stopped(Exception):
-    """The engine does not run: the server is stopping, or computing failed."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A request that was submitted."""
+    """A submitted request."""
 
     request: Request
     index: int  # among those submitted together
-    made: asyncio.Queue[tuple["Job", Piece | Stopped]]  # shared by those submitted together
+    made: asyncio.Queue[tuple["Job", Piece | ApiError]]  # shared by those submitted together
     over: bool = False  # finished or cancelled; asyncio's thread alone changes it
 
 
@@ -73,17 +61,19 @@ class Worker:
         self.stopping = False
         self.per_token = 0.0  # seconds, of the last step
         self.compiled = 0  # of the engine's programs
-        self.begun = threading.Event()
-        self.error: Exception | None = None  # that ended the thread
+        self.error: Exception | None = None  # that stopped it
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called by asyncio's thread
 
     def start(self) -> None:
-        """Start the thread; return when it has memory for all slots. Raises UserError."""
-        self.thread.start()
-        self.begun.wait()
+        """Allocate all slots, and start the thread. Raises UserError."""
+        try:
+            self.engine = self.make_engine(self.model)
+        except Exception as error:
+            self.error = error
         self.check()
+        self.thread.start()
 
     def check(self) -> None:
         """Raise UserError if the engine could not start."""
@@ -91,17 +81,26 @@ class Worker:
             raise UserError(f"the engine cannot start ({first_line(self.error)}): try fewer --slots")
 
     def submit(self, requests: list[Request]) -> list[Job]:
-        """Have requests computed. Raises Busy if too many wait, and Stopped if the server is stopping."""
+        """Have requests computed. Raises ApiError if too many wait, or if the server is stopping."""
         if not self.works:
-            raise Stopped("the server is stopping")
+            raise ApiError("the server is stopping", status=503, code="unavailable")
         if self.pending + len(requests) > self.room:
-            raise Busy(f"{self.pending} requests are running or waiting: try again later")
+            raise too_many(f"{self.pending} requests are running or waiting: try again later")
         self.loop = asyncio.get_running_loop()
         self.pending += len(requests)
         made = asyncio.Queue()
         jobs = [Job(request, i, made) for i, request in enumerate(requests)]
         self.inbox.put(lambda: self.waiting.extend(jobs))
         return jobs
+
+    @property
+    def slots(self) -> int:
+        return len(self.engine.slots)
+
+    @property
+    def room(self) -> int:
+        """The most requests that run and wait."""
+        return self.slots + self.max_waiting
 
     @property
     def works(self) -> bool:
@@ -135,11 +134,11 @@ class Worker:
         self.inbox.put(lambda: None)
         self.thread.join(STOP)
 
-    def deliver(self, made: list[tuple[Job, Piece | Stopped]]) -> None:
+    def deliver(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
         for job, piece in made:
             if not job.over:
                 job.made.put_nowait((job, piece))
-                if isinstance(piece, Stopped) or piece.finished:
+                if isinstance(piece, ApiError) or piece.finished:
                     self.end(job)
 
     def end(self, job: Job) -> None:
@@ -150,15 +149,6 @@ class Worker:
 
     def run(self) -> None:
         with self.on_devices():
-            try:
-                self.engine = self.make_engine(self.model)
-                self.slots = len(self.engine.slots)
-                self.room = self.slots + self.max_waiting
-            except Exception as error:
-                self.error = error
-                return
-            finally:
-                self.begun.set()
             while not (self.stopping and not self.waiting and not self.running and self.inbox.empty()):
                 try:
                     self.turn()
@@ -213,10 +203,11 @@ class Worker:
         lost = [*self.running.values(), *self.waiting]
         self.running.clear()
         self.waiting.clear()
-        failed = Stopped(f"computing failed ({type(error).__name__}); the server's log says more")
+        message = f"computing failed ({type(error).__name__}); the server's log says more"
+        failed = ApiError(message, status=500, code="failed")
         self.send([(job, failed) for job in lost])
         self.engine = self.make_engine(self.model)
 
-    def send(self, made: list[tuple[Job, Piece | Stopped]]) -> None:
+    def send(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it whoever would read this
             self.loop.call_soon_threadsafe(self.deliver, made)
