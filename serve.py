@@ -1,11 +1,9 @@
 """Serve a trained model: OpenAI's API at /v1, and a page in the browser at /.
 
-    python serve.py --out_dir=out-quickstart                        every option: python serve.py --help
-    python serve.py --init_from=gpt2 --slots=16
-    python serve.py --out_dir=out-quickstart --follow=True          each new checkpoint of a run in training
+    python serve.py --out_dir=out-quickstart            every option: python serve.py --help
     curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'
 
-Up to --slots requests are computed together, and others wait. See docs/serving.md.
+See docs/serving.md.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -53,7 +51,7 @@ def is_key(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of serve.py. The comment behind a field is its text in `--help`."""
+    """The options of serve.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "serve.py"
     purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
@@ -82,9 +80,7 @@ def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
     check_reachable(options)
     if options.follow and options.init_from != "resume":
-        raise UserError(
-            f"--follow=True follows a run, and init_from={options.init_from} is none: use --out_dir"
-        )
+        raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
     choose_device(options.device)
     if options.compilation_cache:
         keep_compiled_programs()
@@ -122,9 +118,8 @@ def listen(options: ServeOptions) -> socket.socket:
         listener.bind((options.host, options.port))
     except OSError as error:
         listener.close()
-        raise UserError(
-            f"--host={options.host} --port={options.port}: {error.strerror}: choose another"
-        ) from None
+        where = f"--host={options.host} --port={options.port}"
+        raise UserError(f"{where}: {error.strerror}: choose another") from None
     return listener
 
 
@@ -161,7 +156,7 @@ def load_served(options: ServeOptions) -> Served:
 
 
 def check_mesh(text: str, config: GPTConfig) -> None:
-    """Raise UserError for a mesh that cannot split the model, or would not: rows and stages stay together."""
+    """Raise UserError for a mesh that does not split the weights."""
     mesh = jax.sharding.get_mesh()
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
         raise UserError(f"mesh={text}: a server splits the weights alone: use tensor or fsdp, as in tensor:2")
@@ -169,7 +164,7 @@ def check_mesh(text: str, config: GPTConfig) -> None:
 
 
 def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
-    """Load the chat template that a tokenizer of the hub or of a folder brings. Raises UserError."""
+    """Load the chat template of a tokenizer from the hub or a folder. Raises UserError."""
     folder = open_pretrained(init_from).folder
     template, tokens = read_chat_template(folder)
     end = tokenizer.encode(tokens.get("eos_token", ""))
@@ -181,7 +176,7 @@ def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
 
 
 def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
-    """Serve each new checkpoint of the run, from when it is saved. This is a thread's; it does not return."""
+    """Serve each new checkpoint of the run. A thread runs this."""
     checkpoints, seen = Checkpoints(options.out_dir), served.version
     while True:
         time.sleep(LOOK)
@@ -191,7 +186,7 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
         try:
             with jax.set_mesh(mesh):
                 model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
-        except UserError as error:  # it may be whole a moment later
+        except UserError as error:  # it may be complete a moment later
             print(f"note: {error}", file=sys.stderr, flush=True)
             continue
         if model.config != served.model.config:

@@ -1,8 +1,6 @@
-"""The HTTP application: the routes of OpenAI's API and of the page, who may ask, and how errors look.
+"""The HTTP application: OpenAI's routes, who may ask, and how errors look. insight.py has the page's routes.
 
-    app = make_app(served)          an ASGI application; `app.state.served` is what its routes work with
-
-The files of page/ are served at /, to anybody: they hold nothing of the model.
+The files of page/ are for anybody: they hold nothing of the model.
 """
 
 import asyncio
@@ -34,7 +32,7 @@ from tools.serving.requests import (
 from tools.serving.served import Served
 
 PAGE = Path(__file__).parent / "page"
-BODY = 60.0  # seconds in which a request's body has to come
+BODY = 60.0  # seconds for a request's body
 # Everything that the page loads is here; it runs no inline script, and nobody may frame it.
 POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 HEADERS = {
@@ -82,7 +80,7 @@ api = APIRouter()
 
 
 async def health(served: Here) -> JSONResponse:
-    """Whether the server computes, how many requests have a slot, and how many wait or have one."""
+    """Whether the server computes; how many requests run, and how many run or wait."""
     worker = served.worker
     figures = {"running": len(worker.running), "pending": worker.pending, "slots": worker.slots}
     return JSONResponse({"status": worker.status, **figures}, 200 if worker.serves else 503)
@@ -134,11 +132,10 @@ async def require_key(served: Here, given: Credentials) -> None:
 
 
 class Guard:
-    """Refuse what a page of another site sends, and bodies that are too large or slow; set HEADERS.
+    """Refuse pages of other sites, and bodies that are too large or slow; set HEADERS.
 
-    A site may let its name lead to 127.0.0.1 (DNS rebinding): then `Host` has that name. So `Host` has to be
-    localhost, an address, or a name that the server knows. And a page of another site that calls the server
-    by its right name has its own in `Origin`.
+    A site may let its name lead to 127.0.0.1 (DNS rebinding). So `Host` has to be localhost, an address, or a
+    name that the server knows, and `Origin`, where a page of another site has its own, the same.
     """
 
     def __init__(self, app: ASGIApp, served: Served):

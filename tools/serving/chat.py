@@ -1,8 +1,7 @@
-"""Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it brings none.
+"""Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it has none.
 
-The plain one, for models that were trained on text alone, has "System: ", "User: " or "Assistant: " before
-each message and an empty line between two. It ends in "Assistant:", the model's turn, which ends where the
-model writes a turn of the user's.
+The plain one writes "System: ", "User: " or "Assistant: " before each message, and ends in "Assistant:". The
+model's turn ends where it writes "User:".
 """
 
 import json
@@ -15,16 +14,15 @@ from config.command_line import UserError
 from tools.serving import render
 from tools.serving.errors import ApiError
 
-SECONDS = 5.0  # that a template may take, and at first the start of its process
+SECONDS = 5.0  # for a template, and for the start of its process
 NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 class Chat:
-    """Makes a prompt of messages. `template` is Jinja's, as transformers has it; None: the plain one.
+    """Makes a prompt of messages, by a Jinja template for transformers; None: the plain one.
 
-    `tokens` are the texts of special tokens by the names that templates have for them, such as bos_token. The
-    model's turn ends at one of the tokens `ends` or one of the texts `stops`. Raises UserError for a template
-    that cannot be compiled, or that breaks a limit with a short message.
+    `tokens` are the texts of special tokens by the names that templates use, such as bos_token. The model's
+    turn ends at the tokens `ends` and the texts `stops`. Raises UserError for a broken template.
     """
 
     def __init__(
@@ -35,11 +33,11 @@ class Chat:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
         if template is not None:
-            with suppress(ValueError):  # it may not take this message
+            with suppress(ValueError):  # it may refuse this message
                 self.render([{"role": "user", "content": "Hello"}])
 
     def prompt(self, messages: list[dict[str, str]]) -> str:
-        """Return the text that the model is to continue. Raises ApiError when the template refuses."""
+        """Return the text to continue. Raises ApiError when the template refuses."""
         if self.template is None:
             turns = [f"{NAMES[message['role']]}: {message['content']}" for message in messages]
             return "\n\n".join([*turns, "Assistant:"])
@@ -50,10 +48,7 @@ class Chat:
             raise ApiError(message, "messages") from None
 
     def render(self, messages: list[dict[str, str]]) -> str:
-        """Render the template in another process, for one thread at a time.
-
-        Raises ValueError when the template refuses, and UserError when it is broken or breaks a limit.
-        """
+        """Render the template in another process. Raises ValueError if it refuses, else UserError."""
         variables = {"messages": messages, "add_generation_prompt": True, **self.tokens}
         with self.lock:
             if self.process is None or self.process.poll() is not None:
@@ -77,7 +72,7 @@ class Chat:
 
 
 def start_renderer() -> subprocess.Popen[str]:
-    """Start render.py, in a session of its own: the end of its input ends it, and Ctrl-C does not."""
+    """Start render.py, in a session of its own, so that Ctrl-C does not reach it."""
     return subprocess.Popen(
         [sys.executable, "-P", render.__file__],
         stdin=subprocess.PIPE,

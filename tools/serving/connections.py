@@ -1,4 +1,4 @@
-"""Connections with limits of their number, and of the time in which a request's head has to come."""
+"""Limits of the number of connections, and of the time for a request's head."""
 
 import asyncio
 from contextlib import suppress
@@ -8,12 +8,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tools.serving.errors import ApiError
 
-# Seconds that a connection may be idle, or take for the head of a request. Clients, which keep idle
-# connections for less, close them first.
-IDLE = 75
+IDLE = 75  # seconds for the head of the next request: clients close idle connections earlier
 MOST = 1000  # connections
-SPARE = 100  # files that are kept for other than connections
-REFUSED = 20  # connections above the most that are refused in words; others are closed
+SPARE = 100  # files for other things
+REFUSED = 20  # connections above the most that get an answer; others are closed
 
 with suppress(ImportError):  # Windows has no such limit
     import resource
@@ -23,8 +21,6 @@ with suppress(ImportError):  # Windows has no such limit
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn's, within limits."""
-
     clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
@@ -41,7 +37,7 @@ class Connection(H11Protocol):
         self.limit_head()
 
     def limit_head(self) -> None:
-        """Close the connection unless a request begins within IDLE seconds of the last response."""
+        """Close the connection if IDLE seconds after the last response no request has begun."""
         if self.conn.their_state is h11.IDLE:
             self.clock = self.clock or self.loop.call_later(IDLE, self.transport.close)
         else:

@@ -1,7 +1,4 @@
-"""The routes of the page: the model, its run, the ids of tokens, and how the model decides about a text.
-
-docs/inside.md describes their fields and answers.
-"""
+"""The routes of the page: the model, its run, and how it decides about a text. See docs/inside.md."""
 
 import base64
 import sys
@@ -65,7 +62,7 @@ def turn(served: Served) -> Generator[None]:
 
 @inside.get("/model")
 async def model(served: Here) -> dict:
-    """The model's shape, its parameters and where they are, and how many tokens the other routes take."""
+    """The model's shape and parameters, and how many tokens the other routes take."""
     config = served.model.config
     return {
         "name": served.name,
@@ -76,17 +73,12 @@ async def model(served: Here) -> dict:
         "eot": served.eot,
         "parameters": [described(name, x) for name, x in arrays_by_name(served.model).items()],
         "run": served.run is not None,
-        "limits": {
-            "tokens": most_tokens(served),
-            "attention": most_attention(served),
-            "lens": most_lens(served),
-            "max_tokens": served.max_tokens,
-        },
+        "limits": limits(served),
     }
 
 
 def described(name: str, x: jax.Array) -> dict[str, Any]:
-    """Describe a parameter. `split` names, for each of its axes, the mesh axes that divide it."""
+    """Describe a parameter. `split` has for each axis the mesh axes that divide it."""
     spec = getattr(x.sharding, "spec", ())
     return {
         "name": name,
@@ -133,21 +125,20 @@ class LossBody(Text):
     checkpoints: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
 
 
-def most_tokens(served: Served) -> int:
-    return min(TOKENS, WINDOWS * max(1, served.block_size // 2), served.max_prompt)
-
-
-def most_attention(served: Served) -> int:
-    config = served.model.config
-    return max(1, min(served.block_size, int((WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)))
-
-
-def most_lens(served: Served) -> int:
-    return max(1, min(served.block_size, LENS, LOGITS // served.model.config.vocab_size))
+def limits(served: Served) -> dict[str, int]:
+    """Return how many tokens of a text the routes take, and how many new ones may be asked for."""
+    config, block_size = served.model.config, served.block_size
+    attention = int((WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)
+    return {
+        "tokens": min(TOKENS, WINDOWS * max(1, block_size // 2), served.max_prompt),
+        "attention": max(1, min(block_size, attention)),
+        "lens": max(1, min(block_size, LENS, LOGITS // config.vocab_size)),
+        "max_tokens": served.max_tokens,
+    }
 
 
 def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
-    """Return the tokens. Raises ApiError for neither or both fields, or more than `most` tokens."""
+    """Return the tokens. Raises ApiError for neither or both fields, or too many tokens."""
     match fields.text, fields.tokens:
         case str() as text, None:
             param, ids = "text", encode(served, "text", text)
@@ -162,13 +153,13 @@ def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
 
 
 def spelled(served: Served, ids: Int[np.ndarray, " T"]) -> list[dict[str, Any]]:
-    """Return the tokens with their part of the text; it is "" for those in the middle of a character."""
+    """Return the tokens with their text, which is "" in the middle of a character."""
     text, tokens = prompt_tokens(served.tokenizer, ids.tolist())
     return [{"id": token.id, "text": text[token.start : token.end]} for token in tokens]
 
 
 def names(served: Served, ids: np.ndarray) -> dict[str, str]:
-    """Return the text of each token by its id. A model's vocabulary may be padded beyond its tokenizer's."""
+    """Return the texts of tokens by id. A model's vocabulary may be larger than its tokenizer's."""
     known = served.vocab_size
     return {
         str(i): spelling(served.tokenizer, i) if i < known else "(unused)" for i in np.unique(ids).tolist()
@@ -176,7 +167,7 @@ def names(served: Served, ids: np.ndarray) -> dict[str, str]:
 
 
 def rounded(x: np.ndarray) -> list:
-    """Return numbers with the digits that a page can show."""
+    """Return numbers with five digits."""
     return [rounded(row) if row.ndim else float(f"{row:.5g}") for row in x]
 
 
@@ -198,7 +189,7 @@ async def write(request: Request, served: Here, fields: CompletionBody) -> Respo
 @inside.post("/places")
 def places_of(served: Here, fields: PlacesBody) -> Response:
     """What could have stood at each place of a text, and after it."""
-    ids = read_text(fields, served, most_tokens(served))
+    ids = read_text(fields, served, limits(served)["tokens"])
     if fields.prompt > len(ids):
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
     found: list[dict | None] = [None] * (len(ids) + 1)
@@ -211,7 +202,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
             # The model predicts place i after token i - 1.
             likeliest, *numbers = (np.asarray(x)[first - 1 - start :] for x in window)
             for i, place in enumerate(zip(likeliest.tolist(), *map(rounded, numbers), strict=True), first):
-                # After the text there is no token whose probabilities the last two would be.
+                # The last two belong to the token there, and after the text is none.
                 found[i] = dict(zip(PLACE if i < len(ids) else PLACE[:3], place, strict=False))
             seen.append(np.ravel(window.tokens))
     return answer(served, ids, places=found, names=names(served, np.concatenate(seen)))
@@ -220,7 +211,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
 @inside.post("/attention")
 def attention_of(served: Here, fields: Text) -> Response:
     """What each token reads, in every head: the rows up to the diagonal, in 65535ths."""
-    ids = read_text(fields, served, most_attention(served))
+    ids = read_text(fields, served, limits(served)["attention"])
     with turn(served):
         weights = attention(served.model, ids)  # (L, H, T, T)
     L, H, T, _ = weights.shape
@@ -232,7 +223,7 @@ def attention_of(served: Here, fields: Text) -> Response:
 @inside.post("/lens")
 def lens_of(served: Here, fields: LensBody) -> Response:
     """What the head would predict after each layer, and the norms of the stream and of its parts."""
-    ids = read_text(fields, served, most_lens(served))
+    ids = read_text(fields, served, limits(served)["lens"])
     with turn(served):
         seen = lens(served.model, ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
@@ -242,7 +233,7 @@ def lens_of(served: Here, fields: LensBody) -> Response:
 @inside.post("/loss")
 def loss_of(served: Here, fields: LossBody) -> Response:
     """How surprising each token of a text was, to one or two checkpoints of the run."""
-    ids = read_text(fields, served, most_tokens(served))
+    ids = read_text(fields, served, limits(served)["tokens"])
     if min(len(ids), served.block_size) < 2:
         raise ApiError("a loss takes two tokens at least, of the text and of the model's block_size", "text")
     losses = []
@@ -254,12 +245,11 @@ def loss_of(served: Here, fields: LossBody) -> Response:
 
 
 def answer(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Response:
-    """Answer with the tokens of a text, and what was found about them."""
     return JSONResponse({"tokens": spelled(served, ids), **found})
 
 
 def surprise(model: GPT, ids: Int[np.ndarray, " T"], block_size: int) -> Float[np.ndarray, " T-1"]:
-    """Return -log of the probability of each token but the first, in the windows that fit the model."""
+    """Return -log of the probability of each token but the first, window by window."""
     found = np.empty(len(ids) - 1, np.float32)
     for start, first, last in windows(len(ids) - 1, 0, block_size - 1):
         found[first - 1 : last] = nats(model, ids[start : last + 1])[first - 1 - start :]
@@ -267,7 +257,7 @@ def surprise(model: GPT, ids: Int[np.ndarray, " T"], block_size: int) -> Float[n
 
 
 def weights_of(served: Served, name: str | None) -> GPT:
-    """Return the model that is served, or that of a checkpoint of its run. Raises ApiError."""
+    """Return the served model, or that of a checkpoint. Raises ApiError."""
     if name is None or name == served.version:
         return served.model
     try:

@@ -35,10 +35,9 @@ class Places(NamedTuple):
 
 
 def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, last): the places from `first` to `last` are filled by tokens from `start` on.
+    """Yield (start, first, last): the model fills the places `first` to `last` from the tokens since `start`.
 
-    This is the window rule of `generation.engine`, for a text whose first `prompt` tokens were given. Places
-    before the first window, of a prompt that is longer than block_size, are in none.
+    This is the window rule of `generation.engine`, after `prompt` given tokens, whose last block_size count.
     """
     start = max(0, prompt - block_size)
     first = start + 1
@@ -57,9 +56,9 @@ def places(
     drawing: Drawing,
     vocab_size: int,
 ) -> Places:
-    """Compute the places after each of the tokens, where those `following` stand.
+    """Compute the places after each of the tokens. `following` may lack the last of them.
 
-    Without a token that follows the last one, its `chosen` probabilities mean nothing.
+    Then its `chosen` probabilities mean nothing.
     """
     T = min(1 << (len(tokens) - 1).bit_length(), model.config.block_size)  # few lengths to compile
     padded = np.zeros((2, T), np.int32)

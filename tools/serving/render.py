@@ -1,9 +1,7 @@
 """Render chat templates, which are somebody else's programs, in a process with little memory.
 
-    python -P tools/serving/render.py
-
 It reads lines of JSON, [template, variables], and answers each with a line: {"text": ...},
-{"refused": reason} or {"broken": reason}. Whoever started it kills it when a template takes too long.
+{"refused": reason} or {"broken": reason}. Its parent kills it when a template takes too long.
 """
 
 import json
@@ -21,7 +19,7 @@ LONGEST = 2**24  # bytes of a prompt
 
 @cache
 def compile_template(template: str) -> Template:
-    """Compile a template as transformers does."""
+    """Compile as transformers does."""
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
 
 
@@ -41,7 +39,7 @@ def render(template: str, variables: dict[str, Any]) -> dict[str, str]:
 
 
 def refuse(message: str) -> NoReturn:
-    """Do what a template wants when it calls `raise_exception`."""
+    """The `raise_exception` of templates."""
     raise ValueError(message)
 
 

@@ -1,4 +1,4 @@
-"""What clients ask for: the JSON fields of a request, their limits, and the request in the engine's terms."""
+"""What clients ask for: the fields of a request with their limits, and the request in the engine's terms."""
 
 import secrets
 from dataclasses import dataclass, replace
@@ -14,8 +14,7 @@ from tools.serving.served import Served
 
 SEQUENCES = 128  # of one request: prompts times n
 
-# Fields of OpenAI's that this server does not have: the first are ignored, the others accepted with the value
-# that asks for nothing.
+# OpenAI's fields that this server lacks: ignored, or accepted with the value that asks for nothing.
 IGNORED = {
     *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store"),
     *("tool_choice", "parallel_tool_calls", "function_call"),
@@ -48,7 +47,7 @@ NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 def as_list(value: Any) -> Any:
-    """Return a list of texts or of lists of ids as it is, and one text or list of ids as such a list."""
+    """Put one text, or one list of ids, into a list."""
     return value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
 
 
@@ -171,7 +170,7 @@ def read_common(
     logprobs: int | None,
     echo: bool = False,
 ) -> Asked:
-    """Check what depends on the model and on the server's limits. `max_tokens` is the default."""
+    """Check what depends on the model and on the server's limits. `max_tokens` is a default."""
     check_model(fields.model, served)
     if fields.stream_options and not fields.stream:
         raise ApiError("stream_options needs stream: true", "stream_options", code="invalid_value")
@@ -212,7 +211,7 @@ def check_model(name: str | None, served: Served) -> None:
 
 
 def encode(served: Served, param: str, text: str) -> np.ndarray:
-    """Return the tokens of a text; of an empty one the end-of-text token, if there is one."""
+    """Return the tokens of a text, or if that is empty the end-of-text token."""
     try:
         ids = served.tokenizer.encode(text).tolist()
     except UserError as error:  # a character that is not in the vocabulary

@@ -1,7 +1,4 @@
-"""The run that is served, as the page looks at it: its checkpoints, and its records while it trains.
-
-A client names a checkpoint by what `checkpoints` lists; no path ever comes from it.
-"""
+"""The served run's checkpoints and records, for the page."""
 
 import os
 from functools import lru_cache
@@ -17,9 +14,9 @@ from runs.load import is_run, load_pretrained, load_run
 from runs.manifest import Manifest
 from runs.metrics import parse_record
 
-KEPT = 2  # models in memory, beside the one that is served
-RECORDS = 2**20  # bytes of metrics.jsonl that are read at once, at most
-START = "start"  # names the weights that the run started from, if those were not random
+KEPT = 2  # models in memory, beside the served one
+RECORDS = 2**20  # bytes of metrics.jsonl to read at once, at most
+START = "start"  # the name of the weights that a fine-tuned run started from
 
 
 class Run:
@@ -27,19 +24,16 @@ class Run:
 
     def __init__(self, out_dir: str, dtype: str = "auto"):
         self.out_dir, self.dtype = out_dir, dtype
-        self.start: str | None = None  # the run, folder or hub id that it started from, once that is known
+        self.start: str | None = None  # what it started from, once known
         self.load = lru_cache(KEPT)(self._load)
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Return the name, iteration and validation loss of every checkpoint, the oldest first.
-
-        Before them come, without an iteration, the weights that a fine-tuned run started from.
-        """
+        """Describe every checkpoint, the oldest first, and before them the weights of START."""
         checkpoints, found = Checkpoints(self.out_dir), []
         for iteration in checkpoints.iterations():
             try:
                 manifest = checkpoints.manifest(iteration)
-            except (UserError, OSError):  # damaged, or a run in training has just deleted it
+            except (UserError, OSError):  # damaged, or just deleted by training
                 continue
             loss = (checkpoints.manager.metrics(iteration) or {}).get("val_loss")
             found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
@@ -49,7 +43,7 @@ class Run:
         return start + found
 
     def _load(self, name: str) -> GPT:
-        """Return the model of a checkpoint that `checkpoints` lists. Raises KeyError for any other name."""
+        """Return the model of a checkpoint. Raises KeyError for a name that `checkpoints` does not list."""
         if name not in [checkpoint["name"] for checkpoint in self.checkpoints()]:
             raise KeyError(name)
         if name != START:
@@ -60,10 +54,9 @@ class Run:
         return load_pretrained(self.start, self.dtype, self.block_size)[0]
 
     def records(self, offset: int, file: str) -> dict[str, Any]:
-        """Return the records of metrics.jsonl after `offset`, if it is still the same `file`; else all.
+        """Return the records of metrics.jsonl after `offset` of `file`, or all if a resumed run replaced it.
 
-        `offset` and `file` of the answer are for the next call. A run that is resumed writes another file. A
-        call reads RECORDS bytes at most; `more` tells whether there may be others already.
+        `offset` and `file` of the answer are for the next call; `more`: RECORDS bytes did not reach the end.
         """
         try:
             with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
@@ -75,7 +68,7 @@ class Run:
                 data = opened.read(RECORDS)
         except OSError:
             return {"records": [], "offset": 0, "file": "", "fresh": True, "more": False}
-        lines = data[: data.rfind(b"\n") + 1]  # a line that is being written counts next time
+        lines = data[: data.rfind(b"\n") + 1]  # not a line that is being written
         records = [record for line in lines.splitlines() if (record := parse_record(line))]
         more = len(data) == RECORDS and len(lines) > 0
         return {"records": records, "offset": begin + len(lines), "file": name, "fresh": fresh, "more": more}

@@ -1,4 +1,4 @@
-"""What the routes share: the model with its tokenizer, the engine's thread, and the limits."""
+"""What the routes share."""
 
 import time
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class Served:
 
     @property
     def version(self) -> str:
-        """The name of the weights: another checkpoint answers the same seed with another text."""
+        """The name of the weights."""
         return self.worker.version
 
     @property

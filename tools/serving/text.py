@@ -1,8 +1,7 @@
 """From tokens to the text that is sent: complete characters, and nothing of a stop string.
 
 text = Continuation(tokenizer, prompt, stops=["\n\n"])
-part = text.add(tokens, likelihood)          part.text can be sent; part.tokens are its tokens
-text.finish()                                the rest
+part = text.add(tokens, likelihood)          part.text can be sent
 """
 
 from dataclasses import dataclass, field
@@ -12,8 +11,8 @@ import numpy as np
 from data.tokenizer import Tokenizer
 from generation.decode import Likelihood
 
-# Tokens of the prompt that are decoded before its continuation: a character may begin there, and some
-# tokenizers leave out the space before a first word.
+# Tokens of the prompt to decode before its continuation: a character may begin in them, and some tokenizers
+# drop the space before a first word.
 BEFORE = 8
 
 
@@ -42,8 +41,7 @@ class Part:
 class Continuation:
     """The text of new tokens as they come. It ends before the first of the `stops`.
 
-    Text that may be the beginning of a stop string is kept until that is decided, and bytes until their
-    character is complete.
+    It keeps back what may be the beginning of a stop string or of a character.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: list[int], stops: list[str]):
@@ -62,7 +60,7 @@ class Continuation:
         self.text, self.tokens, self.begin = text, tokens, len(text)
 
     def add(self, ids: np.ndarray, likelihood: Likelihood | None = None) -> Part:
-        """Add new tokens, up to the one that completes a stop string; return what can be sent."""
+        """Add new tokens, up to the end of a stop string; return what can be sent."""
         for token, known in zip(ids.tolist(), likelihoods(likelihood, len(ids)), strict=False):
             start = len(self.text)
             self.text += self.decode([token])
@@ -73,7 +71,6 @@ class Continuation:
         return self._send(len(self.text) - (0 if self.stopped else self._undecided()))
 
     def finish(self) -> Part:
-        """Return the rest of the text."""
         if not self.stopped:
             start = len(self.text)
             self.text += self.decode([], final=True)
@@ -82,7 +79,7 @@ class Continuation:
         return Part(part.text, part.tokens + ([] if self.stopped else self.tokens))
 
     def _cut(self, start: int) -> bool:
-        """Cut the text before a stop string that ends after `start`; return whether there is one."""
+        """Cut the text before a stop string that ends after `start`, if there is one."""
         places = [self.text.find(stop, max(self.begin, start - len(stop) + 1)) for stop in self.stops]
         if found := [place for place in places if place >= 0]:
             self.text = self.text[: min(found)]
@@ -91,14 +88,14 @@ class Continuation:
         return self.stopped
 
     def _undecided(self) -> int:
-        """Return how many characters at the end may be the beginning of a stop string."""
+        """Count the characters at the end that may begin a stop string."""
         longest = max((len(stop) for stop in self.stops), default=1) - 1
         ends = range(min(longest, len(self.text) - self.begin), 0, -1)
         return next((n for n in ends if any(stop.startswith(self.text[-n:]) for stop in self.stops)), 0)
 
     def _send(self, end: int) -> Part:
         text, self.sent = self.text[self.sent : end], end
-        # A token that begins at the end is the first part of a character, which may yet be cut away.
+        # A token that begins at the end is part of a character that may yet be cut away.
         kept = (i for i, token in enumerate(self.tokens) if token.end > end or token.start == end)
         complete = len(self.tokens) if self.stopped else next(kept, len(self.tokens))
         tokens, self.tokens = self.tokens[:complete], self.tokens[complete:]
@@ -106,7 +103,7 @@ class Continuation:
 
 
 def likelihoods(likelihood: Likelihood | None, n: int) -> list[tuple]:
-    """Return for each of n tokens its log-probability and the likeliest; empty tuples where unknown."""
+    """Return the last two fields of each of n Tokens, as far as they are known."""
     if likelihood is None:
         return [()] * n
     pairs = zip(likelihood.tokens.tolist(), likelihood.likeliest.tolist(), strict=True)
@@ -117,7 +114,7 @@ def likelihoods(likelihood: Likelihood | None, n: int) -> list[tuple]:
 def prompt_tokens(
     tokenizer: Tokenizer, ids: list[int], last: list[Likelihood] | None = None
 ) -> tuple[str, list[Token]]:
-    """Return the text of a prompt, and its tokens; `last` has the likelihoods of the last of them."""
+    """Return the text of a prompt, and its tokens; `last` has the likelihoods of the last ones."""
     likely = [x for likelihood in last or [] for x in likelihoods(likelihood, len(likelihood.chosen))]
     decode, text, tokens = tokenizer.stream(), "", []
     for token, known in zip(ids, [()] * (len(ids) - len(likely)) + likely, strict=True):
@@ -128,7 +125,7 @@ def prompt_tokens(
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text; of one that is a part of a character its bytes, as OpenAI writes them."""
+    """Return a token's text, or the bytes of a part of a character, as OpenAI writes them."""
     raw = tokenizer.bytes_of(token)
     try:
         return raw.decode()

@@ -40,7 +40,7 @@ class Job:
 
 
 class Worker:
-    """The thread that steps an engine. When it has nothing else to do, it compiles the engine's programs."""
+    """The thread that steps an engine, and compiles the engine's programs when it is idle."""
 
     def __init__(
         self,
@@ -73,6 +73,8 @@ class Worker:
         except Exception as error:
             self.error = error
         self.check()
+        self.slots = len(self.engine.slots)
+        self.room = self.slots + self.max_waiting
         self.thread.start()
 
     def check(self) -> None:
@@ -81,7 +83,7 @@ class Worker:
             raise UserError(f"the engine cannot start ({first_line(self.error)}): try fewer --slots")
 
     def submit(self, requests: list[Request]) -> list[Job]:
-        """Have requests computed. Raises ApiError if too many wait, or if the server is stopping."""
+        """Queue requests. Raises ApiError if too many wait, or if the server is stopping."""
         if not self.works:
             raise ApiError("the server is stopping", status=503, code="unavailable")
         if self.pending + len(requests) > self.room:
@@ -94,21 +96,12 @@ class Worker:
         return jobs
 
     @property
-    def slots(self) -> int:
-        return len(self.engine.slots)
-
-    @property
-    def room(self) -> int:
-        """The most requests that run and wait."""
-        return self.slots + self.max_waiting
-
-    @property
     def works(self) -> bool:
         return self.thread.is_alive() and not self.stopping
 
     @property
     def serves(self) -> bool:
-        """Whether a request gets its first tokens without waiting for a program to be compiled."""
+        """Whether a request gets its first tokens without waiting for the compiler."""
         return self.works and self.compiled >= FIRST
 
     @property
@@ -119,17 +112,16 @@ class Worker:
         return "ok" if self.compiled == n else f"compiling {self.compiled + 1} of {n}"
 
     def cancel(self, job: Job) -> None:
-        """Free a job's slot at the next step, or its place among those that wait."""
         if not job.over:
             self.end(job)
             self.inbox.put(lambda: self.drop(job))
 
     def replace(self, model: GPT, version: str) -> None:
-        """Go on with newer weights of the same shape, once what runs is finished."""
+        """Use newer weights of the same shape, once what runs is finished."""
         self.inbox.put(lambda: setattr(self, "newer", (model, version)))
 
     def stop(self) -> None:
-        """Take no new requests; return when those there are finished or cancelled, or after STOP seconds."""
+        """Take no new requests, and finish those there are, within STOP seconds."""
         self.stopping = True
         self.inbox.put(lambda: None)
         self.thread.join(STOP)
@@ -157,7 +149,7 @@ class Worker:
                     self.start_again(error)
 
     def turn(self) -> None:
-        """Take what is in the inbox, fill free slots, and let the engine make a step; if idle, compile."""
+        """Empty the inbox, fill free slots, and step the engine; when idle, compile."""
         idle = not self.waiting and not self.running
         if idle and self.inbox.empty() and self.compiled < len(self.engine.programs()):
             return self.compile_next()
@@ -174,7 +166,7 @@ class Worker:
             self.step()
 
     def compile_next(self) -> None:
-        """Compile a program before a request needs it. If that fails, the server takes no more requests."""
+        """Compile a program before a request needs it. If that fails, the server stops."""
         try:
             self.engine.programs()[self.compiled]()
         except Exception as error:
@@ -199,7 +191,7 @@ class Worker:
             del self.running[slot]
 
     def start_again(self, error: Exception) -> None:
-        """Fail what runs, whose keys and values are lost, and go on with a new engine."""
+        """Fail what runs, whose cache is lost, and go on with a new engine."""
         lost = [*self.running.values(), *self.waiting]
         self.running.clear()
         self.waiting.clear()
