@@ -389,14 +389,8 @@ def test_the_pages_files_are_found_and_nothing_beside_them(server):
         with urllib.request.urlopen(f"{server[0]}/{name}") as answer:
             assert answer.read() == (PAGE / (name or "index.html")).read_bytes()
             assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
-    for path in [
-        "/../serve.py",
-        "/%2e%2e/app.py",
-        "/..%2fapp.py",
-        "//etc/passwd",
-        "/app.py",
-        "/metrics.jsonl",
-    ]:
+            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    for path in ["/../serve.py", "/%2e%2e/app.py", "/..%2fapp.py", "//etc/passwd", "/app.py", "/page"]:
         connection = HTTPConnection(urlsplit(server[0]).netloc, timeout=60)
         connection.request("GET", path)  # as it stands: urllib would tidy it up
         assert connection.getresponse().status == 404, path

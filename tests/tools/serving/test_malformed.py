@@ -21,22 +21,9 @@ GOOD = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
     "/inside/tokens": {"text": "abc"},
 }
-NEEDED = {"prompt", "messages", "text"}
-FIELDS = (
-    *("model", "prompt", "messages", "text", "max_tokens", "max_completion_tokens", "n", "temperature"),
-    *(
-        "top_p",
-        "top_k",
-        "seed",
-        "stop",
-        "logprobs",
-        "top_logprobs",
-        "echo",
-        "stream",
-        "stream_options",
-        "best_of",
-    ),
-)
+NEEDED = ("prompt", "messages", "text")
+LIMITED = "max_tokens max_completion_tokens n temperature top_p top_k seed logprobs top_logprobs best_of"
+FIELDS = (*LIMITED.split(), "model", "stop", "echo", "stream", "stream_options", *NEEDED)
 HUGE = object()  # a number of 4,500 digits
 # No field takes any of these.
 VALUES = (
@@ -67,7 +54,7 @@ def malformed(draw: random.Random, path: str) -> bytes:
             return whole[:-1] + b', "temperature": ' + draw.choice(NOT_NUMBERS) + b"}"
         case 6:  # nothing that is needed
             return json.dumps({name: value for name, value in good.items() if name not in NEEDED}).encode()
-    field, value = draw.choice([*FIELDS, *NEEDED]), draw.choice(VALUES)
+    field, value = draw.choice(FIELDS), draw.choice(VALUES)
     if value is HUGE:
         return whole[:-1] + f', "{field}": 1{"0" * 4500}}}'.encode()
     return json.dumps(good | {field: value}).encode()
