@@ -21,7 +21,7 @@ from tools.serving.served import Served
 from tools.serving.text import Continuation, Part, Token, prompt_tokens, spelling
 from tools.serving.worker import Job
 
-new_key = jax.jit(jax.random.key)  # in a fifth of the time
+new_key = jax.jit(jax.random.key)  # compiled, it takes a fifth of the time
 
 
 @dataclass

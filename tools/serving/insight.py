@@ -91,7 +91,7 @@ def described(name: str, x: jax.Array) -> dict[str, Any]:
 
 @inside.get("/checkpoints")
 def checkpoints(served: Here) -> dict:
-    """The run's checkpoints; none of a model that is not a run's."""
+    """The run's checkpoints; none for a model from elsewhere."""
     with turn(served):
         return {"served": served.version, "checkpoints": served.run.checkpoints() if served.run else []}
 

@@ -147,7 +147,7 @@ def read_completion(fields: CompletionBody, served: Served) -> Asked:
 
 
 def read_chat(fields: ChatBody, served: Served) -> Asked:
-    """Raises ApiError, and waits for the template's process."""
+    """Blocks while the template's process works. Raises ApiError."""
     prompt = encode(served, "messages", served.chat.prompt([read_message(x) for x in fields.messages]))
     if fields.top_logprobs is not None and not fields.logprobs:
         raise ApiError("top_logprobs needs logprobs: true", "top_logprobs")

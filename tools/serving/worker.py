@@ -25,7 +25,7 @@ from generation.engine import FIRST, Engine, Piece, Request
 from model import GPT
 from tools.serving.errors import ApiError, too_many
 
-CALL = 0.02  # seconds that a call may take which draws several tokens: see docs/serving.md
+CALL = 0.02  # seconds for a call that draws several tokens: see docs/serving.md
 STOP = 10.0  # seconds that the thread is given to end
 
 

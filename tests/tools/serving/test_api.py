@@ -150,9 +150,8 @@ def test_logprobs_of_a_completion(complete, ids):
     choice = complete(logprobs=3, echo=True, max_tokens=12, temperature=0).choices[0]
     told, n = choice.logprobs, len(ids(PROMPT))
     assert choice.text.startswith(PROMPT)
-    assert {len(x) for x in (told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset)} == {
-        n + 12
-    }
+    lists = told.tokens, told.token_logprobs, told.top_logprobs, told.text_offset
+    assert {len(x) for x in lists} == {n + 12}
     assert told.token_logprobs[0] is None and told.top_logprobs[0] is None
     assert all(p <= 0 for p in told.token_logprobs[1:])
     for token, p, top in list(zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True))[n:]:
