@@ -12,16 +12,15 @@ import jax
 import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from jaxtyping import Array, Int, PRNGKeyArray
 
 from generation.decode import Likelihood
-from generation.engine import Piece, Request, keys_of_rows
+from generation.engine import Piece, Request
 from tools.serving.errors import ApiError
 from tools.serving.requests import Asked
 from tools.serving.served import Served
 from tools.serving.text import Continuation, Part, Token, prompt_tokens, spelling
 from tools.serving.worker import Job
-
-new_key = jax.jit(jax.random.key)  # compiled, it takes a fifth of the time
 
 
 @dataclass
@@ -176,12 +175,18 @@ def engine_requests(asked: Asked) -> list[Request]:
     """
     fields, logprobs = asked.fields, asked.logprobs is not None
     prompts = [prompt for prompt in asked.prompts for _ in range(fields.n)]
-    keys = keys_of_rows(new_key(np.uint32(asked.seed)), len(prompts))
+    keys = [key_of_row(np.uint32(asked.seed), np.uint32(row)) for row in range(len(prompts))]
     drawing = fields.temperature, fields.top_k, fields.top_p
     return [
         Request(prompt, key, asked.max_tokens, *drawing, asked.ends, logprobs, logprobs and asked.echo)
         for prompt, key in zip(prompts, keys, strict=True)
     ]
+
+
+@jax.jit
+def key_of_row(seed: Int[Array, ""], row: Int[Array, ""]) -> PRNGKeyArray:
+    """Return what `keys_of_rows` of the engine does for one row, in a tenth of the time."""
+    return jax.random.fold_in(jax.random.key(seed), row)
 
 
 async def disconnected(http: HttpRequest) -> None:
