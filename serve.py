@@ -1,11 +1,9 @@
 """Serve a trained model: OpenAI's API at /v1, and a page in the browser at /.
 
-    python serve.py --out_dir=out-quickstart                        every option: python serve.py --help
-    python serve.py --init_from=gpt2 --slots=16
-    python serve.py --out_dir=out-quickstart --follow=True          each new checkpoint of a run in training
+    python serve.py --out_dir=out-quickstart            every option: python serve.py --help
     curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'
 
-Up to --slots requests are computed together, and others wait. See docs/serving.md.
+See docs/serving.md.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -22,7 +20,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import jax
-import uvicorn
 from jax.sharding import Mesh
 
 from config.command_line import Count, Limit, Name, UserError, command, given
@@ -38,16 +35,14 @@ from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.sizes import check_cache
 from tools.serving.app import make_app
 from tools.serving.chat import Chat
-from tools.serving.connections import Connection
 from tools.serving.run import Run
-from tools.serving.served import Limits, Served
+from tools.serving.served import Served
 from tools.serving.worker import Worker
 
 Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)]
 ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]
 
 FINISH = 30  # seconds that running requests are given after SIGTERM
-KEEP = 75  # seconds that an idle connection is kept: clients, who keep theirs for less, close them first
 LOOK = 1.0  # seconds between looks for a new checkpoint
 
 
@@ -57,7 +52,7 @@ def is_key(text: str) -> bool:
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The options of serve.py. The comment behind a field is its text in `--help`."""
+    """The options of serve.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "serve.py"
     purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
@@ -86,9 +81,7 @@ def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
     check_reachable(options)
     if options.follow and options.init_from != "resume":
-        raise UserError(
-            f"--follow=True follows a run, and init_from={options.init_from} is none: use --out_dir"
-        )
+        raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
     choose_device(options.device)
     if options.compilation_cache:
         keep_compiled_programs()
@@ -126,9 +119,8 @@ def listen(options: ServeOptions) -> socket.socket:
         listener.bind((options.host, options.port))
     except OSError as error:
         listener.close()
-        raise UserError(
-            f"--host={options.host} --port={options.port}: {error.strerror}: choose another"
-        ) from None
+        where = f"--host={options.host} --port={options.port}"
+        raise UserError(f"{where}: {error.strerror}: choose another") from None
     return listener
 
 
@@ -152,18 +144,20 @@ def load_served(options: ServeOptions) -> Served:
         tokenizer,
         vocab_size,
         end_of_text(description),
-        int(time.time()),
         Chat() if run else load_chat(options.init_from, tokenizer),
         Worker(model, version, make_engine, on_devices, options.max_waiting),
-        Limits(options.max_body, options.max_prompt, options.max_tokens, options.overflow),
+        Run(options.out_dir, options.dtype) if run else None,
         options.api_key,
         frozenset(name.strip() for name in [*options.allowed_hosts.split(","), options.host] if name.strip()),
-        Run(options.out_dir, options.dtype) if run else None,
+        options.max_body,
+        options.max_prompt,
+        options.max_tokens,
+        options.overflow,
     )
 
 
 def check_mesh(text: str, config: GPTConfig) -> None:
-    """Raise UserError for a mesh that cannot split the model, or would not: rows and stages stay together."""
+    """Raise UserError for a mesh that does not split the weights."""
     mesh = jax.sharding.get_mesh()
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
         raise UserError(f"mesh={text}: a server splits the weights alone: use tensor or fsdp, as in tensor:2")
@@ -171,7 +165,7 @@ def check_mesh(text: str, config: GPTConfig) -> None:
 
 
 def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
-    """Load the chat template that a tokenizer of the hub or of a folder brings. Raises UserError."""
+    """Load the chat template of a tokenizer from the hub or a folder. Raises UserError."""
     folder = open_pretrained(init_from).folder
     template, tokens = read_chat_template(folder)
     end = tokenizer.encode(tokens.get("eos_token", ""))
@@ -183,7 +177,7 @@ def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
 
 
 def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
-    """Serve each new checkpoint of the run, from when it is saved. This is a thread's; it does not return."""
+    """Serve each new checkpoint of the run. A thread runs this."""
     checkpoints, seen = Checkpoints(options.out_dir), served.version
     while True:
         time.sleep(LOOK)
@@ -193,7 +187,7 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
         try:
             with jax.set_mesh(mesh):
                 model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
-        except UserError as error:  # it may be whole a moment later
+        except UserError as error:  # it may be complete a moment later
             print(f"note: {error}", file=sys.stderr, flush=True)
             continue
         if model.config != served.model.config:
@@ -206,6 +200,10 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
 
 def run_http(served: Served, listener: socket.socket) -> None:
     """Answer until a signal comes; then refuse new requests, and finish those that run. Raises UserError."""
+    import uvicorn  # here, while the engine compiles: FastAPI takes long to import
+
+    from tools.serving.app import make_app
+    from tools.serving.connections import IDLE, Connection
 
     async def look_after_engine() -> None:
         server.should_exit |= served.worker.error is not None
@@ -216,7 +214,7 @@ def run_http(served: Served, listener: socket.socket) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=FINISH,
-        timeout_keep_alive=KEEP,
+        timeout_keep_alive=IDLE,
         http=Connection,
         ws="none",
         callback_notify=look_after_engine,

@@ -1,16 +1,7 @@
-"""Chat messages to a prompt: by the tokenizer's own template if it brings one, else by a plain one.
+"""Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it has none.
 
-The plain one, for models that were trained on text alone:
-
-    System: <text>
-
-    User: <text>
-
-    Assistant: <text>
-
-    Assistant:
-
-with the model's turn at the end; it ends where the model writes a turn of the user's.
+The plain one writes "System: ", "User: " or "Assistant: " before each message, and ends in "Assistant:". The
+model's turn ends where it writes "User:".
 """
 
 import json
@@ -23,15 +14,15 @@ from config.command_line import UserError
 from tools.serving import render
 from tools.serving.errors import ApiError
 
+SECONDS = 5.0  # for a template, and for the start of its process
 NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 class Chat:
-    """Makes a prompt of messages. `template` is Jinja's, as transformers has it; None: the plain one.
+    """Makes a prompt of messages, by a Jinja template for transformers; None: the plain one.
 
-    `tokens` are the texts of special tokens, by the names that templates have for them, such as bos_token. A
-    turn of the model's ends at one of the tokens `ends`, or at one of the texts `stops`. Raises UserError for
-    a template that cannot be compiled, or that breaks a limit of render.py with a short message.
+    `tokens` are the texts of special tokens by the names that templates use, such as bos_token. The model's
+    turn ends at the tokens `ends` and the texts `stops`. Raises UserError for a broken template.
     """
 
     def __init__(
@@ -42,38 +33,37 @@ class Chat:
         self.lock = threading.Lock()
         self.process: subprocess.Popen[str] | None = None
         if template is not None:
-            with suppress(ValueError):  # it may not take this one
+            with suppress(ValueError):  # it may refuse this message
                 self.render([{"role": "user", "content": "Hello"}])
 
     def prompt(self, messages: list[dict[str, str]]) -> str:
-        """Return the text that the model is to continue. Raises ApiError when the template refuses."""
+        """Return the text to continue. Raises ApiError when the template refuses."""
         if self.template is None:
             turns = [f"{NAMES[message['role']]}: {message['content']}" for message in messages]
             return "\n\n".join([*turns, "Assistant:"])
         try:
             return self.render(messages)
         except (UserError, ValueError) as error:
-            raise ApiError(
-                f"the model's chat template does not take these messages: {error}", "messages"
-            ) from None
+            message = f"the model's chat template does not take these messages: {error}"
+            raise ApiError(message, "messages") from None
 
     def render(self, messages: list[dict[str, str]]) -> str:
-        """Render the template in another process, once that has done the messages of other threads.
-
-        Raises ValueError when the template refuses, and UserError when it is broken or breaks a limit.
-        """
+        """Render the template in another process. Raises ValueError if it refuses, else UserError."""
         variables = {"messages": messages, "add_generation_prompt": True, **self.tokens}
         with self.lock:
             if self.process is None or self.process.poll() is not None:
                 self.process = start_renderer()
             process = self.process
             assert process.stdin and process.stdout
+            clock = threading.Timer(SECONDS, process.kill)
+            clock.start()
             process.stdin.write(json.dumps([self.template, variables]) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()
+            clock.cancel()
             if not line:
                 process.wait()
-        answer = json.loads(line) if line else {"broken": f"it computes for more than {render.SECONDS} s"}
+        answer = json.loads(line) if line else {"broken": f"it computes for more than {SECONDS:g} s"}
         if "broken" in answer:
             raise UserError(answer["broken"])
         if "refused" in answer:
@@ -82,7 +72,7 @@ class Chat:
 
 
 def start_renderer() -> subprocess.Popen[str]:
-    """Start render.py, in a session of its own: the end of its input ends it, and Ctrl-C does not."""
+    """Start render.py, in a session of its own, so that Ctrl-C does not reach it."""
     return subprocess.Popen(
         [sys.executable, "-P", render.__file__],
         stdin=subprocess.PIPE,

@@ -1,76 +1,53 @@
-"""Connections with limits of their number, and of the time in which a client sends a request."""
+"""Limits of the number of connections, and of the time for a request's head."""
 
 import asyncio
-import resource
-from http import HTTPStatus
+from contextlib import suppress
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tools.serving.errors import ApiError
 
-# Seconds for the head of a request, and for its body, however it comes. Between two requests uvicorn's
-# timeout_keep_alive holds.
-SECONDS = {h11.IDLE: 20.0, h11.SEND_BODY: 60.0}
+IDLE = 75  # seconds for the head of the next request: clients close idle connections earlier
 MOST = 1000  # connections
-SPARE = 100  # files that are kept for other than connections
-REFUSED = 20  # connections above the most that are refused in words; others are closed
-LINGER = 1.0  # seconds in which a refused client can read the answer
+SPARE = 100  # files for other things
+REFUSED = 20  # connections above the most that get an answer; others are closed
+
+with suppress(ImportError):  # Windows has no such limit
+    import resource
+
+    FILES = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    MOST = MOST if FILES < 0 else max(1, min(MOST, FILES - SPARE))
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn's, within limits."""
+    clock: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self.expected = h11.IDLE
-        above = len(self.connections) - most_connections()
-        self.refused = above > 0
-        if not self.refused:
-            self.clock = self.loop.call_later(SECONDS[h11.IDLE], self.give_up)
-            return
-        self.clock = self.loop.call_later(LINGER if above <= REFUSED else 0, transport.abort)
-        transport.write(answer(503, "the server has too many connections: try again later"))
-        transport.write_eof()  # to close before the request is read would take the answer back
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.clock.cancel()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        if not self.refused:
-            super().data_received(data)
+        if len(self.connections) > MOST:
+            message = "the server has too many connections: try again later"
+            self.app = ApiError(message, status=503, headers={"Connection": "close"}).response()
+        if len(self.connections) > MOST + REFUSED:
+            transport.abort()
+        self.limit_head()
 
     def handle_events(self) -> None:
-        """Limit the time for what the client has to send next; what comes of it does not prolong that."""
         super().handle_events()
-        expected = self.conn.their_state if self.begun else None
-        if expected is not self.expected:
-            self.expected = expected
+        self.limit_head()
+
+    def limit_head(self) -> None:
+        """Close the connection if IDLE seconds after the last response no request has begun."""
+        if self.conn.their_state is h11.IDLE:
+            self.clock = self.clock or self.loop.call_later(IDLE, self.transport.close)
+        else:
+            self.stop_clock()
+
+    def stop_clock(self) -> None:
+        if self.clock:
             self.clock.cancel()
-            if expected in SECONDS:
-                self.clock = self.loop.call_later(SECONDS[expected], self.give_up)
+            self.clock = None
 
-    @property
-    def begun(self) -> bool:
-        """Whether a part of a request has come, or all of it."""
-        return self.conn.their_state is not h11.IDLE or bool(self.conn.trailing_data[0])
-
-    def give_up(self) -> None:
-        if self.begun and self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
-            self.transport.write(answer(408, "the request takes too long to come"))
-        self.transport.close()
-
-
-def most_connections() -> int:
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0] % 2**63  # -1 means no limit
-    return max(1, min(MOST, files - SPARE))
-
-
-def answer(status: int, message: str) -> bytes:
-    """Return an error as it is sent before, or in place of, what the application answers."""
-    response = ApiError(message, status=status, headers={"Connection": "close"}).response()
-    head = b"".join(b"%s: %s\r\n" % header for header in response.raw_headers)
-    return (
-        f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode() + head + b"\r\n" + bytes(response.body)
-    )
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.stop_clock()
+        super().connection_lost(exc)

@@ -1,5 +1,6 @@
-"""Errors that a client is told of: each is OpenAI's error object, with an HTTP status."""
+"""Errors as clients see them: OpenAI's error object, with an HTTP status."""
 
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 TYPES = {
@@ -10,8 +11,8 @@ TYPES = {
 }
 
 
-class ApiError(Exception):
-    """A request that cannot be answered. `param` is the field that is wrong, if it is one."""
+class ApiError(HTTPException):
+    """A request that cannot be answered. `param` names the field that is wrong, if there is one."""
 
     def __init__(
         self,
@@ -21,20 +22,17 @@ class ApiError(Exception):
         code: str | None = None,
         headers: dict[str, str] | None = None,
     ):
-        super().__init__(message)
-        self.message, self.param, self.status, self.code, self.headers = message, param, status, code, headers
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
 
     def body(self) -> dict:
-        """Return the error object."""
-        default = "server_error" if self.status >= 500 else "invalid_request_error"
-        return {
-            "error": {
-                "message": self.message,
-                "type": TYPES.get(self.status, default),
-                "param": self.param,
-                "code": self.code,
-            }
-        }
+        default = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = TYPES.get(self.status_code, default)
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
-        return JSONResponse(self.body(), self.status, self.headers)
+        return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+def too_many(message: str) -> ApiError:
+    return ApiError(message, status=429, code="overloaded", headers={"Retry-After": "1"})

@@ -1,16 +1,10 @@
-"""Render chat templates, which are somebody else's programs, in a process with limits of time and memory.
+"""Render chat templates, which are somebody else's programs, in a process with little memory.
 
-    python -P tools/serving/render.py
-
-reads a line of JSON for each, [template, variables], and answers with a line: {"text": ...},
-{"refused": reason} or {"broken": reason}.
-
-A template that computes for longer ends the process: whoever started it finds the end of its output.
+It reads lines of JSON, [template, variables], and answers each with a line: {"text": ...},
+{"refused": reason} or {"broken": reason}. Its parent kills it when a template takes too long.
 """
 
 import json
-import resource
-import signal
 import sys
 from contextlib import suppress
 from functools import cache
@@ -19,14 +13,13 @@ from typing import Any, NoReturn
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS = 1  # of CPU time
 MEMORY = 2**29  # bytes
 LONGEST = 2**24  # bytes of a prompt
 
 
 @cache
 def compile_template(template: str) -> Template:
-    """Compile a template as transformers does."""
+    """Compile as transformers does."""
     return ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True).from_string(template)
 
 
@@ -46,19 +39,14 @@ def render(template: str, variables: dict[str, Any]) -> dict[str, str]:
 
 
 def refuse(message: str) -> NoReturn:
-    """Do what a template wants when it calls `raise_exception`."""
+    """The `raise_exception` of templates."""
     raise ValueError(message)
 
 
-def main() -> None:
-    with suppress(ValueError):  # where a system knows no such limit
+if __name__ == "__main__":
+    with suppress(ImportError, ValueError):  # Windows and macOS know no such limit
+        import resource
+
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     for line in sys.stdin:
-        signal.setitimer(signal.ITIMER_PROF, SECONDS)  # its signal ends the process
-        answer = json.dumps(render(*json.loads(line)))
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        print(answer, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+        print(json.dumps(render(*json.loads(line))), flush=True)

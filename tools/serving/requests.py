@@ -1,220 +1,232 @@
-"""Read what a client asks for: a request's JSON fields, checked and in the engine's terms.
-
-`/v1/completions` and `/v1/chat/completions` take most fields alike. One that is wrong raises ApiError, which
-names it.
-"""
+"""What clients ask for: the fields of a request with their limits, and the request in the engine's terms."""
 
 import secrets
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.command_line import UserError, spell
 from tools.serving.errors import ApiError
-from tools.serving.fields import Fields, refuse, strings
 from tools.serving.served import Served
 
 SEQUENCES = 128  # of one request: prompts times n
 
+# OpenAI's fields that this server lacks: ignored, or accepted with the value that asks for nothing.
+IGNORED = {
+    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store"),
+    *("tool_choice", "parallel_tool_calls", "function_call"),
+}
+NEUTRAL: dict[str, Any] = {
+    **{"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "tools": [], "functions": []},
+    **{"response_format": {"type": "text"}, "modalities": ["text"], "suffix": "", "best_of": 1},
+}
+
+
+class Body(BaseModel):
+    """The JSON object of a request. Null counts as not given; an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def leave_out(cls, body: Any) -> Any:
+        if not isinstance(body, dict):
+            return body
+        return {
+            name: value
+            for name, value in body.items()
+            if value is not None and name not in IGNORED and (name not in NEUTRAL or value != NEUTRAL[name])
+        }
+
+
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+NotEmpty = Annotated[str, Field(min_length=1)]
+
+
+def as_list(value: Any) -> Any:
+    """Put one text, or one list of ids, into a list."""
+    return value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
+
+
+class Drawing(Body):
+    """How tokens are drawn: see `generation.sampling.sample`."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_k: int | None = Field(None, ge=1, lt=2**31)
+    top_p: float | None = Field(None, gt=0, le=1)
+
+
+class StreamOptions(Body):
+    include_usage: bool = False
+    include_obfuscation: bool = False
+
+
+class Common(Drawing):
+    """The fields of both completions."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    n: int = Field(1, ge=1, le=SEQUENCES)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    stop: Annotated[list[NotEmpty], Field(max_length=4), BeforeValidator(as_list)] = []
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+
+class CompletionBody(Common):
+    prompt: Annotated[list[str | Ids], Field(max_length=SEQUENCES), BeforeValidator(as_list)] = [""]
+    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: bool = False
+
+
+class TextPart(Body):
+    type: Literal["text"]  # the model understands no images
+    text: str
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[TextPart] = ""
+    name: str | None = None
+
+
+class ChatBody(Common):
+    messages: list[Message] = Field(min_length=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+
+def bad_field(error: RequestValidationError) -> ApiError:
+    """Describe the first field that is wrong in one line."""
+    errors = error.errors()
+    kind, (_, *steps), value = errors[0]["type"], errors[0]["loc"], errors[0]["input"]
+    if kind == "json_invalid":
+        return ApiError(f"the body is not JSON: {errors[0]['ctx']['error']}", code="invalid_json")
+    path = ""
+    given: Any = error.body or dict.fromkeys(steps[:1], value)
+    for step in steps:
+        if given is value:  # the other steps name an alternative of its type
+            break
+        path = f"{path}[{step}]" if isinstance(step, int) else f"{path}.{step}" if path else step[:100]
+        given = given.get(step) if isinstance(given, dict) else given[step]
+    name = path or "the body"
+    if kind == "missing":
+        return ApiError(f"{name} is missing", path or None, code="invalid_value")
+    if kind == "extra_forbidden":
+        message = f"{spell(name)} is an unknown field, or one that is not supported: leave it out"
+        return ApiError(message, path, code="unknown_parameter")
+    # Each alternative of the field's type says what it expects.
+    expected = dict.fromkeys(x["msg"] for x in errors if x["loc"][1:2] == errors[0]["loc"][1:2])
+    return ApiError(f"{name} is {spell(value)}: {' or '.join(expected)}", path or None, code="invalid_value")
+
 
 @dataclass(frozen=True)
 class Asked:
-    """A request to continue prompts."""
+    """A request to continue prompts, in the engine's terms."""
 
+    fields: Common
     prompts: list[np.ndarray]  # token ids, one or more each
     max_tokens: int
-    n: int  # continuations of each prompt
-    temperature: float
-    top_k: int | None
-    top_p: float | None
     seed: int
     stops: list[str]  # texts that end a continuation
-    ends: tuple[int, ...]  # tokens that do
-    logprobs: int | None  # how many of the likeliest tokens to tell; None: nothing of probabilities
-    echo: bool
-    stream: bool
-    include_usage: bool
+    ends: tuple[int, ...]  # tokens that end one
+    logprobs: int | None  # how many of the likeliest tokens to send; None: no probabilities
+    echo: bool = False
 
 
-def read_completion(fields: Fields, served: Served) -> Asked:
-    """Read the fields of /v1/completions."""
-    prompts = read_prompts(fields.take("prompt"), served)
-    logprobs = fields.integer("logprobs", None, 0, 20)
-    echo = fields.boolean("echo")
-    return read_common(fields, served, prompts, 16, logprobs, echo)
+def read_completion(fields: CompletionBody, served: Served) -> Asked:
+    prompts = [
+        encode(served, "prompt", x) if isinstance(x, str) else check_ids(served, "prompt", x)
+        for x in fields.prompt
+    ]
+    return read_common(fields, served, prompts, 16, fields.logprobs, fields.echo)
 
 
-def read_chat(fields: Fields, served: Served) -> Asked:
-    """Read the fields of /v1/chat/completions."""
-    messages = read_messages(fields.take("messages"))
-    prompt = encode(served, "messages", served.chat.prompt(messages))
-    told, top = fields.boolean("logprobs"), fields.integer("top_logprobs", None, 0, 20)
-    if top is not None and not told:
+def read_chat(fields: ChatBody, served: Served) -> Asked:
+    """Blocks while the template's process works. Raises ApiError."""
+    prompt = encode(served, "messages", served.chat.prompt([read_message(x) for x in fields.messages]))
+    if fields.top_logprobs is not None and not fields.logprobs:
         raise ApiError("top_logprobs needs logprobs: true", "top_logprobs")
-    asked = read_common(fields, served, [prompt], None, (top or 0) if told else None, False)
-    return replace(asked, stops=[*asked.stops, *served.chat.stops], ends=(*asked.ends, *served.chat.ends))
+    logprobs = (fields.top_logprobs or 0) if fields.logprobs else None
+    asked = read_common(fields, served, [prompt], served.block_size, logprobs)
+    return replace(asked, stops=asked.stops + served.chat.stops, ends=asked.ends + served.chat.ends)
+
+
+def read_message(message: Message) -> dict[str, str]:
+    content = message.content
+    text = content if isinstance(content, str) else "".join(part.text for part in content)
+    return {"role": "system" if message.role == "developer" else message.role, "content": text}
 
 
 def read_common(
-    fields: Fields,
+    fields: Common,
     served: Served,
     prompts: list[np.ndarray],
-    max_tokens: int | None,
+    max_tokens: int,
     logprobs: int | None,
-    echo: bool,
+    echo: bool = False,
 ) -> Asked:
-    """Read the fields that both take. `max_tokens` is the default; None: all that the model reads."""
-    limits = served.limits
-    check_model(fields.text("model"), served)
+    """Check what depends on the model and on the server's limits. `max_tokens` is a default."""
+    check_model(fields.model, served)
+    if fields.stream_options and not fields.stream:
+        raise ApiError("stream_options needs stream: true", "stream_options", code="invalid_value")
+    if fields.n * len(prompts) > (most := min(SEQUENCES, served.worker.room)):
+        message = f"{len(prompts)} prompts times n={fields.n} are more than {most}, which run or wait here"
+        raise ApiError(message, "n")
+    least, most = 0 if echo else 1, served.max_tokens
+    name = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    wanted = getattr(fields, name)
+    if wanted is not None and not least <= wanted <= most:
+        message = f"{name} is {spell(wanted)}, expected an integer from {least} to {most}"
+        raise ApiError(message, name, code="invalid_value")
     longest = max(map(len, prompts))
-    default = min(max_tokens or served.block_size, limits.max_tokens)
-    least = 0 if echo else 1
-    wanted = fields.integer("max_tokens", None, least, limits.max_tokens)
-    newer = fields.integer("max_completion_tokens", None, least, limits.max_tokens)
     room = served.block_size - longest
-    if limits.overflow == "error":
-        if room < least or max(wanted or 0, newer or 0) > room:
-            raise ApiError(
-                f"the prompt has {longest} tokens, {newer or wanted or default} are to follow, and the model "
-                f"reads {served.block_size} at most: ask for less",
-                "prompt",
-                code="context_length_exceeded",
+    if served.overflow == "error":
+        if max(wanted or 0, least) > room:
+            message = (
+                f"{longest} tokens and {max(wanted or 0, least)} new ones are more than {served.block_size}"
             )
-        default = min(default, room)
-    wanted = newer if newer is not None else wanted
-    n = fields.integer("n", 1, 1, SEQUENCES)
-    most = min(SEQUENCES, served.worker.room)
-    if n * len(prompts) > most:
-        raise ApiError(
-            f"{len(prompts)} prompts times n={n} are more than {most}, which run or wait here", "n"
-        )
-    stream = fields.boolean("stream")
-    options = fields.take("stream_options")
-    asked = Asked(
+            raise ApiError(message, "prompt", code="context_length_exceeded")
+        most = min(most, room)
+    return Asked(
+        fields,
         prompts,
-        default if wanted is None else wanted,
-        n,
-        fields.number("temperature", 1.0, 0, 2),
-        fields.integer("top_k", None, 1, 2**31 - 1),
-        fields.number("top_p", None, 0, 1, or_at=False),
-        read_seed(fields),
-        list(strings("stop", fields.take("stop"), 4)),
+        min(max_tokens, most) if wanted is None else wanted,
+        secrets.randbits(32) if fields.seed is None else fields.seed % 2**32,
+        fields.stop,
         () if served.eot is None else (served.eot,),
         logprobs,
         echo,
-        stream,
-        read_stream_options(options, stream),
     )
-    fields.finish()
-    return asked
 
 
 def check_model(name: str | None, served: Served) -> None:
     if name not in (None, served.name):
-        raise ApiError(
-            f"there is no model {spell(name)}; there is {served.name}", "model", 404, "model_not_found"
-        )
-
-
-def read_seed(fields: Fields) -> int:
-    """Take the seed, or draw one: without it, each request gets another text."""
-    seed = fields.integer("seed", None, -(2**63), 2**63 - 1)
-    return secrets.randbits(32) if seed is None else seed % 2**32
-
-
-def read_stream_options(options: Any, stream: bool) -> bool:
-    """Return whether the usage is to be sent at the end of a stream."""
-    if options is None:
-        return False
-    if not isinstance(options, dict) or not stream:
-        refuse("stream_options", options, "an object, with stream: true")
-    inner = Fields(options)
-    usage = inner.boolean("include_usage")
-    inner.boolean("include_obfuscation")
-    inner.finish()
-    return usage
-
-
-def read_prompts(prompt: Any, served: Served) -> list[np.ndarray]:
-    """Return the prompts of a string, strings, token ids or lists of token ids."""
-    match prompt:
-        case None:
-            return [encode(served, "prompt", "")]
-        case str():
-            return [encode(served, "prompt", prompt)]
-        case [int(), *_]:
-            return [check_ids(served, "prompt", prompt)]
-        case [str(), *_] if len(prompt) <= SEQUENCES and all(isinstance(x, str) for x in prompt):
-            return [encode(served, "prompt", text) for text in prompt]
-        case [list(), *_] if len(prompt) <= SEQUENCES and all(isinstance(x, list) for x in prompt):
-            return [check_ids(served, "prompt", ids) for ids in prompt]
-    refuse(
-        "prompt",
-        prompt,
-        f"a string, up to {SEQUENCES} strings, token ids, or up to {SEQUENCES} lists of them",
-    )
+        message = f"there is no model {spell(name)}; there is {served.name}"
+        raise ApiError(message, "model", 404, "model_not_found")
 
 
 def encode(served: Served, param: str, text: str) -> np.ndarray:
-    """Return the tokens of a text; of none, the end-of-text token, if there is one."""
+    """Return the tokens of a text, or if that is empty the end-of-text token."""
     try:
-        ids = served.tokenizer.encode(text)
+        ids = served.tokenizer.encode(text).tolist()
     except UserError as error:  # a character that is not in the vocabulary
         raise ApiError(str(error), param) from None
-    if not len(ids) and served.eot is not None:
-        ids = np.array([served.eot], np.int32)
-    return check_ids(served, param, ids.tolist())
+    return check_ids(served, param, ids or ([] if served.eot is None else [served.eot]))
 
 
-def check_ids(served: Served, param: str, ids: list) -> np.ndarray:
-    """Return token ids as an array, int32. Raises ApiError unless they are of the model's vocabulary."""
+def check_ids(served: Served, param: str, ids: list[int]) -> np.ndarray:
+    """Return token ids as an array, int32. Raises ApiError unless they are the model's."""
     if not ids:
         raise ApiError(f"{param} is empty: it needs at least one token", param)
-    if len(ids) > served.limits.max_prompt:
-        raise ApiError(
-            f"{param} has {len(ids)} tokens, and at most {served.limits.max_prompt} are taken",
-            param,
-            code="context_length_exceeded",
-        )
-    for i in ids:
-        if type(i) is not int or not 0 <= i < served.vocab_size:
-            refuse(param, i, f"token ids from 0 to {served.vocab_size - 1}")
+    if len(ids) > served.max_prompt:
+        message = f"{param} has {len(ids)} tokens, and at most {served.max_prompt} are taken"
+        raise ApiError(message, param, code="context_length_exceeded")
+    if max(ids) >= served.vocab_size:
+        message = f"{param} has {max(ids)}, expected token ids from 0 to {served.vocab_size - 1}"
+        raise ApiError(message, param, code="invalid_value")
     return np.array(ids, np.int32)
-
-
-def read_messages(messages: Any) -> list[dict[str, str]]:
-    """Return chat messages, with a role and a text each."""
-    if not isinstance(messages, list) or not messages:
-        refuse("messages", messages, "a list of messages")
-    return [read_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def read_message(message: Any, param: str) -> dict[str, str]:
-    if not isinstance(message, dict):
-        refuse(param, message, "an object with role and content")
-    fields = Fields(message)
-    role, content = fields.take("role"), fields.take("content", "")
-    fields.text("name")
-    if role not in ("system", "developer", "user", "assistant"):
-        refuse(f"{param}.role", role, "system, developer, user or assistant")
-    if isinstance(content, list):
-        content = join_parts(content, f"{param}.content")
-    if not isinstance(content, str):
-        refuse(f"{param}.content", content, "a string, or parts of type text")
-    fields.finish()
-    return {"role": "system" if role == "developer" else role, "content": content}
-
-
-def join_parts(parts: list, param: str) -> str | None:
-    """Return the text of a message that comes in parts; None where one is no part. Raises ApiError."""
-    for i, part in enumerate(parts):
-        if isinstance(part, dict) and part.get("type") in ("image_url", "input_audio", "file"):
-            raise ApiError(
-                f"{param}[{i}] is of type {part['type']}: the model understands text alone, no images", param
-            )
-    return "".join(part["text"] for part in parts) if all(map(is_text, parts)) else None
-
-
-def is_text(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -1,5 +1,6 @@
-"""All that the routes share: model, tokenizer and chat template, the engine's thread, and the limits."""
+"""What the routes share."""
 
+import time
 from dataclasses import dataclass, field
 
 from data.tokenizer import Tokenizer
@@ -9,31 +10,24 @@ from tools.serving.run import Run
 from tools.serving.worker import Worker
 
 
-@dataclass(frozen=True)
-class Limits:
-    """The most that one request may ask for."""
-
-    max_body: int  # bytes
-    max_prompt: int  # tokens
-    max_tokens: int  # new ones
-    overflow: str  # past block_size: window, or error
-
-
 @dataclass
 class Served:
-    """All that the routes work with; `app.state.served`."""
+    """What the routes work with; `app.state.served`."""
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
     vocab_size: int  # tokens that the model and the tokenizer both know
     eot: int | None  # the token that ends a text
-    created: int  # seconds since 1970
     chat: Chat
     worker: Worker
-    limits: Limits
+    run: Run | None  # the model's, if it comes from one
     api_key: str | None = field(repr=False)
-    hosts: frozenset[str]  # names, beside localhost, by which the server may be asked; "*": any
-    run: Run | None = None  # that the model is of
+    hosts: frozenset[str]  # names, beside localhost, by which clients may call the server; "*": any
+    max_body: int  # bytes of a request
+    max_prompt: int  # tokens
+    max_tokens: int  # new ones
+    overflow: str  # past block_size: window, or error
+    created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def model(self) -> GPT:
@@ -41,7 +35,7 @@ class Served:
 
     @property
     def version(self) -> str:
-        """The name of the weights: another checkpoint answers the same seed with another text."""
+        """The name of the weights."""
         return self.worker.version
 
     @property

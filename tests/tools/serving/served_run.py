@@ -34,17 +34,11 @@ def train_run(folder: Path, **changes) -> Path:
     tokenizer = CharTokenizer(SYMBOLS)
     ids = tokenizer.encode(TEXT)
     write_dataset(data, ids[:-300], ids[-300:], tokenizer, "a test")
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "block_size": BLOCK_SIZE, "batch_size": 4}
-    steps = {"max_iters": 20, "eval_interval": 5, "eval_iters": 1, "keep_checkpoints": 4, "log_interval": 1}
-    others = {
-        "device": "cpu",
-        "mesh": "data:1",
-        "learning_rate": 1e-2,
-        "warmup_iters": 2,
-        "lr_decay_iters": 20,
-    }
-    options = {"out_dir": out, "dataset": data, **shape, **steps, **others, "gradient_accumulation_steps": 1}
-    train.main([f"--{name}={value}" for name, value in (options | changes).items()])
+    options = dict(n_layer=2, n_head=2, n_embd=16, block_size=BLOCK_SIZE, batch_size=4, learning_rate=1e-2)
+    options |= dict(max_iters=20, eval_interval=5, eval_iters=1, keep_checkpoints=4, log_interval=1)
+    options |= dict(warmup_iters=2, lr_decay_iters=20, gradient_accumulation_steps=1)
+    options |= dict(out_dir=out, dataset=data, device="cpu", mesh="data:1", **changes)
+    train.main([f"--{name}={value}" for name, value in options.items()])
     return out
 
 
