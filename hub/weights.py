@@ -3,11 +3,11 @@
     pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
     model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
 
-Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model: with GPT-2's
-498 MB, 158 MB at most, of which the token embedding, the largest tensor, takes 154. They come from
+Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model. They come from
 safetensors files alone, one or several shards: nothing is unpickled, and torch is not needed.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from safetensors import SafetensorError, safe_open
 from config.command_line import UserError, spell
 from config.files import GONE, LISTS, TOKENIZER, is_plain_name, open_file, read_json, read_text, reading
 from data.tokenizer import check_description
-from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
 from hub.llama import LLAMA, MISTRAL
@@ -34,6 +33,11 @@ from parallel.sharding import leaf_name
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL)}
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
+OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
+FILES = [  # what is downloaded
+    *("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+]
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,8 @@ class Pretrained:
     def load(self, shapes: GPT) -> GPT:
         """Load the model with the dtypes and shardings of `shapes`; without a sharding, on the first device.
 
-        `shapes` may have a smaller block_size than `config`: the position embeddings beyond it are left out.
-        In all else that makes its shape it is of `config`. Raises UserError when the tensors in the files are
-        not those that config.json says.
+        `shapes` has the shape of `config`, perhaps with a smaller block_size: the position embeddings beyond
+        it are left out. Raises UserError when the tensors are not those that config.json says.
         """
         tensors = Tensors(self.folder, self.family.prefix)
         if self.config.n_layer > len(tensors.files):  # asked first: a damaged number may be very large
@@ -93,9 +96,34 @@ class Pretrained:
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
             try:
                 return check_description({"type": "tokenizers", "json": read_text(path, TOKENIZER)})
-            except ValueError as error:  # ValueError: not UTF-8, or no tokenizer.json
+            except ValueError as error:
                 raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
+
+
+def locate(name: str) -> Path:
+    """Find the folder that `--init_from=<name>` means; a folder that exists comes before a model of the hub.
+
+    A model of the hub is downloaded unless it is in the hub's cache. Raises UserError.
+    """
+    if os.path.isdir(folder := os.path.expanduser(name)):
+        return Path(folder)
+    if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        raise UserError(
+            f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
+            f"{', '.join(OPENAI)}, a folder, or a model of the Hugging Face hub as in "
+            "HuggingFaceTB/SmolLM2-135M"
+        )
+    import huggingface_hub  # here, because a folder needs none of it, and it takes long to import
+
+    repository = f"openai-community/{name}" if name in OPENAI else name
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
+    except (OSError, ValueError) as error:  # OSError: a full disk, and all answers of the hub
+        raise UserError(
+            f"init_from={name}: {repository} cannot be downloaded: check its name, accept its terms at "
+            f"https://huggingface.co/{repository} if it is gated, and `hf auth login` ({error})"
+        ) from None
 
 
 @cache
