@@ -1,10 +1,8 @@
 """Write a data set of any size: documents are read, tokenized in parallel, split and written as they stream.
 
-Each document is followed by the tokenizer's end-of-text token. A document's own hash decides whether it is
-for training or for validation: its copies are in the same split, and it stays there when others are added.
-
-`.prepare.json` records from time to time how much of the data set is safely on disk. After a kill the same
-command goes on from there, and its files are the same to the byte.
+An end-of-text token follows each document. A document's hash decides its split, so that its copies stay
+together, and stay where they are when others are added. `.prepare.json` records how much is safely on disk:
+after a kill the same command goes on from there, and its files are the same to the byte.
 """
 
 import hashlib
@@ -67,10 +65,9 @@ def write_documents(
 ) -> None:
     """Write the source's documents, or the first `limit` of them, as a data set in `folder`. Print a summary.
 
-    The number of processes that tokenize, `num_proc` (None: one per core), changes only the time it takes.
-    Corrupt and empty documents are skipped and counted. Raises UserError when the source cannot be read, no
-    document is left for a split, the tokenizer has no end-of-text token, the folder cannot be written, or it
-    holds the beginning of another data set.
+    `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped. Raises
+    UserError when the source cannot be read, a split is empty, the tokenizer has no end-of-text token, or the
+    folder cannot be written or holds the beginning of another data set.
     """
     if end_of_text(tokenizer.to_json()) is None:
         raise UserError("the tokenizer has no end-of-text token, such as <|endoftext|>: choose another")
@@ -103,10 +100,7 @@ def write_documents(
 
 
 def load_progress(path: Path, command: dict[str, Any]) -> Progress:
-    """Load the progress of the same command before it was stopped, if there is any.
-
-    Raises UserError when the file is damaged, or is another command's.
-    """
+    """Load the progress of a command that was stopped. Raises UserError for another's, or a damaged file."""
     if not path.exists():
         return Progress(command)
     try:
@@ -178,10 +172,9 @@ class TokenizedBatch(NamedTuple):
 def tokenize_in_parallel(
     batches: Iterator[DocumentBatch], num_proc: int, worker_arguments: tuple[dict, float]
 ) -> Iterator[TokenizedBatch]:
-    """Yield the batches, in order, with their tokens. `worker_arguments` are those of `start_worker`.
+    """Yield the batches in order, tokenized. `worker_arguments` are those of `start_worker`.
 
-    At most 2 num_proc + 1 batches are pending at a time, so that memory stays flat. Raises UserError when a
-    process was killed.
+    At most 2 num_proc + 1 batches are pending at a time. Raises UserError when a process was killed.
     """
     # Processes are spawned, because a fork of one with threads, as the readers have them, may hang.
     context = multiprocessing.get_context("spawn")
@@ -205,7 +198,7 @@ worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, bound of val
 
 
 def start_worker(description: dict, val_fraction: float) -> None:
-    """Prepare a process for `tokenize_documents`, with the tokenizer that `description` describes."""
+    """Prepare a process for `tokenize_documents`."""
     global worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes, which ends this one
     threading.Thread(target=end_with_parent, daemon=True).start()
@@ -213,7 +206,7 @@ def start_worker(description: dict, val_fraction: float) -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that writes has been killed; it would wait for ever."""
+    """End this process with the one that writes, which may be killed; it would wait for ever."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "only a worker calls this"
     parent.join()
@@ -221,7 +214,7 @@ def end_with_parent() -> None:
 
 
 def tokenize_documents(batch: DocumentBatch) -> TokenizedBatch:
-    """Tokenize documents, with end-of-text after each, in a process that `start_worker` prepared."""
+    """Tokenize documents, with end-of-text after each."""
     tokenizer, eot, val_below = worker
     dtype = token_dtype(tokenizer.vocab_size)
     pieces, corrupt, empty = {split: [np.array([], dtype)] for split in SPLITS}, 0, 0

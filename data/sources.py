@@ -1,7 +1,7 @@
 """The documents of a large data set, from files of your own or from the Hugging Face hub.
 
-A source yields batches of documents, each with the position after it, from which a new source goes on.
-Documents stay as they are stored; `extract_text` decodes one later, in a process that tokenizes.
+A source yields batches of documents as they are stored, each with the position after it, from which a new
+source goes on. `extract_text` decodes them later, in the processes that tokenize.
 """
 
 import glob
@@ -45,7 +45,7 @@ class Hub:
         return ", ".join(filter(None, (f"hub: {self.repository}", self.name, self.revision)))
 
     def fingerprint(self) -> list:
-        """Return JSON values that identify the documents: positions hold as long as these are the same."""
+        """Return JSON values that identify the documents."""
         return [self.repository, self.name, self.revision]
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
@@ -59,8 +59,7 @@ class Hub:
 class Files:
     """The user's own files, given as paths or globs: .jsonl and .parquet (both with "text"), and .txt.
 
-    A text file is one document, or several with a line of "<|endoftext|>" between them. Raises UserError when
-    a pattern matches no file, or a file is of another kind.
+    Raises UserError when a pattern matches no file, or a file is of another kind.
     """
 
     def __init__(self, patterns: list[str]):
@@ -78,7 +77,7 @@ class Files:
         return " ".join(self.paths)
 
     def fingerprint(self) -> list:
-        """Return JSON values that identify the documents: positions hold as long as these are the same."""
+        """Return JSON values that identify the documents."""
         return [[str(Path(path).resolve()), Path(path).stat().st_size] for path in self.paths]
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
@@ -145,10 +144,7 @@ def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Po
 def _stream_parquet(
     dataset: dict[str, Any], start: Position, failure: str
 ) -> Iterator[tuple[Records, Position]]:
-    """Yield the column "text" of `datasets.load_dataset(**dataset)` in batches, each with its position.
-
-    Raises UserError, which begins with `failure`, when it cannot be read.
-    """
+    """Yield the column "text" of `datasets.load_dataset(**dataset)`. Raises UserError with `failure`."""
     # Imported here, because it takes over a second, and text needs none of it.
     datasets = require("datasets", "Parquet and the Hugging Face hub")
     datasets.logging.set_verbosity(logging.CRITICAL)  # it logs in many lines an error that is raised anyway

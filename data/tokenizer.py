@@ -26,8 +26,7 @@ END_OF_TEXT = {
 # Names that a tokenizer.json may have for the token that ends a text; the first one found is taken.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
-# GPT-2 and every tokenizer.json of the kind ByteLevel write a byte as a character: a printable one as itself,
-# the others as the characters from 256 on.
+# GPT-2 and ByteLevel's tokenizer.json write a printable byte as itself, the others as characters from 256 on.
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
@@ -76,12 +75,12 @@ class CharTokenizer(Tokenizer):
         self.description = {"type": "char", "symbols": symbols}
         self.vocab_size = len(symbols)
         points = _code_points(symbols)
-        # The table has an entry per code point up to the largest known, and one for all above it.
+        # An entry per code point up to the largest known, and one for all above it.
         self._id_of = np.full(points.max() + 2, -1, np.int32)
         self._id_of[points] = np.arange(len(symbols))
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
-        """Return an id per character. Raises UserError for characters not in `symbols`."""
+        """Return an id per character. Raises UserError for an unknown one."""
         points = _code_points(text)
         ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
         if (ids < 0).any():
@@ -116,7 +115,6 @@ class TiktokenTokenizer(Tokenizer):
         self.vocab_size = self._encoding.n_vocab
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
-        """Return token ids. "<|endoftext|>" is the only special token."""
         allowed = {"<|endoftext|>"} if special else set()
         text = _replace_surrogates(text)
         ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
@@ -130,10 +128,7 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class JsonTokenizer(Tokenizer):
-    """The tokenizer of a Hugging Face `tokenizer.json`, given as its text.
-
-    Raises UserError, which begins with `origin`, for another text.
-    """
+    """The tokenizer of a `tokenizer.json`'s text. Raises UserError with `origin` for another text."""
 
     def __init__(self, text: str, origin: str = "tokenizer.json"):
         library = require("tokenizers", origin)

@@ -24,10 +24,7 @@ ADVICE = "make room or check its permissions, and give the same command again"
 
 
 def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> str:
-    """Write a text as a data set: the first 90% of its characters for training, the rest for validation.
-
-    Return words for a summary. Raises UserError as `write_dataset` does.
-    """
+    """Write a text as a data set, the first 90% of it for training. Return words for a summary."""
     cut = int(0.9 * len(text))
     train, val = tokenizer.encode(text[:cut], special=False), tokenizer.encode(text[cut:], special=False)
     write_dataset(folder, train, val, tokenizer, source)
@@ -53,8 +50,7 @@ def write_dataset(
                 f"{tokenizer.vocab_size}"
             )
         splits[split] = ids.astype(token_dtype(tokenizer.vocab_size))
-    # The last file entered is the first to get its name. The loader takes train.bin as the sign that the data
-    # set is there, so train.bin comes last of all.
+    # The file entered first is renamed last: the loader takes train.bin as the sign that all is there.
     with ExitStack() as stack:
         for split, tokens in splits.items():
             stack.enter_context(written(folder / f"{split}.bin", ADVICE)).write(tokens.data)
@@ -89,8 +85,8 @@ def write_meta(folder: Path, tokenizer: Tokenizer, source: str, **about_files) -
 def append(folder: Path, split: str, sizes: list[int], tokens: np.ndarray) -> None:
     """Append tokens to the last file of a split, or to a new one if that is full, and bring them to the disk.
 
-    `sizes` has the bytes in each file of the split, and is updated. What a killed process wrote beyond them
-    is overwritten. Raises UserError when the file is gone or too short.
+    `sizes`, the bytes in each file, is updated; what a killed process wrote beyond them is lost. Raises
+    UserError when the file is gone or too short.
     """
     if not len(tokens):
         return
@@ -128,10 +124,10 @@ def describe_shards(folder: Path, split: str, sizes: list[int], dtype: np.dtype)
 
 
 def publish(folder: Path, shards: dict[str, list[dict]], tokenizer: Tokenizer, source: str) -> None:
-    """Write meta.json and give all files their names, in place of the data set that was there before.
+    """Write meta.json and give all files their names, in place of an earlier data set.
 
-    If it is stopped at any point, it can be called again. The first file of the training split is renamed
-    last, because the loader takes it as the sign that the data set is there.
+    If it is stopped, it can be called again. The first file for training is renamed last: the loader takes it
+    as the sign that the data set is there.
     """
     counts = {split: sum(shard["tokens"] for shard in shards[split]) for split in SPLITS}
     write_meta(folder, tokenizer, source, counts=counts, shards=shards)

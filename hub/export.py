@@ -1,8 +1,6 @@
 """A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's.
 
-GPT-2's shape (learned positions, layernorm, gelu or relu2) becomes a GPT2LMHeadModel, whose biases are 0 if
-the model has none; rope, rmsnorm and swiglu without biases become a LlamaForCausalLM, or with a window a
-MistralForCausalLM. Weights are float32, and the same model writes the same bytes.
+Weights are float32, and the same model writes the same bytes.
 """
 
 import json

@@ -1,13 +1,11 @@
-"""A family of models in Hugging Face's format: one description, read in both directions.
+"""A family of models in Hugging Face's format: a table that weights.py reads with and export.py writes with.
 
-A `Family` is a table of names: gpt2.py and llama.py have one each, and llama.py Mistral's. weights.py reads
-checkpoints with it, export.py writes them. It names the tensor of each of our arrays, and gives a pattern of
-einops from their axes to ours:
+It names the tensor of each of our arrays, and gives a pattern of einops from their axes to ours:
 
     "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 
-so each layer i has a matrix (H C, D), which is transposed and reshaped to our (D, H, C). Where one tensor of
-theirs is several of ours, as GPT-2's c_attn is, ours are its parts along the last axis.
+so each layer i has a matrix (H C, D), which becomes our (D, H, C). Where one tensor of theirs is several of
+ours, as GPT-2's c_attn is, ours are its parts along the last axis.
 """
 
 from collections.abc import Callable
@@ -43,13 +41,13 @@ class Family:
 
     model_type: str  # in config.json
     architecture: str  # the class of transformers
-    prefix: str  # of all tensors but the head's; checkpoints of the model without a head leave it out
-    biases: bool  # whether its layers have them; those that a model of ours lacks are 0
+    prefix: str  # of all tensors but the head's; checkpoints without a head leave it out
+    biases: bool  # whether its layers have them
     tied: bool  # whether the head is the embedding where config.json does not say
     sizes: dict[str, str]  # fields of GPTConfig that are numbers, and what config.json calls them
     read_rest: Callable[[dict[str, Any]], dict[str, Any]]  # the other fields; raises ValueError
     write_rest: Callable[[GPTConfig], dict[str, Any]]  # the other entries, of the nearest model of the family
-    not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
+    not_weights: str  # a regular expression for other tensors of a checkpoint
     tensors: dict[str, Tensor]  # by our names
 
     def read_config(self, values: dict[str, Any]) -> GPTConfig:
@@ -89,7 +87,7 @@ def resolved(config: GPTConfig) -> dict[str, Any]:
 
 
 class Entry(NamedTuple):
-    """An array of ours in a model of a known shape, and the tensor that it, or each layer of it, is."""
+    """The tensor that an array of ours, or each layer of it, is in a model of a known shape."""
 
     layers: int | None  # None: it is not in a block
     tensor: Tensor
@@ -156,7 +154,7 @@ def check_entries(values: dict[str, Any], ours: dict[str, Any]) -> None:
 
 
 def which_family(families: dict[str, Family], config: GPTConfig) -> Family:
-    """Return the family that a model is of. Raises UserError that names what stands in the way of each."""
+    """Return the family of a model. Raises UserError, with the options that stand in the way."""
     obstacles = {family.architecture: family.obstacles(config) for family in families.values()}
     for family in families.values():
         if not obstacles[family.architecture]:

@@ -64,7 +64,7 @@ class Pretrained:
         )
 
     def array(self, tensors: "Tensors", entry: Entry, like: jax.ShapeDtypeStruct) -> jax.Array:
-        """Load an array of the model; fill one in blocks layer by layer."""
+        """Load an array; fill one of blocks layer by layer."""
 
         def read(i: int | None = None) -> np.ndarray:
             array = tensors.read(entry.name(i)).astype(like.dtype, copy=False)
@@ -74,7 +74,7 @@ class Pretrained:
         if entry.layers is None:
             rows = like.shape[0]  # those of wpe may be fewer than in the file
             return place(read()[:rows], sharding)
-        # Donated, the array takes its own place in memory again: the device holds it and one layer.
+        # Donated, so that the device holds the array and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
             donate_argnums=0,
@@ -87,10 +87,7 @@ class Pretrained:
         return array
 
     def tokenizer(self) -> dict | None:
-        """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say.
-
-        Raises UserError when its tokenizer.json is damaged.
-        """
+        """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
         path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
@@ -130,7 +127,7 @@ def locate(name: str) -> Path:
 def open_pretrained(name: str) -> Pretrained:
     """Open the checkpoint that `--init_from=<name>` means.
 
-    Raises UserError when it is nowhere, or when its config.json is damaged or of a model we do not have.
+    Raises UserError when there is none, or when its config.json is damaged or of a model we do not have.
     """
     folder = locate(name)
     path = folder / "config.json"
@@ -140,11 +137,11 @@ def open_pretrained(name: str) -> Pretrained:
         values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError("expected a JSON object")
-        kind = values.get("model_type")
-        if not isinstance(kind, str) or kind not in FAMILIES:
-            raise ValueError(f"model_type is {spell(kind)}, and only {', '.join(FAMILIES)} can be read")
-        family = FAMILIES[kind]
-        return Pretrained(folder, family, family.read_config(values))
+        for kind, family in FAMILIES.items():
+            if values.get("model_type") == kind:
+                return Pretrained(folder, family, family.read_config(values))
+        kinds = ", ".join(FAMILIES)
+        raise ValueError(f"model_type is {spell(values.get('model_type'))}, and only {kinds} can be read")
     except ValueError as error:  # not JSON, or not a model of ours
         raise UserError(f"{path}: cannot be used: {error}") from None
 
@@ -203,13 +200,10 @@ def weight_files(folder: Path) -> list[Path]:
     if one.is_file():
         return [one]
     if not index.is_file():
-        convert = (
-            'python -c "from transformers import AutoModelForCausalLM as M; '
-            "M.from_pretrained('<that>').save_pretrained('<new folder>')\""
-        )
         raise UserError(
             f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run code, "
-            f"and is never read: where you trust it, convert it with torch and transformers, {convert}"
+            "and is never read: if you trust it, convert it with transformers: from_pretrained(<it>)"
+            ".save_pretrained(<new folder>)"
         )
     try:
         match read_json(index, LISTS):
@@ -226,7 +220,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
-    """Copy an array of the host to the devices, each of which takes its part."""
+    """Copy to each device its part of a host's array."""
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 
