@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks for imports beside a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import ScriptParser, UserError, command
 from config.files import open_file
@@ -30,7 +30,7 @@ REMEDY = "give the text that nanoGPT's prepare.py read, with --source=<path>"
 def describe(folder: Path, source: Path) -> None:
     """Write meta.json into `folder`, whose train.bin and val.bin hold the characters of the text `source`.
 
-    Raises UserError when a file cannot be read, and when the tokens are not those of the text.
+    Raises UserError when they do not, or a file cannot be read.
     """
     contents = {split: read(folder / f"{split}.bin") for split in SPLITS}
     text = read(source, "r")  # as nanoGPT reads it, which makes \n of every end of a line

@@ -11,10 +11,10 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks for imports beside a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import ScriptParser, UserError, command
 from data.documents import write_documents

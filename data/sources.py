@@ -149,14 +149,14 @@ def _stream_parquet(
     datasets = require("datasets", "Parquet and the Hugging Face hub")
     datasets.logging.set_verbosity(logging.CRITICAL)  # it logs in many lines an error that is raised anyway
     try:
-        # `batch_size` limits how many rows are decoded at once: a whole row group may not fit in memory.
+        # `batch_size` limits how many rows are decoded at once: a row group may not fit in memory.
         stream = datasets.load_dataset(
             **dataset, split="train", streaming=True, columns=["text"], batch_size=ROWS
         ).with_format("arrow")
         if start is not None:
             stream.load_state_dict(start)
         for table in stream.iter(batch_size=ROWS):
-            # As bytes, because as text a single document that is not UTF-8 would fail the whole batch.
+            # As bytes: as text, one document that is not UTF-8 would fail the batch.
             yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
     except Exception as error:  # any library between here and the network may raise its own kind
         raise UserError(f"{failure} ({first_line(error)})") from None

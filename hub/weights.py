@@ -83,7 +83,7 @@ class Pretrained:
         array = jnp.zeros(like.shape, like.dtype, device=sharding)
         for i in range(entry.layers):
             array = fill(array, place(read(i), of_a_layer(sharding)), i)
-            array.block_until_ready()  # or the host would read ahead and hold several layers
+            array.block_until_ready()  # or the host would hold several layers
         return array
 
     def tokenizer(self) -> dict | None:
@@ -99,10 +99,7 @@ class Pretrained:
 
 
 def locate(name: str) -> Path:
-    """Find the folder that `--init_from=<name>` means; a folder that exists comes before a model of the hub.
-
-    A model of the hub is downloaded unless it is in the hub's cache. Raises UserError.
-    """
+    """Find the folder that `--init_from=<name>` means, or download a model of the hub. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
     if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
@@ -167,7 +164,7 @@ class Tensors:
         wanted = {entry.name(i): entry.shape for entry in layout for i in range(entry.layers or 1)}
         self.refuse_any("has no tensor", wanted.keys() - self.files.keys())
         head, embedding = family.tensors["lm_head"].name, family.tensors["wte"].name
-        # Some files have the head although config.json says that it is the embedding.
+        # Some files have a tied head.
         tied = head not in wanted and head in self.files
         if tied and not np.array_equal(self.read(head), self.read(embedding)):
             raise self.wrong(f"tensor {head} is not {embedding}, but config.json has tie_word_embeddings")

@@ -108,10 +108,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
         (LLAMA | dict(attention_gate=True), ["for LlamaForCausalLM: attention_gate=True, not False;"]),
-        (
-            dict(mlp="relu2", attention_gate=True),
-            ["for GPT2LMHeadModel: attention_gate=True, not False;", "mlp=relu2, not swiglu"],
-        ),
+        (dict(mlp="relu2", attention_gate=True), ["for GPT2LMHeadModel: attention_gate=True, not False;"]),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says):
@@ -164,10 +161,7 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
     theirs = AutoTokenizer.from_pretrained(folder)
     text = "Hello, wörld: 1234 don't  \n\n\tstop €😀 <|endoftext|> again"
     assert theirs.encode(text) == tokenizer.encode(text).tolist()
-    assert (
-        theirs.eos_token_id == 50256
-        and AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
-    )
+    assert theirs.eos_token_id == AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
 
 
 @pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
@@ -216,9 +210,6 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
             marks=pytest.mark.slow,
         ),
         pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        pytest.param(
-            "llama", "c_q,c_v", {"self_attn.q_proj": 1, "self_attn.v_proj": 1}, marks=pytest.mark.slow
-        ),
         pytest.param("llama", "attn.c_proj", {"self_attn.o_proj": 1}, marks=pytest.mark.slow),
     ],
 )

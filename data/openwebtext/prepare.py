@@ -9,10 +9,10 @@ validation. https://skylion007.github.io/OpenWebTextCorpus
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks for imports beside a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import command
 from data.prepare import prepare

@@ -3,16 +3,16 @@
     python data/shakespeare/prepare.py [--source=<path or URL>] [--tokenizer=gpt2]
 
 The first 90% of the characters are for training, the rest for validation: 301,966 and 36,059 tokens, as in
-nanoGPT. --source=<another UTF-8 text> is prepared in the same way.
+nanoGPT. Any other UTF-8 text is prepared in the same way.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks for imports beside a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import command
 from data.shakespeare_char.prepare import URL, parser, read_text

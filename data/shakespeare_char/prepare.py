@@ -2,9 +2,8 @@
 
     python data/shakespeare_char/prepare.py [--source=<path or URL>]
 
-The text has 1,115,394 characters. The vocabulary is the characters that occur, sorted: 65 symbols. The first
-90% are for training, the rest for validation: 1,003,854 and 111,540 tokens, as in nanoGPT. --source=<another
-UTF-8 text> is prepared in the same way.
+The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training, the rest for
+validation: 1,003,854 and 111,540 tokens, as in nanoGPT. Any other UTF-8 text is prepared in the same way.
 """
 
 import hashlib
@@ -13,10 +12,10 @@ import sys
 import urllib.request
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks for imports beside a script
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
@@ -39,7 +38,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
 def read_text(source: str | None) -> str:
     """Read the text at the path or URL `source` (None: tiny Shakespeare's), with a note if it is another.
 
-    Raises UserError when it cannot be read or downloaded, is not UTF-8, or is too short to split.
+    Raises UserError when it cannot be read, is not UTF-8, or is too short to split.
     """
     where = source or URL
     try:
