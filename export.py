@@ -5,8 +5,7 @@
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
 
 Without --format=peft, the model of a LoRA run is written with its adapters merged. If it started from another
-run of ours, export that one too: PEFT puts the adapters beside its model. The folder appears once all of it
-is written.
+run of ours, export that one too: PEFT puts the adapters beside its model.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -22,9 +21,8 @@ from typing import ClassVar, Literal
 from safetensors import SafetensorError
 
 from config.command_line import Name, UserError, command, given
-from hub.export import write_card, write_model, write_tokenizer
+from hub.export import write_adapters, write_card, write_model, write_tokenizer
 from hub.family import which_family
-from hub.peft import write_adapters
 from hub.weights import FAMILIES
 from runs.load import load_run_with_adapters
 from training.lora import merge
@@ -53,11 +51,12 @@ def export_model(options: ExportOptions, folder: Path) -> None:
     model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
     model = merge(model) if manifest.options.lora_rank else model
     family = which_family(FAMILIES, model.config)
-    name = Path(options.to).resolve().name
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
-    dataset, val_loss = manifest.options.dataset, manifest.best_val_loss
-    write_card(folder, name, model, family, dataset, iteration, val_loss)
+    name, loss = Path(options.to).resolve().name, manifest.best_val_loss
+    loss = "not known" if loss is None else f"{loss:.4f}"
+    dataset = manifest.options.dataset
+    write_card(folder, model, family, name=name, dataset=dataset, iteration=iteration, loss=loss)
     print(f"{family.architecture} of iter {iteration}: {options.to}")
     print(f"to the Hugging Face hub: hf upload <your name>/{name} {options.to}")
 
@@ -69,8 +68,8 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: leave out --format=peft")
     if getattr(model.config, "mup_base_width", 0):
         raise UserError(
-            f"out_dir={options.out_dir}: a model in µP (mup_base_width) is written as a whole, its "
-            "multipliers in its weights: leave out --format=peft"
+            f"out_dir={options.out_dir}: adapters cannot hold the multipliers of a model in µP "
+            "(mup_base_width): leave out --format=peft"
         )
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(FAMILIES, model.config), manifest.options, base)

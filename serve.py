@@ -33,7 +33,6 @@ from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.sizes import check_cache
-from tools.serving.app import make_app
 from tools.serving.chat import Chat
 from tools.serving.run import Run
 from tools.serving.served import Served

@@ -3,9 +3,8 @@
     python data/describe_chars.py --dataset=mine                    a folder below data/, or a path
     python data/describe_chars.py --dataset=mine --source=mine.txt  if its text is not <folder>/input.txt
 
-nanoGPT's prepare.py keeps the characters of its ids in meta.pkl. A pickle can run code, so it is not read:
-the ids are those of the text's characters, sorted, and the text says them. Every token of train.bin and
-val.bin is compared with it. Neither file is changed.
+nanoGPT keeps the characters of its ids in meta.pkl. A pickle can run code, so it is not read: the ids are
+those of the text's characters, sorted. Every token is compared with the text. Neither .bin file is changed.
 """
 
 import sys
@@ -13,85 +12,57 @@ from pathlib import Path
 
 import numpy as np
 
-# Run as a script, Python looks for imports in this folder only; `config` and `data` are one level up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import ScriptParser, UserError, command
 from config.files import open_file
+from data.meta import SPLITS
 from data.registry import dataset_dir
 from data.tokenizer import CharTokenizer
-from data.writer import token_dtype, write_meta
+from data.writer import describe_splits, token_dtype, write_meta
+
+REMEDY = "give the text that nanoGPT's prepare.py read, with --source=<path>"
 
 
 def describe(folder: Path, source: Path) -> None:
     """Write meta.json into `folder`, whose train.bin and val.bin hold the characters of the text `source`.
 
-    Raises UserError when a file cannot be read, and when the tokens are not those of the text.
+    Raises UserError when they do not, or a file cannot be read.
     """
-    splits = {split: read_tokens(folder / f"{split}.bin") for split in ("train", "val")}
-    text = read_text(source)
+    contents = {split: read(folder / f"{split}.bin") for split in SPLITS}
+    text = read(source, "r")  # as nanoGPT reads it, which makes \n of every end of a line
+    if not text:
+        raise UserError(f"{source}: the file is empty: {REMEDY}")
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     if token_dtype(tokenizer.vocab_size) != "uint16":
         raise UserError(
             f"{source}: {tokenizer.vocab_size:,} different characters are more than nanoGPT's uint16 holds: "
             "prepare it with `python data/shakespeare_char/prepare.py --source=<text>`"
         )
-    check_same(folder, source, np.concatenate(list(splits.values())), tokenizer.encode(text))
-    write_meta(folder, splits, tokenizer, str(source))
+    found, expected = b"".join(contents.values()), tokenizer.encode(text).astype("<u2").tobytes()
+    if found != expected or any(len(content) % 2 for content in contents.values()):
+        raise UserError(
+            f"{folder}: the {len(found) // 2:,} tokens of train.bin and val.bin are not the {len(text):,} "
+            f"characters of {source}: {REMEDY}"
+        )
+    splits = {split: np.frombuffer(content, "<u2") for split, content in contents.items()}
+    write_meta(folder, tokenizer, str(source), **describe_splits(splits))
     print(
         f"{folder / 'meta.json'}: {tokenizer.vocab_size} symbols, "
         f"{len(splits['train']):,} train and {len(splits['val']):,} validation tokens"
     )
 
 
-def read_tokens(path: Path) -> np.ndarray:
-    """Read the uint16 tokens of a .bin file. Raises UserError."""
+def read(path: Path, mode: str = "rb"):
+    """Read a file: bytes, or text with mode "r". Raises UserError."""
     try:
-        with open_file(path) as file:
-            content = file.read()
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be read ({error.strerror}): give the folder that nanoGPT's prepare.py wrote to"
-        ) from None
-    if len(content) % 2:
-        raise UserError(
-            f"{path}: {len(content)} bytes are not a whole number of uint16 tokens: prepare it anew"
-        )
-    return np.frombuffer(content, "<u2")
-
-
-def read_text(path: Path) -> str:
-    """Read the text as nanoGPT does, which makes `\\n` of every end of a line. Raises UserError."""
-    try:
-        with open_file(path, "r") as file:
-            text = file.read()
+        with open_file(path, mode) as file:
+            return file.read()
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"{path}: cannot be read as UTF-8 text ({error}): "
-            "give the text that nanoGPT's prepare.py read, with --source=<path>"
-        ) from None
-    if not text:
-        raise UserError(f"{path}: the file is empty: give the text that nanoGPT's prepare.py read")
-    return text
-
-
-def check_same(folder: Path, source: Path, tokens: np.ndarray, expected: np.ndarray) -> None:
-    """Raise UserError unless the tokens of train.bin and then val.bin are those of the text."""
-    remedy = "give the text that nanoGPT's prepare.py read, with --source=<path>"
-    if len(tokens) != len(expected):
-        raise UserError(
-            f"{folder}: train.bin and val.bin have {len(tokens):,} tokens, and {source} has "
-            f"{len(expected):,} characters: {remedy}"
-        )
-    if (different := np.flatnonzero(tokens != expected)).size:
-        i = different[0]
-        raise UserError(
-            f"{folder}: token {i:,} of train.bin and val.bin is {tokens[i]}, and the character there in "
-            f"{source} is number {expected[i]} of its characters, sorted: {remedy}"
-        )
+        raise UserError(f"{path}: cannot be read as nanoGPT's ({error}): {REMEDY}") from None
 
 
 def main(argv: list[str]) -> None:

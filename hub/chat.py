@@ -1,7 +1,6 @@
 """The chat template of a checkpoint's tokenizer: the program, in Jinja, that makes a prompt of messages."""
 
 from pathlib import Path
-from typing import Any
 
 from config.command_line import UserError
 from config.files import LISTS, read_json, read_text
@@ -15,28 +14,17 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     It is chat_template.jinja, or the field of that name in tokenizer_config.json, as in transformers. Raises
     UserError for a file that cannot be read.
     """
-    path, template = folder / "tokenizer_config.json", folder / "chat_template.jinja"
+    path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
         config = read_json(path, LISTS) if path.is_file() else {}
-        text = read_text(template) if template.is_file() else None
-        if not isinstance(config, dict):
-            raise ValueError("expected a JSON object")
-        text = text or default_template(config.get("chat_template"))
-    except (TypeError, ValueError) as error:  # TypeError: a list or an object as a template's name
+        template = config.get("chat_template")
+        if isinstance(template, list):  # of named ones
+            named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
+            template = named.get("default")
+        template = read_text(file) if file.is_file() else template
+    except (AttributeError, TypeError, ValueError) as error:  # AttributeError, TypeError: of another type
         raise UserError(f"{folder}: its chat template cannot be read ({error}): download it again") from None
-    found = {name: token_text(config.get(name)) for name in TOKENS}
-    return text, {k: v for k, v in found.items() if v}
-
-
-def token_text(token: Any) -> str | None:
-    """Return the text of a special token, which is written as such or with its properties."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
-
-
-def default_template(templates: Any) -> str | None:
-    """Return the template, or of a list of named ones the one called default."""
-    if isinstance(templates, list):
-        named = {x.get("name"): x.get("template") for x in templates if isinstance(x, dict)}
-        templates = named.get("default")
-    return templates if isinstance(templates, str) else None
+    tokens = {name: config.get(name) for name in TOKENS}
+    texts = {name: x.get("content") if isinstance(x, dict) else x for name, x in tokens.items()}
+    texts = {name: text for name, text in texts.items() if isinstance(text, str) and text}
+    return template if isinstance(template, str) else None, texts

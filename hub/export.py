@@ -1,21 +1,22 @@
-"""A model in Hugging Face's format: the files that `transformers` and vLLM read.
+"""A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's.
 
-GPT-2's shape (learned positions, layernorm, gelu or relu2) becomes a GPT2LMHeadModel, whose biases are 0 if
-the model has none; rope, rmsnorm and swiglu without biases become a LlamaForCausalLM, or with a window a
-MistralForCausalLM. Weights are float32, and the same model writes the same bytes.
+Weights are float32, and the same model writes the same bytes.
 """
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
 import numpy as np
 from safetensors.numpy import save_file
 
+from config.options import Options
 from data.tokenizer import end_of_text, from_json
 from hub.family import Family, entries, to_theirs
+from hub.gpt2 import GPT2
 from model import GPT
 from parallel.sharding import leaf_name
 
@@ -32,16 +33,9 @@ pipeline_tag: text-generation
 
 A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT.
 
-| layers | heads | width | context | vocabulary | data set | iterations | best validation loss |
-|---|---|---|---|---|---|---|---|
-| {config.n_layer} | {config.n_head} | {config.n_embd} | {config.block_size} | {config.vocab_size} \
+| data set | iterations | best validation loss |
+|---|---|---|
 | {dataset} | {iteration} | {loss} |
-
-```python
-from transformers import AutoModelForCausalLM
-
-model = AutoModelForCausalLM.from_pretrained("{name}")  # the folder, or <user>/{name} on the hub
-```
 """
 
 
@@ -49,7 +43,6 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
     """Write config.json, generation_config.json and model.safetensors."""
     eot = end_of_text(tokenizer)
     special = {"bos_token_id": eot, "eos_token_id": eot}
-    model = with_biases(model, family)
     config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -57,8 +50,7 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
     }
     write_json(folder / "config.json", config | family.write_config(model.config) | special)
     write_json(folder / "generation_config.json", special)
-    # transformers refuses a file that does not say "format".
-    save_file(tensors(model, family), folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
 
 
 def with_biases(model: GPT, family: Family) -> GPT:
@@ -80,16 +72,17 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         model = without_multipliers(model)
     layout, parts = entries(family, model.config), {}
     for path, array in jax.tree.leaves_with_path(model):
-        name = leaf_name(path)
-        entry, array = layout[name], np.asarray(array)
+        entry, array = layout[leaf_name(path)], np.asarray(array)
         for i in range(entry.layers or 1):
             part = to_theirs(array[i] if entry.layers else array, entry.tensor)
             parts.setdefault(entry.name(i), {})[entry.tensor.part] = part
+    return {name: np.concatenate([of[i] for i in sorted(of)], axis=-1) for name, of in parts.items()}
+
+
+def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
     # save_file writes memory as it lies there: of an array in transposed order it would write the transpose.
-    return {
-        name: np.ascontiguousarray(np.concatenate([of[i] for i in sorted(of)], axis=-1))
-        for name, of in parts.items()
-    }
+    # transformers refuses a file that does not say "format".
+    save_file({name: np.ascontiguousarray(x) for name, x in tensors.items()}, path, metadata={"format": "pt"})
 
 
 def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> None:
@@ -101,31 +94,74 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
             from_json(tokenizer)  # downloads the files if they are not in tiktoken's cache, or says why not
             (folder / "merges.txt").write_bytes(read_file_cached(GPT2_FILES + "vocab.bpe"))
             (folder / "vocab.json").write_bytes(read_file_cached(GPT2_FILES + "encoder.json"))
-            settings = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size}
-            write_json(folder / "tokenizer_config.json", settings)
+            kind = "GPT2Tokenizer"
         case {"type": "tokenizers", "json": str(text)}:
             (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-            settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": block_size}
-            write_json(folder / "tokenizer_config.json", settings)
+            kind = "PreTrainedTokenizerFast"
         case _:
             print("note: transformers has no tokenizer for the tokens of this run: none is written")
+            return
+    settings = {"tokenizer_class": kind, "model_max_length": block_size}
+    write_json(folder / "tokenizer_config.json", settings)
 
 
-def write_card(
-    folder: Path, name: str, model: GPT, family: Family, dataset: str, iteration: int, val_loss: float | None
-) -> None:
-    """Write the model card, README.md, which the hub shows of a model."""
-    card = CARD.format(
-        name=name,
-        architecture=family.architecture,
-        parameters=sum(x.size for x in jax.tree.leaves(with_biases(model, family))),
-        config=model.config,
-        dataset=dataset,
-        iteration=iteration,
-        loss="not known" if val_loss is None else f"{val_loss:.4f}",
-    )
-    (folder / "README.md").write_text(card)
+def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:
+    """Write the model card, README.md, which the hub shows; `facts` are the other fields of CARD."""
+    parameters = sum(x.size for x in jax.tree.leaves(with_biases(model, family)))
+    card = CARD.format(architecture=family.architecture, parameters=parameters, **facts)
+    (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 def write_json(path: Path, values: dict) -> None:
     path.write_text(json.dumps(values, indent=2) + "\n")
+
+
+def write_adapters(folder: Path, model: GPT, family: Family, options: Options, base: str) -> None:
+    """Write adapter_model.safetensors and adapter_config.json; `base` is the model below the adapters."""
+    found = adapters(model, family)
+    named = {f"{name}.lora_{x}": pair[x] for name, pair in found.items() for x in pair}
+    named = {f"base_model.model.{name}.weight": array for name, array in named.items()}
+    write_tensors(folder / "adapter_model.safetensors", named)
+    layer = family.tensors["blocks.ln_1.weight"].name.split("{")[0] + "0."
+    ranks = {name.removeprefix(layer): len(x["A"]) for name, x in found.items() if name.startswith(layer)}
+    r, alpha = options.lora_rank, options.lora_alpha
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": r,
+        "lora_alpha": alpha,
+        # PEFT multiplies by alpha / r. Joined adapters, of higher rank, keep the factor of one alone.
+        "rank_pattern": {module: rank for module, rank in ranks.items() if rank != r},
+        "alpha_pattern": {module: alpha * rank / r for module, rank in ranks.items() if rank != r},
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": family is GPT2,  # whose matrices are (in, out)
+        "target_modules": sorted(ranks),
+        "inference_mode": True,
+    }
+    write_json(folder / "adapter_config.json", config)
+
+
+def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
+    """Return PEFT's A (r, in) and B (out, r) of each of their layers, by its name.
+
+    Where a layer of theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank:
+    the rows of A are ours one after another, and B has ours on its diagonal.
+    """
+    arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
+    found = {}
+    for name in (name.removesuffix(".lora_a") for name in arrays if name.endswith(".lora_a")):
+        tensor = family.tensors[f"{name}.weight"]
+        for i in range(model.config.n_layer):
+            a = arrays[f"{name}.lora_a"][i].T
+            b = to_theirs(arrays[f"{name}.lora_b"][i], tensor)  # laid out as their matrix, with r for `in`
+            b = b.T if family is GPT2 else b
+            after = tensor.parts - 1 - tensor.part
+            b = np.pad(b, [(tensor.part * len(b), after * len(b)), (0, 0)])
+            theirs = tensor.name.format(i=i).removesuffix(".weight")
+            if theirs in found:
+                a = np.concatenate([found[theirs]["A"], a])
+                b = np.concatenate([found[theirs]["B"], b], axis=1)
+            found[theirs] = {"A": a, "B": b}
+    return found

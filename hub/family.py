@@ -1,13 +1,11 @@
-"""A family of models in Hugging Face's format: one description, read in both directions.
+"""A family of models in Hugging Face's format: a table that weights.py reads with and export.py writes with.
 
-A `Family` is a table of names: gpt2.py and llama.py have one each, and llama.py Mistral's. weights.py reads
-checkpoints with it, export.py writes them. It names the tensor of each of our arrays, and gives a pattern of
-einops from their axes to ours:
+It names the tensor of each of our arrays, and gives a pattern of einops from their axes to ours:
 
     "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 
-so each layer i has a matrix (H C, D), which is transposed and reshaped to our (D, H, C). Where one tensor of
-theirs is several of ours, as GPT-2's c_attn is, ours are its parts along the last axis.
+so each layer i has a matrix (H C, D), which becomes our (D, H, C). Where one tensor of theirs is several of
+ours, as GPT-2's c_attn is, ours are its parts along the last axis.
 """
 
 from collections.abc import Callable
@@ -23,6 +21,9 @@ from config.command_line import UserError, spell
 from config.files import is_number, is_whole
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
+
+# The options that decide a model's family. So do biases, unless the family has them: they may be 0.
+DECIDING = ("mlp", "position", "norm", "qk_norm", "window", "n_kv_head", "n_hidden", "attention_gate")
 
 
 class Tensor(NamedTuple):
@@ -40,55 +41,57 @@ class Family:
 
     model_type: str  # in config.json
     architecture: str  # the class of transformers
-    prefix: str  # of all tensors but the head's; checkpoints of the model without a head leave it out
-    biases: bool  # whether its layers have them; those that a model of ours lacks are 0
+    prefix: str  # of all tensors but the head's; checkpoints without a head leave it out
+    biases: bool  # whether its layers have them
     tied: bool  # whether the head is the embedding where config.json does not say
     sizes: dict[str, str]  # fields of GPTConfig that are numbers, and what config.json calls them
-    fixed: dict[str, Any]  # entries of config.json for which we compute one value alone
-    derived: Callable[[GPTConfig], dict[str, Any]]  # such entries whose value follows from the sizes
     read_rest: Callable[[dict[str, Any]], dict[str, Any]]  # the other fields; raises ValueError
-    write_rest: Callable[[GPTConfig], dict[str, Any]]  # the reverse, for a model that `needs` allows
-    needs: Callable[[GPTConfig], dict[str, Any]]  # what must be so in a model for it to be of this family
-    not_weights: str  # a regular expression: tensors that some checkpoints hold, and that are no weights
+    write_rest: Callable[[GPTConfig], dict[str, Any]]  # the other entries, of the nearest model of the family
+    not_weights: str  # a regular expression for other tensors of a checkpoint
     tensors: dict[str, Tensor]  # by our names
 
     def read_config(self, values: dict[str, Any]) -> GPTConfig:
         """Read a config.json. Raises ValueError for a model that we do not compute."""
-        check_fixed(values, self.fixed)
         sizes = read_numbers(values, self.sizes)
         tied = values.get("tie_word_embeddings", self.tied)
         if not isinstance(tied, bool):
             raise ValueError(f"tie_word_embeddings is {spell(tied)}, expected true or false")
         config = GPTConfig(**sizes, **self.read_rest(values), tie_embeddings=tied)
-        given = {name: value for name, value in values.items() if value is not None}
-        check_fixed(given, self.derived(config))
+        # Rope has several spellings, which read_rest checks.
+        rest = {name: ours for name, ours in self.write_rest(config).items() if not name.startswith("rope_")}
+        check_entries(values, rest)
         return config
 
     def write_config(self, config: GPTConfig) -> dict[str, Any]:
         """Return the entries of config.json."""
         sizes = {theirs: resolved(config)[ours] for ours, theirs in self.sizes.items()}
-        fixed = {name: value for name, value in self.fixed.items() if value is not None}
-        rest = self.derived(config) | self.write_rest(config)
-        return sizes | fixed | rest | {"tie_word_embeddings": config.tie_embeddings}
+        rest = {name: value for name, value in self.write_rest(config).items() if value is not None}
+        return sizes | rest | {"tie_word_embeddings": config.tie_embeddings}
 
     def obstacles(self, config: GPTConfig) -> list[str]:
-        """List the options that keep a model from being of this family, each with what it should be."""
+        """List the options that keep a model from being of this family: those that config.json cannot say."""
         ours = resolved(config)
-        needs = self.needs(config) | ({"attention_gate": False} if "attention_gate" in ours else {})
-        return [f"{name}={ours[name]}, not {value}" for name, value in needs.items() if ours[name] != value]
+        try:
+            theirs = resolved(self.read_config(self.write_config(config)))
+        except ValueError as error:
+            return [str(error)]
+        deciding = DECIDING if self.biases else (*DECIDING, "bias")
+        return [f"{name}={ours[name]}, not {theirs[name]}" for name in deciding if ours[name] != theirs[name]]
 
 
 def resolved(config: GPTConfig) -> dict[str, Any]:
     """Return a config's fields, with numbers in place of None."""
-    return vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
+    return (
+        {"attention_gate": False} | vars(config) | {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
+    )
 
 
 class Entry(NamedTuple):
-    """An array of ours in a model of a known shape, and the tensor that it, or each layer of it, is."""
+    """The tensor that an array of ours, or each layer of it, is in a model of a known shape."""
 
     layers: int | None  # None: it is not in a block
     tensor: Tensor
-    shape: tuple[int, ...]  # of all of their tensor
+    shape: tuple[int, ...]  # of their tensor, all parts included
 
     def name(self, i: int | None = None) -> str:
         """Return their name, for layer i."""
@@ -110,7 +113,7 @@ def entries(family: Family, config: GPTConfig) -> dict[str, Entry]:
 
 
 def to_ours(array, tensor: Tensor, config: GPTConfig):
-    """Return our array from all of their tensor."""
+    """Return our array from their tensor."""
     width = array.shape[-1] // tensor.parts
     part = array[..., tensor.part * width : (tensor.part + 1) * width]
     return rearrange(part, tensor.pattern, **({"c": config.head_size} if "c" in tensor.pattern else {}))
@@ -143,18 +146,19 @@ def check_number(name: str, value: Any, integer: bool = False) -> None:
         raise ValueError(f"{name} is {spell(value)}, expected {'an integer' if integer else 'a number'}")
 
 
-def check_fixed(values: dict[str, Any], fixed: dict[str, Any]) -> None:
-    """Raise ValueError where config.json asks for what our model does not do; `fixed` is what it does."""
-    for name, ours in fixed.items():
-        if (value := values.get(name, ours)) != ours:
-            raise ValueError(f"{name} is {spell(value)}, and only {ours!r} can be computed here")
+def check_entries(values: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise ValueError where config.json asks for what our model, described by `ours`, does not do."""
+    for name, value in ours.items():
+        if values.get(name) not in (None, value):
+            raise ValueError(f"{name} is {spell(values[name])}, and only {value!r} can be computed here")
 
 
 def which_family(families: dict[str, Family], config: GPTConfig) -> Family:
-    """Return the family that a model is of. Raises UserError that names what stands in the way of each."""
+    """Return the family of a model. Raises UserError, with the options that stand in the way."""
     obstacles = {family.architecture: family.obstacles(config) for family in families.values()}
-    if fitting := [family for family in families.values() if not obstacles[family.architecture]]:
-        return fitting[0]
+    for family in families.values():
+        if not obstacles[family.architecture]:
+            return family
     reasons = "; ".join(f"for {name}: {', '.join(found)}" for name, found in obstacles.items())
     raise UserError(
         "no class of transformers computes this model; train one with the options of a class that does. "

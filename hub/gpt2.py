@@ -6,29 +6,22 @@ Radford et al., Language Models are Unsupervised Multitask Learners, 2019.
 
 from typing import Any
 
-from config.command_line import spell
 from hub.family import Family, Tensor
 from model import GPTConfig
 
-MLP: dict[str, Any] = {"gelu_new": "gelu", "relu2": "relu2"}  # by what they call it
-
 
 def read_rest(values: dict[str, Any]) -> dict[str, Any]:
-    activation = values.get("activation_function", "gelu_new")
-    if activation not in tuple(MLP):
-        names = " and ".join(map(repr, MLP))
-        raise ValueError(f"activation_function is {spell(activation)}, and only {names} can be computed here")
-    return {"mlp": MLP[activation], "bias": True}
+    return {"mlp": "relu2" if values.get("activation_function") == "relu2" else "gelu", "bias": True}
 
 
 def write_rest(config: GPTConfig) -> dict[str, Any]:
-    return {"activation_function": next(theirs for theirs, ours in MLP.items() if ours == config.mlp)}
-
-
-def needs(config: GPTConfig) -> dict[str, Any]:
-    fixed: dict[str, Any] = {"position": "learned", "norm": "layernorm", "qk_norm": False}
-    fixed |= {"window": None, "n_kv_head": config.n_head, "n_hidden": 4 * config.n_embd}
-    return {"mlp": config.mlp if config.mlp in MLP.values() else "gelu"} | fixed
+    return {
+        "activation_function": "relu2" if config.mlp == "relu2" else "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "quantization_config": None,
+    }
 
 
 GPT2 = Family(
@@ -43,18 +36,11 @@ GPT2 = Family(
         "n_layer": "n_layer",
         "n_head": "n_head",
         "n_embd": "n_embd",
+        "n_hidden": "n_inner",
         "norm_eps": "layer_norm_epsilon",
     },
-    fixed={
-        "scale_attn_weights": True,
-        "scale_attn_by_inverse_layer_idx": False,
-        "add_cross_attention": False,
-        "quantization_config": None,
-    },
-    derived=lambda config: {"n_inner": 4 * config.n_embd},
     read_rest=read_rest,
     write_rest=write_rest,
-    needs=needs,
     not_weights=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # causal masks
     tensors={
         "wte": Tensor("transformer.wte.weight", "v d -> v d"),

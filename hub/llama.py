@@ -9,16 +9,9 @@ from dataclasses import replace
 from typing import Any
 
 from config.command_line import spell
-from hub.family import Family, Tensor, check_fixed, check_number
+from hub.family import Family, Tensor, check_entries, check_number
 from model import GPTConfig
 
-SHAPE: dict[str, Any] = {
-    "position": "rope",
-    "norm": "rmsnorm",
-    "mlp": "swiglu",
-    "bias": False,
-    "qk_norm": False,
-}
 # All of Meta's models with rope_type "llama3" have these values; see layers/attention.py.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
@@ -33,22 +26,32 @@ def read_rest(values: dict[str, Any]) -> dict[str, Any]:
     scaling: Any = rope.get("factor") if kind == "llama3" else 1.0
     if kind not in ("default", "llama3"):
         raise ValueError(f"rope_type is {spell(kind)}, and only 'default' and 'llama3' can be computed here")
-    check_fixed(rope, {"partial_rotary_factor": 1} | (LLAMA3 if kind == "llama3" else {}))
+    check_entries(rope, {"partial_rotary_factor": 1} | (LLAMA3 if kind == "llama3" else {}))
     check_number("rope_theta", theta)
     check_number("the factor of rope_type 'llama3'", scaling)
-    return SHAPE | {"rope_theta": float(theta), "rope_scaling": float(scaling)}
+    shape = {"position": "rope", "norm": "rmsnorm", "mlp": "swiglu", "bias": False}
+    return shape | {"rope_theta": float(theta), "rope_scaling": float(scaling)}
 
 
 def write_rest(config: GPTConfig) -> dict[str, Any]:
     scaled = {"rope_type": "llama3", "factor": config.rope_scaling} | LLAMA3
-    return {"rope_theta": config.rope_theta, "rope_scaling": None if config.rope_scaling == 1 else scaled}
+    return {
+        "hidden_act": "silu",
+        "attention_bias": False,
+        "mlp_bias": False,
+        "head_dim": config.head_size,
+        "sliding_window": config.window,
+        "quantization_config": None,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling == 1 else scaled,
+    }
 
 
-def read_window(values: dict[str, Any]) -> int | None:
+def read_mistral(values: dict[str, Any]) -> dict[str, Any]:
     window = values.get("sliding_window", 4096)  # transformers' default
     if window is not None:
         check_number("sliding_window", window, integer=True)
-    return window
+    return read_rest(values) | {"window": window}
 
 
 LLAMA = Family(
@@ -67,17 +70,8 @@ LLAMA = Family(
         "n_hidden": "intermediate_size",
         "norm_eps": "rms_norm_eps",
     },
-    fixed={
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-        "sliding_window": None,
-        "quantization_config": None,
-    },
-    derived=lambda config: {"head_dim": config.head_size},
     read_rest=read_rest,
     write_rest=write_rest,
-    needs=lambda config: SHAPE | {"window": None},
     not_weights=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     tensors={
         "wte": Tensor("model.embed_tokens.weight", "v d -> v d"),
@@ -95,12 +89,4 @@ LLAMA = Family(
     },
 )
 
-MISTRAL = replace(
-    LLAMA,
-    model_type="mistral",
-    architecture="MistralForCausalLM",
-    fixed={name: value for name, value in LLAMA.fixed.items() if name != "sliding_window"},
-    read_rest=lambda values: read_rest(values) | {"window": read_window(values)},
-    write_rest=lambda config: write_rest(config) | {"sliding_window": config.window},
-    needs=lambda config: SHAPE,
-)
+MISTRAL = replace(LLAMA, model_type="mistral", architecture="MistralForCausalLM", read_rest=read_mistral)

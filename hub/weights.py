@@ -3,11 +3,11 @@
     pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
     model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
 
-Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model: with GPT-2's
-498 MB, 158 MB at most, of which the token embedding, the largest tensor, takes 154. They come from
+Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model. They come from
 safetensors files alone, one or several shards: nothing is unpickled, and torch is not needed.
 """
 
+import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -24,7 +24,6 @@ from safetensors import SafetensorError, safe_open
 from config.command_line import UserError, spell
 from config.files import GONE, LISTS, TOKENIZER, is_plain_name, open_file, read_json, read_text, reading
 from data.tokenizer import check_description
-from hub.download import locate
 from hub.family import Entry, Family, entries, to_ours
 from hub.gpt2 import GPT2
 from hub.llama import LLAMA, MISTRAL
@@ -34,6 +33,11 @@ from parallel.sharding import leaf_name
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL)}
 FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
+OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
+FILES = [  # what is downloaded
+    *("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
+    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
+]
 
 
 @dataclass(frozen=True)
@@ -47,9 +51,8 @@ class Pretrained:
     def load(self, shapes: GPT) -> GPT:
         """Load the model with the dtypes and shardings of `shapes`; without a sharding, on the first device.
 
-        `shapes` may have a smaller block_size than `config`: the position embeddings beyond it are left out.
-        In all else that makes its shape it is of `config`. Raises UserError when the tensors in the files are
-        not those that config.json says.
+        `shapes` has the shape of `config`, perhaps with a smaller block_size: the position embeddings beyond
+        it are left out. Raises UserError when the tensors are not those that config.json says.
         """
         tensors = Tensors(self.folder, self.family.prefix)
         if self.config.n_layer > len(tensors.files):  # asked first: a damaged number may be very large
@@ -61,7 +64,7 @@ class Pretrained:
         )
 
     def array(self, tensors: "Tensors", entry: Entry, like: jax.ShapeDtypeStruct) -> jax.Array:
-        """Load an array of the model; fill one in blocks layer by layer."""
+        """Load an array; fill one of blocks layer by layer."""
 
         def read(i: int | None = None) -> np.ndarray:
             array = tensors.read(entry.name(i)).astype(like.dtype, copy=False)
@@ -71,7 +74,7 @@ class Pretrained:
         if entry.layers is None:
             rows = like.shape[0]  # those of wpe may be fewer than in the file
             return place(read()[:rows], sharding)
-        # Donated, the array takes its own place in memory again: the device holds it and one layer.
+        # Donated, so that the device holds the array and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
             donate_argnums=0,
@@ -80,29 +83,48 @@ class Pretrained:
         array = jnp.zeros(like.shape, like.dtype, device=sharding)
         for i in range(entry.layers):
             array = fill(array, place(read(i), of_a_layer(sharding)), i)
-            array.block_until_ready()  # or the host would read ahead and hold several layers
+            array.block_until_ready()  # or the host would hold several layers
         return array
 
     def tokenizer(self) -> dict | None:
-        """Describe its tokenizer, for data.tokenizer.from_json; None where the files do not say.
-
-        Raises UserError when its tokenizer.json is damaged.
-        """
+        """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
         path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
             try:
                 return check_description({"type": "tokenizers", "json": read_text(path, TOKENIZER)})
-            except ValueError as error:  # ValueError: not UTF-8, or no tokenizer.json
+            except ValueError as error:
                 raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
+
+
+def locate(name: str) -> Path:
+    """Find the folder that `--init_from=<name>` means, or download a model of the hub. Raises UserError."""
+    if os.path.isdir(folder := os.path.expanduser(name)):
+        return Path(folder)
+    if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
+        raise UserError(
+            f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
+            f"{', '.join(OPENAI)}, a folder, or a model of the Hugging Face hub as in "
+            "HuggingFaceTB/SmolLM2-135M"
+        )
+    import huggingface_hub  # here, because a folder needs none of it, and it takes long to import
+
+    repository = f"openai-community/{name}" if name in OPENAI else name
+    try:
+        return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
+    except (OSError, ValueError) as error:  # OSError: a full disk, and all answers of the hub
+        raise UserError(
+            f"init_from={name}: {repository} cannot be downloaded: check its name, accept its terms at "
+            f"https://huggingface.co/{repository} if it is gated, and `hf auth login` ({error})"
+        ) from None
 
 
 @cache
 def open_pretrained(name: str) -> Pretrained:
     """Open the checkpoint that `--init_from=<name>` means.
 
-    Raises UserError when it is nowhere, or when its config.json is damaged or of a model we do not have.
+    Raises UserError when there is none, or when its config.json is damaged or of a model we do not have.
     """
     folder = locate(name)
     path = folder / "config.json"
@@ -112,11 +134,11 @@ def open_pretrained(name: str) -> Pretrained:
         values = read_json(path)
         if not isinstance(values, dict):
             raise ValueError("expected a JSON object")
-        kind = values.get("model_type")
-        if not isinstance(kind, str) or kind not in FAMILIES:
-            raise ValueError(f"model_type is {spell(kind)}, and only {', '.join(FAMILIES)} can be read")
-        family = FAMILIES[kind]
-        return Pretrained(folder, family, family.read_config(values))
+        for kind, family in FAMILIES.items():
+            if values.get("model_type") == kind:
+                return Pretrained(folder, family, family.read_config(values))
+        kinds = ", ".join(FAMILIES)
+        raise ValueError(f"model_type is {spell(values.get('model_type'))}, and only {kinds} can be read")
     except ValueError as error:  # not JSON, or not a model of ours
         raise UserError(f"{path}: cannot be used: {error}") from None
 
@@ -142,7 +164,7 @@ class Tensors:
         wanted = {entry.name(i): entry.shape for entry in layout for i in range(entry.layers or 1)}
         self.refuse_any("has no tensor", wanted.keys() - self.files.keys())
         head, embedding = family.tensors["lm_head"].name, family.tensors["wte"].name
-        # Some files have the head although config.json says that it is the embedding.
+        # Some files have a tied head.
         tied = head not in wanted and head in self.files
         if tied and not np.array_equal(self.read(head), self.read(embedding)):
             raise self.wrong(f"tensor {head} is not {embedding}, but config.json has tie_word_embeddings")
@@ -175,13 +197,10 @@ def weight_files(folder: Path) -> list[Path]:
     if one.is_file():
         return [one]
     if not index.is_file():
-        convert = (
-            'python -c "from transformers import AutoModelForCausalLM as M; '
-            "M.from_pretrained('<that>').save_pretrained('<new folder>')\""
-        )
         raise UserError(
             f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run code, "
-            f"and is never read: where you trust it, convert it with torch and transformers, {convert}"
+            "and is never read: if you trust it, convert it with transformers: from_pretrained(<it>)"
+            ".save_pretrained(<new folder>)"
         )
     try:
         match read_json(index, LISTS):
@@ -198,7 +217,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
-    """Copy an array of the host to the devices, each of which takes its part."""
+    """Copy to each device its part of a host's array."""
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
 
 

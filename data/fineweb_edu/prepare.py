@@ -8,21 +8,18 @@ Penedo et al. 2024, arXiv:2406.17557. https://huggingface.co/datasets/HuggingFac
 import sys
 from pathlib import Path
 
-# When this runs as a script, Python looks for imports in this folder only;
-# `config` and `data` are two levels up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import command
 from data.prepare import prepare
 from data.sources import Hub
 
-
-def main(argv: list[str]) -> None:
-    prepare(argv, __doc__, Path(__file__).resolve().parent, Hub("HuggingFaceFW/fineweb-edu", "sample-10BT"))
-
-
 if __name__ == "__main__":
-    command(main)
+    command(
+        lambda argv: prepare(
+            argv, __doc__, Path(__file__).parent, Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
+        )
+    )

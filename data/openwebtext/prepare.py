@@ -9,24 +9,16 @@ validation. https://skylion007.github.io/OpenWebTextCorpus
 import sys
 from pathlib import Path
 
-# When this runs as a script, Python looks for imports in this folder only;
-# `config` and `data` are two levels up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import command
 from data.prepare import prepare
 from data.sources import Hub
 
-# The repository has a dataset script, which `datasets` no longer runs. The hub keeps a copy as Parquet.
-HUB = Hub("Skylion007/openwebtext", revision="refs/convert/parquet")
-
-
-def main(argv: list[str]) -> None:
-    prepare(argv, __doc__, Path(__file__).resolve().parent, HUB)
-
-
 if __name__ == "__main__":
-    command(main)
+    # `datasets` runs no dataset script, which this repository has; the hub keeps a copy as Parquet.
+    hub = Hub("Skylion007/openwebtext", revision="refs/convert/parquet")
+    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub))

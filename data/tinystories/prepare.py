@@ -9,22 +9,15 @@ arXiv:2305.07759.
 import sys
 from pathlib import Path
 
-# When this runs as a script, Python looks for imports in this folder only;
-# `config` and `data` are two levels up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
 if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
 
 from config.command_line import command
 from data.prepare import prepare
 from data.sources import Hub
 
-
-def main(argv: list[str]) -> None:
-    folder = Path(__file__).resolve().parent
-    prepare(argv, __doc__, folder, Hub("roneneldan/TinyStories"), val_fraction=0.005)
-
-
 if __name__ == "__main__":
-    command(main)
+    hub = Hub("roneneldan/TinyStories")
+    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub, val_fraction=0.005))

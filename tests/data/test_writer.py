@@ -1,4 +1,4 @@
-"""The writer: what it leaves on disk, and that it never leaves half of it."""
+"""The writer: what it leaves on disk, what it goes on from, and that it never leaves half of it."""
 
 import hashlib
 import json
@@ -10,70 +10,62 @@ import numpy as np
 import pytest
 
 from config.command_line import UserError
+from data import writer
+from data.batches import Batches
+from data.meta import Meta, load_meta
+from data.registry import prepare_if_missing
+from data.token_files import Dataset, TokenFiles
 from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
-from tests.helpers import run_python
+from data.writer import append, describe_shards, publish, write_dataset
+from tests.helpers import contents, run_python
+
+IDS = np.arange(103, dtype="<u2")
+SYMBOLS = CharTokenizer("".join(map(chr, range(200, 303))))
 
 
-class Interrupted:
-    """Token ids that raise when they are read."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __array__(self, dtype=None, copy=None):
-        raise self.error
-
-
-def files(folder):
-    return sorted(path.name for path in folder.iterdir())
+def write(folder, train, val, symbols="ab"):
+    write_dataset(folder, train, val, CharTokenizer(symbols), "a test")
 
 
 def test_bins_are_little_endian_uint16_with_a_description(tmp_path):
     folder = tmp_path / "new" / "set"
-    write_dataset(folder, [0, 1, 2, 1], [2, 0], CharTokenizer("abc"), "a test")
-    assert files(folder) == ["meta.json", "train.bin", "val.bin"]
-    assert (folder / "train.bin").read_bytes() == b"\x00\x00\x01\x00\x02\x00\x01\x00"
-    assert (folder / "val.bin").read_bytes() == b"\x02\x00\x00\x00"
+    write(folder, [0, 1, 2, 1], [2, 0], "abc")
+    assert contents(folder).keys() == {"meta.json", "train.bin", "val.bin"}
+    bins = {"train": b"\x00\x00\x01\x00\x02\x00\x01\x00", "val": b"\x02\x00\x00\x00"}
+    assert {split: (folder / f"{split}.bin").read_bytes() for split in bins} == bins
     assert json.loads((folder / "meta.json").read_text()) == {
         "format": 1,
         "vocab_size": 3,
         "tokenizer": {"type": "char", "symbols": "abc"},
         "dtype": "uint16",
         "counts": {"train": 4, "val": 2},
-        "sha256": {
-            "train": hashlib.sha256((folder / "train.bin").read_bytes()).hexdigest(),
-            "val": hashlib.sha256((folder / "val.bin").read_bytes()).hexdigest(),
-        },
+        "sha256": {split: hashlib.sha256(content).hexdigest() for split, content in bins.items()},
         "source": "a test",
     }
 
 
-@pytest.mark.parametrize(
-    "size, dtype, width", [(65535, "uint16", 2), (65536, "uint32", 4), (70000, "uint32", 4)]
-)
-def test_a_large_vocabulary_needs_uint32(tmp_path, size, dtype, width):
-    symbols = "".join(chr(0x10000 + i) for i in range(size))
-    write_dataset(tmp_path, [size - 1], [0], CharTokenizer(symbols), "a test")
-    assert json.loads((tmp_path / "meta.json").read_text())["dtype"] == dtype
+@pytest.mark.parametrize("size, width", [(65535, 2), (65536, 4), (70000, 4)])
+def test_a_large_vocabulary_needs_uint32(tmp_path, size, width):
+    write(tmp_path, [size - 1], [0], "".join(chr(0x10000 + i) for i in range(size)))
+    assert json.loads((tmp_path / "meta.json").read_text())["dtype"] == f"uint{8 * width}"
     assert (tmp_path / "train.bin").read_bytes() == (size - 1).to_bytes(width, "little")
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), MemoryError(), RuntimeError("a bug")])
-def test_an_interruption_between_the_splits_leaves_nothing(tmp_path, error):
-    with pytest.raises(type(error)):
-        write_dataset(tmp_path, [0, 1], Interrupted(error), CharTokenizer("ab"), "a test")
-    assert files(tmp_path) == []
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize("there", [True, False])
+def test_an_interruption_leaves_nothing_or_the_previous_data_set(tmp_path, monkeypatch, error, there):
+    if there:
+        write(tmp_path, [0, 1], [1])
+    before = contents(tmp_path)
 
+    def fail(number):
+        raise error
 
-def test_an_interruption_leaves_the_previous_data_set_as_it_was(tmp_path):
-    write_dataset(tmp_path, [0, 1], [1], CharTokenizer("ab"), "the first")
-    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    with pytest.raises(KeyboardInterrupt):
-        write_dataset(
-            tmp_path, [1, 1, 1], Interrupted(KeyboardInterrupt()), CharTokenizer("ab"), "the second"
-        )
-    assert {name: (tmp_path / name).read_bytes() for name in files(tmp_path)} == before
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(UserError if isinstance(error, OSError) else KeyboardInterrupt) as caught:
+        write(tmp_path, [1, 1, 1], [0])
+    assert isinstance(error, KeyboardInterrupt) or "No space left on device): make room" in str(caught.value)
+    assert contents(tmp_path) == before
 
 
 def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
@@ -85,34 +77,151 @@ def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
         seen.append(Path(target).name)
 
     monkeypatch.setattr(os, "replace", watched)
-    write_dataset(tmp_path, [0], [1], CharTokenizer("ab"), "a test")
+    write(tmp_path, [0], [1])
     assert seen == ["meta.json", "val.bin", "train.bin"]
 
 
 def test_a_killed_writer_leaves_no_bin(tmp_path):
     program = f"""
 import os, signal
-from pathlib import Path
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 class Killer:
     def __array__(self, dtype=None, copy=None):
         os.kill(os.getpid(), signal.SIGKILL)
-write_dataset(Path({str(tmp_path)!r}), [0, 1], Killer(), CharTokenizer("ab"), "a test")
+write_dataset({str(tmp_path)!r}, [0, 1], Killer(), CharTokenizer("ab"), "a test")
 """
-    done = run_python("-c", program)
-    assert done.returncode == -signal.SIGKILL
-    assert not {"train.bin", "val.bin", "meta.json"} & set(files(tmp_path))
+    assert run_python("-c", program).returncode == -signal.SIGKILL
+    assert not {"train.bin", "val.bin", "meta.json"} & contents(tmp_path).keys()
 
 
 @pytest.mark.parametrize("train, val", [([], [0]), ([0], []), ([0, 2], [0]), ([0], [-1])])
 def test_ids_that_cannot_be_stored_are_refused(tmp_path, train, val):
     with pytest.raises(UserError, match=r"(train|val)\.bin"):
-        write_dataset(tmp_path, np.array(train, int), np.array(val, int), CharTokenizer("ab"), "a test")
-    assert files(tmp_path) == []
+        write(tmp_path, np.array(train, int), np.array(val, int))
+    assert contents(tmp_path) == {}
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(UserError, match="file"):
-        write_dataset(tmp_path / "file" / "set", [0], [0], CharTokenizer("a"), "a test")
+        write(tmp_path / "file" / "set", [0], [0])
+
+
+# --- a data set that streams ------------------------------------------------------------------------------
+
+
+def write_shards(folder, ids=IDS):
+    """Write `ids` in 20 parts as both splits. Return the files' entries in meta.json."""
+    sizes = {"train": [], "val": []}
+    for split in sizes:
+        for piece in np.array_split(ids, 20):
+            append(folder, split, sizes[split], piece)
+    shards = {split: describe_shards(folder, split, sizes[split], ids.dtype) for split in sizes}
+    publish(folder, shards, SYMBOLS, "a test")
+    return shards
+
+
+@pytest.fixture(params=[1, 7, 50, 103, 104])
+def dataset(request, tmp_path, monkeypatch):
+    """103 tokens of both splits in files that are full with so many."""
+    monkeypatch.setattr(writer, "SHARD", request.param)
+    write_shards(tmp_path)
+    return tmp_path
+
+
+def test_files_in_order_hold_all_tokens_and_meta_describes_each(dataset):
+    files = json.loads((dataset / "meta.json").read_text())["shards"]["train"]
+    assert {path.name for path in dataset.glob("train*")} == {shard["file"] for shard in files}
+    assert (len(files) == 1) == (files[0]["file"] == "train.bin") == (writer.SHARD > 102)
+    for shard in files:
+        content = (dataset / shard["file"]).read_bytes()
+        assert len(content) == 2 * shard["tokens"] < 2 * (writer.SHARD + 6)
+        assert hashlib.sha256(content).hexdigest() == shard["sha256"]
+    assert b"".join((dataset / shard["file"]).read_bytes() for shard in files) == IDS.tobytes()
+    assert not list(dataset.glob(".*.tmp"))
+
+
+def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
+    (outside := tmp_path / "outside").write_bytes(b"kept")
+    writer.temporary_path(tmp_path, "train", 0).symlink_to(outside)
+    append(tmp_path, "train", [], IDS)
+    assert outside.read_bytes() == b"kept"
+
+
+@pytest.mark.parametrize("sampling", ["random", "epoch"])
+def test_batches_are_those_of_one_file(dataset, tmp_path_factory, sampling):
+    single = tmp_path_factory.mktemp("single")
+    write_dataset(single, IDS, IDS, SYMBOLS, "a test")
+    theirs, ours = (Batches(Dataset(str(folder)), "train", 5, 8, 1, sampling) for folder in (single, dataset))
+    for i in range(20):
+        np.testing.assert_array_equal(ours(i), theirs(i))
+    passes = [np.concatenate([y.ravel() for _, y in some.every_window()]) for some in (ours, theirs)]
+    np.testing.assert_array_equal(*passes)
+    prepare_if_missing(str(dataset))  # finds nothing to do
+
+
+@pytest.mark.parametrize("ends", [[30], [1, 30], [10, 11, 30], [3, 4, 29, 30], [5, 10, 15, 20, 25, 30]])
+def test_any_window_is_that_of_one_file(tmp_path, ends):
+    files, begin = [], 0
+    for end in ends:
+        np.arange(begin, end, dtype="<u2").tofile(tmp_path / f"{end}.bin")
+        files.append((f"{end}.bin", end - begin))
+        begin = end
+    tokens = TokenFiles(tmp_path, Meta(30, None, "uint16", shards={"train": tuple(files)}), "train")
+    assert len(tokens) == 30
+    for width in range(1, 31):
+        starts = np.arange(31 - width)
+        np.testing.assert_array_equal(tokens.read(starts.tolist(), width), starts[:, None] + np.arange(width))
+
+
+@pytest.mark.parametrize("size", [1, 7, 50, 104])
+def test_writing_goes_on_from_the_sizes_that_were_kept(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(writer, "SHARD", size)
+    append(tmp_path, "train", sizes := [], IDS[:50])
+    kept = list(sizes)
+    append(tmp_path, "train", sizes, IDS[70:90])  # lost: after the sizes that were kept
+    append(tmp_path, "train", kept, IDS[50:])
+    append(tmp_path, "train", kept, IDS[:0])
+    shards = describe_shards(tmp_path, "train", kept, IDS.dtype)
+    files = [writer.temporary_path(tmp_path, "train", i).read_bytes() for i in range(len(shards))]
+    assert b"".join(files) == IDS.tobytes()
+    assert [shard["sha256"] for shard in shards] == [hashlib.sha256(content).hexdigest() for content in files]
+
+
+def test_a_file_that_is_shorter_than_it_was_is_refused(tmp_path):
+    append(tmp_path, "train", sizes := [], IDS)
+    path = writer.temporary_path(tmp_path, "train", 0)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(UserError, match=r"\.train_00000\.bin\.tmp.*prepare\.json"):
+        append(tmp_path, "train", sizes, IDS)
+
+
+def test_a_smaller_data_set_leaves_nothing_of_the_larger_one(dataset, monkeypatch):
+    (dataset / "train_of_mine.bin").write_bytes(b"mine")
+    append(dataset, "val", [], IDS)  # of a command that was given up
+    monkeypatch.setattr(writer, "SHARD", 1000)
+    write_shards(dataset, IDS[:3])
+    assert contents(dataset).keys() == {"meta.json", "train.bin", "val.bin", "train_of_mine.bin"}
+
+
+def test_a_missing_and_a_short_file_are_named(dataset):
+    last = json.loads((dataset / "meta.json").read_text())["shards"]["val"][-1]["file"]
+    content = (dataset / last).read_bytes()
+    (dataset / last).write_bytes(content + b"\0\0")
+    with pytest.raises(UserError, match=last):
+        Batches(Dataset(str(dataset)), "val", 1, 8, 1)
+    (dataset / last).unlink()
+    with pytest.raises(UserError, match=last):
+        Batches(Dataset(str(dataset)), "val", 1, 8, 1)
+
+
+@pytest.mark.parametrize(
+    "listed", [3, {"train": 3}, {"train": [{}]}, {"train": [{"file": "x", "tokens": "y"}]}]
+)
+def test_shards_that_cannot_be_are_refused(tmp_path, listed):
+    write_shards(tmp_path)
+    meta = json.loads((tmp_path / "meta.json").read_text())
+    (tmp_path / "meta.json").write_text(json.dumps(meta | {"shards": listed}))
+    with pytest.raises(UserError, match=r"meta\.json.*prepare\.py"):
+        load_meta(str(tmp_path))

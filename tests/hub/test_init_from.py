@@ -54,16 +54,9 @@ def test_training_starts_from_the_weights_and_goes_on_as_any_run_does(command_li
         np.testing.assert_array_equal(array, expected[name], err_msg=name)
 
     options = json.loads((tmp_path / "out" / "options.json").read_text())
-    assert (options["n_layer"], options["vocab_size"], options["bias"], options["mlp"]) == (
-        3,
-        65,
-        True,
-        "gelu",
-    )
-    more = dict(learning_rate=1e-2, min_lr=1e-2, max_iters=12)
-    train.main(
-        [f"--out_dir={tmp_path / 'out'}", "--init_from=resume", *(f"--{k}={v}" for k, v in more.items())]
-    )
+    assert options.items() >= dict(n_layer=3, vocab_size=65, bias=True, mlp="gelu").items()
+    more = ["--init_from=resume", "--learning_rate=1e-2", "--min_lr=1e-2", "--max_iters=12"]
+    train.main([f"--out_dir={tmp_path / 'out'}", *more])
     assert load_run(str(tmp_path / "out"))[2] == 12
     val = losses(tmp_path / "out")
     assert val[12, "val/loss"] < val[0, "val/loss"]
@@ -99,7 +92,7 @@ def test_a_smaller_block_size_crops_the_positions(command_line, tmp_path):
         (dict(bias=False), "bias=False, but {folder} has bias=True: leave it out, in a config too"),
         (
             dict(block_size=17),
-            "block_size=17, but {folder} has block_size=16: leave it out, in a config too, or give fewer",
+            "block_size=17, but {folder} has block_size=16: leave it out",
         ),
         (dict(init_from="nowhere"), "init_from=nowhere: there is no such folder"),
         (dict(init_from="gpt3"), "init_from=gpt3: there is no such folder"),
