@@ -40,6 +40,7 @@ from config.options import Options, parse_options
 from data.batches import Batches
 from data.meta import load_or_assume_meta
 from data.registry import dataset_dir, is_prepared
+from data.token_files import Dataset
 from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
@@ -250,7 +251,7 @@ def data_loading(options: Options, seconds: float) -> str:
     if not is_prepared(dataset_dir(options.dataset)):
         return f"not measured: data set {options.dataset} is not prepared"
     sequences = options.gradient_accumulation_steps * options.batch_size
-    names = (options.dataset, "train", sequences, options.block_size, options.seed, options.sampling)
+    names = (Dataset(options.dataset), "train", sequences, options.block_size, options.seed, options.sampling)
     batches = Batches(*names)
     times = []
     for i in range(100):

@@ -29,9 +29,9 @@ import numpy as np
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
-from data.batches import Batches
-from data.meta import load_meta
+from data.batches import Batch, Batches
 from data.registry import prepare_if_missing
+from data.token_files import Dataset
 from data.tokenizer import end_of_text, from_json
 from model import GPT
 from parallel.hosts import on_process_0
@@ -41,7 +41,7 @@ from runs.load import load_model
 from runs.manifest import latest_manifest
 from runs.memory import check_evaluation
 from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
-from training.evaluation import Batch, score
+from training.evaluation import score
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
     dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, dataset)
-    if load_meta(dataset).tokenizer != tokenizer:
+    opened = Dataset(dataset)
+    if opened.meta.tokenizer != tokenizer:
         if tokenizer is None and options.init_from != "resume":
             raise UserError(
                 f"init_from={options.init_from}: there is no tokenizer.json, so what its tokens mean is not "
@@ -120,7 +121,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
         raise UserError(
             f"dataset={dataset} has another tokenizer than the model: give one prepared with the model's"
         )
-    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
+    batches = Batches(opened, options.split, options.batch_size, T, seed=0)  # the seed is not used
     size = TextSize(tokenizer)
     windows = size.count(batches.every_window(stride))
     nats, seconds = score(model, windows, (options.batch_size, T), len(batches.tokens) - 1, batches.path)

@@ -16,7 +16,6 @@ entire sequences, generation/cache.py one for new tokens after cached ones.
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 import equinox as eqx
 import jax
@@ -24,36 +23,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from config.shape import ModelShape, check_shape
 from layers.attention import Attend, Positions, causal_attention
 from layers.compute import Compute
 from layers.dropout import DropoutKey, dropout, split_key
 from layers.products import Linear, apply_each, embedding_lookup, product
-from layers.shape import check_shape
 from layers.stack import apply_blocks
 
 
 @dataclass(frozen=True)
-class GPTConfig:
-    """The shape of a model, and how it is computed. Raises ValueError for an impossible shape."""
+class GPTConfig(ModelShape):
+    """The shape of a model, see config/shape.py, and how it is computed. Raises ValueError."""
 
-    block_size: int = 1024
     vocab_size: int = 50304
-    n_layer: int = 12
-    n_head: int = 12
-    n_kv_head: int | None = None  # None: n_head; fewer: query heads share them in groups (arXiv:2305.13245)
-    n_embd: int = 768
-    n_hidden: int | None = None  # F; None: the MLP has as many parameters as GPT-2's, see `hidden`
-    position: Literal["learned", "rope"] = "learned"  # rope: arXiv:2104.09864
-    rope_theta: float = 10000.0
-    rope_scaling: float = 1.0  # Llama 3's factor for longer contexts: see `inverse_frequencies`
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # rmsnorm: arXiv:1910.07467
-    norm_eps: float = 1e-5
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # arXiv:2002.05202, 1606.08415, 2109.08668
-    bias: bool = False
-    qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # how many tokens each attends to, itself included; None: all up to it
-    tie_embeddings: bool = True
-    dropout: float = 0.0
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
     compute: Compute = Compute()  # how the model is computed
 

@@ -14,23 +14,23 @@ that never stopped: batches and dropout follow from the seed and the iteration a
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import replace
 
 import jax
 
-from config.command_line import UserError, command, given
+from config.command_line import command, given
 from config.options import Options, complete_options
+from data.token_files import DataChanged
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import shape_of_weights
 from runs.lock import locked
+from runs.manifest import Manifest
 from runs.merge import save_merged
 from runs.metrics import Metrics, check_wandb
 from runs.profile import Profile
 from runs.reference import find_reference
 from runs.signals import stop_signals
-from runs.start import Run, claim_folder, open_run, parameter_count, show_sharding, starting_state
+from runs.start import Run, claim_folder, describe_model, open_run, show_sharding, starting_state
 from training.evaluation import Evaluate, make_evaluate
 from training.recipe import compile_step
 from training.state import TrainState
@@ -45,38 +45,46 @@ def main(argv: list[str]) -> int:
             print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
         elif options.show_sharding:
             show_sharding(options)
+        elif options.eval_only:
+            return evaluate_only(options, frozenset(asked))
         else:
-            return start(options, frozenset(asked))
+            check_wandb(options)
+            with locked(options.out_dir):
+                return start(options, frozenset(asked))
+    return 0
+
+
+def evaluate_only(options: Options, asked: frozenset[str]) -> int:
+    """Print the loss on each split of the model that training would begin with. Return the exit status."""
+    run = open_run(options, asked)
+    print(describe_model(run))
+    with stop_signals(saves=False) as stop_asked:
+        state, _ = starting_state(run)
+        losses = make_evaluate(options, run.dataset, state.model)(state.model, stop_asked)
+        if losses is None:
+            return stop_asked()
+    print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
     return 0
 
 
 def start(options: Options, asked: frozenset[str]) -> int:
-    """Start a run or resume it, train, and leave checkpoints behind. Return the status to exit with.
+    """Start a run or resume it, train, and leave checkpoints behind. Return the exit status.
 
     `asked` names the options that the command line sets.
     """
-    check_wandb(options)
-    with nullcontext() if options.eval_only else locked(options.out_dir):
-        run = open_run(options, asked)
-        batches = StepBatches(options)
-        print(parameter_count(run))
-        with stop_signals(saves=not options.eval_only) as stop_asked:
-            state, manifest = starting_state(run)
-            run = replace(run, manifest=manifest)
-            evaluate = make_evaluate(options, state.model)
-            if options.eval_only:
-                losses = evaluate(state.model, stop_asked)
-                if losses is None:
-                    return stop_asked()
-                print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
-                return 0
-            claim_folder(options, run.checkpoints)
-            devices = jax.sharding.get_mesh().size
-            metrics = Metrics(options, int(state.step), run.config, devices, find_reference(options))
-            try:
-                status = train(run, state, batches, evaluate, metrics, stop_asked)
-            finally:
-                metrics.close()
+    run = open_run(options, asked)
+    batches = StepBatches(options, run.dataset)
+    print(describe_model(run))
+    with stop_signals() as stop_asked:
+        state, manifest = starting_state(run)
+        evaluate = make_evaluate(options, run.dataset, state.model)
+        claim_folder(options, run.checkpoints)
+        devices = jax.sharding.get_mesh().size
+        metrics = Metrics(options, int(state.step), run.config, devices, find_reference(options))
+        try:
+            status = train(run, state, manifest, batches, evaluate, metrics, stop_asked)
+        finally:
+            metrics.close()
 
     if run.checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss was never below that of iter 0")
@@ -89,6 +97,7 @@ def start(options: Options, asked: frozenset[str]) -> int:
 def train(
     run: Run,
     state: TrainState,
+    manifest: Manifest,
     batches: StepBatches,
     evaluate: Evaluate,
     metrics: Metrics,
@@ -98,36 +107,36 @@ def train(
 
     Return 0 at `max_iters`, or what `stop_asked` said.
     """
-    options, checkpoints, manifest = run.options, run.checkpoints, run.manifest
+    options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
     reuse_freed_memory(step)
     profile = Profile(options.profile, step, metrics)
     i = start_iter = int(state.step)
     status = 0
-    while True:
-        if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
-            metrics.catch_up()
-            losses = evaluate(state.model, stop_asked)
-            if losses is None:  # asked to stop: the resumed run begins with this evaluation
-                status = stop_asked()
+    try:
+        while True:
+            if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
+                metrics.catch_up()
+                losses = evaluate(state.model, stop_asked)
+                if losses is None:  # asked to stop: the resumed run begins with this evaluation
+                    status = stop_asked()
+                    break
+                metrics.evaluation(i, losses)
+                manifest, improved = manifest.after_evaluation(losses["val"])
+                if i > 0 and (improved or options.always_save_checkpoint):
+                    metrics.saved(checkpoints.save(state, manifest, losses["val"]))
+            if i >= options.max_iters or (status := stop_asked()):
                 break
-            metrics.evaluation(i, losses)
-            manifest, improved = manifest.after_evaluation(losses["val"])
-            if i > 0 and (improved or options.always_save_checkpoint):
-                metrics.saved(checkpoints.save(state, manifest, losses["val"]))
-        if i >= options.max_iters or (status := stop_asked()):
-            break
-        with profile.step(i - start_iter):
-            try:
+            with profile.step(i - start_iter):
                 with metrics.making_batch():
                     x, y = batches(i)
-            except UserError:  # somebody has changed the data: save what has been trained
-                metrics.catch_up()
-                checkpoints.keep(state, manifest)
-                raise
-            state, report = step(state, x, y)
-            metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
-        i += 1
+                state, report = step(state, x, y)
+                metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
+            i += 1
+    except DataChanged:  # save what has been trained
+        metrics.catch_up()
+        checkpoints.keep(state, manifest)
+        raise
 
     metrics.catch_up()
     profile.close(i - start_iter)

@@ -3,12 +3,8 @@
     class SampleOptions: ...                       a frozen dataclass: names, types, defaults and meanings
     SampleOptions(**given(argv, SampleOptions))    the defaults, with the options that a user sets over them
 
-A later source wins over an earlier one: the dataclass's defaults, config files, then `--key=value` (or `--key
-value`). A value is checked in the same way wherever it comes from, and a bad one raises `UserError`.
-
-A config file is Python and runs when it is read, with all that the user may do: run only config files that
-you trust. It runs in a namespace of its own. Its public names have to be options; modules, functions and
-classes are left out.
+A later source wins: the dataclass's defaults, config files, then `--key=value` (or `--key value`). A config
+file is Python and runs when it is read, with all that the user may do: run only config files that you trust.
 
 This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
 """
@@ -21,30 +17,18 @@ import re
 import runpy
 import signal
 import sys
-import threading
 import traceback
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import cache
 from io import TextIOWrapper
 from types import ModuleType
-from typing import (
-    Annotated,
-    Any,
-    ClassVar,
-    Literal,
-    NamedTuple,
-    NoReturn,
-    Protocol,
-    TypeVar,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
 
 LONGEST_LINE = 1000  # characters of an error
-FLOAT32_MAX = float.fromhex("0x1.fffffep127")  # what is computed with a larger number is inf
+LONGEST_LITERAL = 200  # characters; Python's parser runs out of stack in a longer, deeply nested text
 
 
 class UserError(Exception):
@@ -52,7 +36,7 @@ class UserError(Exception):
 
     def __init__(self, text: str):
         line = " ".join(text.split())  # one line, even around another library's message
-        if len(line) > LONGEST_LINE:  # of what a file holds, or a user pasted
+        if len(line) > LONGEST_LINE:
             line = f"{line[: LONGEST_LINE - 300]} ... {line[-300:]}"
         # A terminal would obey an escape sequence, which may stand in a file's name: it becomes "?".
         super().__init__("".join(c if c.isprintable() else "?" for c in line))
@@ -65,8 +49,6 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     """
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
-    if sys.unraisablehook is sys.__unraisablehook__:  # and not, say, pytest's
-        sys.unraisablehook = interrupt_again
     try:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -85,36 +67,28 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
-def interrupt_again(unraisable: "sys.UnraisableHookArgs") -> None:
-    """Interrupt the main thread again after a finalizer, such as one of Orbax's, swallowed a Ctrl-C."""
-    if unraisable.exc_type is KeyboardInterrupt:
-        threading.Timer(0.01, signal.pthread_kill, (threading.get_ident(), signal.SIGINT)).start()
-    else:
-        sys.__unraisablehook__(unraisable)
-
-
-class Limit(NamedTuple):
+@dataclass(frozen=True)
+class Limit:
     """A condition that an option's value has to meet, and the words for it in an error."""
 
     text: str
     holds: Callable[[Any], object] = lambda x: True  # whose truth counts
-    below: int = 2**31  # what an integer has to be below, in size; devices count in int32
 
 
-Name = Annotated[
-    str,
-    Limit("a name of 1 to 4095 characters, none of them null", lambda x: 0 < len(x) < 4096 and "\0" not in x),
+INT32 = 2**31  # devices count in int32
+FLOAT32 = float.fromhex("0x1.fffffep127")  # the largest; devices compute inf with more
+
+Name = Annotated[str, Limit("a name of 1 to 4095 characters", lambda x: 0 < len(x) < 4096 and "\0" not in x)]
+Count = Annotated[int, Limit("an integer, 1 or more (below 2^31)", lambda x: 1 <= x < INT32)]
+NonNegativeInt = Annotated[int, Limit("an integer, 0 or more (below 2^31)", lambda x: 0 <= x < INT32)]
+BatchCount = Annotated[
+    int, Limit("an integer, 1 or more (below 2^31), or -1", lambda x: 1 <= x < INT32 or x == -1)
 ]
-Count = Annotated[int, Limit("an integer, 1 or more", lambda x: x >= 1)]
-NonNegativeInt = Annotated[int, Limit("an integer, 0 or more", lambda x: x >= 0)]
-BatchCount = Annotated[int, Limit("an integer, 1 or more, or -1", lambda x: x >= 1 or x == -1)]
-Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32, below=2**32)]
-Positive = Annotated[float, Limit("a number above 0", lambda x: x > 0)]
-NonNegative = Annotated[float, Limit("a number, 0 or more", lambda x: x >= 0)]
-Address = Annotated[
-    str, Limit("host:port, or auto", lambda x: x == "auto" or re.fullmatch(r".+:\d{1,5}", x) is not None)
-]
+Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32)]
+Positive = Annotated[float, Limit("a number above 0 (at most 3.4e38)", lambda x: 0 < x <= FLOAT32)]
+NonNegative = Annotated[float, Limit("a number, 0 or more (at most 3.4e38)", lambda x: 0 <= x <= FLOAT32)]
 Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)]
+Address = Annotated[str, Limit("host:port, or auto", re.compile(r"auto|.+:\d{1,5}").fullmatch)]
 
 
 class CommandOptions(Protocol):
@@ -131,22 +105,21 @@ Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py'
 def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
     """Return the options that a command line and its config files set: checked values by name.
 
-    `--help` prints the options of `cls` and exits. Raises UserError for a word that cannot be read, an
-    unknown option or a bad value.
+    `--help` prints the options of `cls` and exits. Raises UserError.
     """
     if "--help" in argv or "-h" in argv:
         show_help(cls)
-    texts, paths = take_words(argv, option_types(cls) | IGNORED, cls)
+    texts, paths = take_words(argv, option_types(cls) | TORCH_ONLY)
+    found = {}  # (where an error begins, value) by name
     for path in paths:
         if path.startswith("--"):
             check_name(path[2:].partition("=")[0].replace("-", "_"), "--", cls)
         if not path.endswith(".py") or path.startswith("-"):
             raise UserError(f"{shorten(path)}: expected a config file (NAME.py) or --key=value; see --help")
-    found = {name: (f"{path}: ", value) for path in paths for name, value in run_config(path, cls).items()}
+        found |= {name: (f"{path}: ", value) for name, value in run_config(path, cls).items()}
     found |= {name: ("--", value) for name, value in texts.items()}
-    for name in [name for name in found if name in IGNORED]:
-        origin, value = found.pop(name)
-        check_value(name, value, origin, cls)
+    for name in [name for name in found if name in TORCH_ONLY]:
+        del found[name]
         print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
     return {
         name: check_value(name, translate_from_torch(name, value), origin, cls)
@@ -155,12 +128,12 @@ def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
 
 
 def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
-    """Take a command's own options from its words. Return them, and the words for train.py's reader.
+    """Take a command's own options from its words. Return them, and the words for another reader.
 
-    A field of type bool is a flag, which needs no value. Raises UserError.
+    Raises UserError.
     """
-    texts, rest = take_words(argv, option_types(own), own, flags=True)
-    return own(**{name: check_value(name, value, "--", own) for name, value in texts.items()}), rest
+    values, rest = take_words(argv, option_types(own))
+    return own(**{name: check_value(name, value, "--", own) for name, value in values.items()}), rest
 
 
 @cache
@@ -170,29 +143,33 @@ def option_types(cls: type[Any]) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def take_words(
-    argv: list[str], kinds: dict[str, Any], cls: type[Any], flags: bool = False
-) -> tuple[dict[str, Any], list[str]]:
+def take_words(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values, unchecked, of the options in a command line that `kinds` names, and the other words.
 
-    With `flags`, an option of type bool needs no value. Raises UserError for another one without a value.
+    `--key` alone sets an option of type bool. Raises UserError for any other one without a value.
     """
-    values, rest, words = {}, [], iter(argv)
-    for word in words:
+    values, rest, words = {}, [], deque(argv)
+    while words:
+        word = words.popleft()
         key, equals, text = word.partition("=")
         name = key[2:].replace("-", "_")
         if not key.startswith("--") or name not in kinds:
             rest.append(word)
             continue
-        base, _, optional = read_type(kinds[name])
+        base, limit, optional = read_type(kinds[name])
         if not equals:
-            text = "True" if flags and base is bool else next(words, "--")
-            if text.startswith("--"):  # the next option, or the end
-                default = getattr(cls, name, False)
-                example = str(not default if isinstance(default, bool) else default).strip() or "TEXT"
-                raise UserError(f"{key} needs a value, as in {key}={example}")
-        as_it_stands = base is str and not (optional and text == "None")  # even if it spells a number
-        values[name] = text if as_it_stands else parse_literal(text)
+            if base is bool and not (words and words[0].lower() in ("true", "false")):
+                text = "True"
+            elif words and not words[0].startswith("--"):
+                text = words.popleft()
+            else:
+                raise UserError(f"{key} needs a value: {limit.text}")
+        if base is bool:
+            values[name] = {"true": True, "false": False}.get(text.lower(), text)
+        elif base is str and not (optional and text == "None"):  # even if it spells a number
+            values[name] = text
+        else:
+            values[name] = parse_literal(text)
     return values, rest
 
 
@@ -206,11 +183,6 @@ def read_type(kind: Any) -> tuple[type, Limit, bool]:
     if get_origin(kind) is Literal:
         return str, Limit(f"one of {', '.join(get_args(kind))}", get_args(kind).__contains__), optional
     return kind, limit or Limit("True or False" if kind is bool else "a string"), optional
-
-
-# The text of a number, a truth value or None is shorter. Python's parser runs out of stack in a longer one,
-# which may be nested deeply.
-LONGEST_LITERAL = 200  # characters
 
 
 def parse_literal(text: str) -> Any:
@@ -236,7 +208,7 @@ def shorten(text: str) -> str:
 
 
 def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
-    """Run a config file and return its public names with their values.
+    """Run a config file in a namespace of its own, and return its public names with their values.
 
     Modules, functions and classes are left out, unless they have the name of an option of `cls`. Raises
     UserError, with the line, for a file that is missing or fails.
@@ -249,7 +221,7 @@ def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
         ran = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in ran if frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own
-        raise UserError(f"{path}:{line}: {describe_error(error)}") from error
+        raise UserError(f"{path}:{line}: {traceback.format_exception_only(error)[-1]}") from error
     return {
         name: value
         for name, value in names.items()
@@ -258,32 +230,23 @@ def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
     }
 
 
-def describe_error(error: BaseException) -> str:
-    """Return an exception's class and message."""
-    try:
-        return f"{type(error).__name__}: {error}"
-    except BaseException:  # a class of the config file, whose __str__ fails
-        return type(error).__name__
-
-
-IGNORED = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, and their types
-FROM_TORCH = {  # (option, PyTorch's value): JAX's value, and a remark if the two are not quite the same
-    ("dtype", "float16"): ("bfloat16", "which needs no loss scaling"),
-    ("device", "mps"): ("cpu", "the nearest that JAX supports"),
-    ("device", "gpu"): ("cuda", None),
-    ("device", "cuda:N"): ("cuda", "and CUDA_VISIBLE_DEVICES chooses among GPUs"),
-}
+TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, and their types
+FROM_TORCH = [  # (option, PyTorch's value, JAX's, and a remark if the two are not quite the same)
+    ("dtype", "float16", "bfloat16", "which needs no loss scaling"),
+    ("device", "mps", "cpu", "the nearest that JAX supports"),
+    ("device", "gpu", "cuda", None),
+    ("device", r"cuda:\d+", "cuda", "and CUDA_VISIBLE_DEVICES chooses among GPUs"),
+]
 
 
 def translate_from_torch(name: str, value: Any) -> Any:
     """Return JAX's value for one that was written for PyTorch. Prints a note if they differ in meaning."""
-    if name not in ("device", "dtype") or not isinstance(value, str):
-        return value
-    spelling = re.sub(r"^cuda:\d+$", "cuda:N", value)
-    becomes, remark = FROM_TORCH.get((name, spelling), (value, None))
-    if remark:
-        print(f"note: {name}={value} becomes {becomes}, {remark}", file=sys.stderr)
-    return becomes
+    for option, theirs, ours, remark in FROM_TORCH:
+        if name == option and isinstance(value, str) and re.fullmatch(theirs, value):
+            if remark:
+                print(f"note: {name}={value} becomes {ours}, {remark}", file=sys.stderr)
+            return ours
+    return value
 
 
 def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
@@ -296,48 +259,29 @@ def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
 
 
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in the type that option `name` of `cls` has: 1e5 becomes 100000 for an integer.
+    """Return `value` in the type of option `name` of `cls`. 1e5 passes as an int and 1 as a float, True not.
 
     Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
     """
-    kind, limit, optional = read_type(IGNORED.get(name) or option_types(cls)[check_name(name, origin, cls)])
+    kind, limit, optional = read_type(option_types(cls)[check_name(name, origin, cls)])
     if value is None and optional:
         return None
-    try:
-        return convert(value, kind, limit)
-    except ValueError as error:
-        expected = str(error) or limit.text + optional * ", or None"
-        shown = "***" if name == "api_key" else spell(value)
-        raise UserError(f"{origin}{name} is {shown}, expected {expected}") from error
-
-
-def convert(value: Any, kind: type, limit: Limit) -> bool | int | float | str:
-    """Return `value` as type `kind`. 1e5 passes as an int and 1 as a float, True as neither.
-
-    Raises ValueError if the value is of another type, or outside its limit; with words for what is expected,
-    if it is no number that an array's axis or a counter may have.
-    """
-    if kind in (int, float):
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        finite = number and abs(value) <= sys.float_info.max  # false for nan as well
-        if not finite or (kind is int and value != int(value)):
-            raise ValueError
-        if kind is int and abs(value) >= limit.below:
-            raise ValueError(f"an integer of a size below {limit.below}")
-        if abs(value) > FLOAT32_MAX:
-            raise ValueError("a number of a size below 3.4e38, float32's largest")
-        value = kind(value)
-    if not isinstance(value, kind) or not limit.holds(value):
-        raise ValueError
-    return value
+    if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError, ValueError):  # of inf, nan, or an integer that no float can be
+            if (number := kind(value)) == value and limit.holds(number):
+                return number
+    elif type(value) is kind and limit.holds(value):
+        return value
+    shown = "***" if name == "api_key" else spell(value)
+    raise UserError(f"{origin}{name} is {shown}, expected {limit.text}{', or None' if optional else ''}")
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """The command line of a script that prepares data. A mistake in it is one line, as in any command's."""
+    """The command line of a script that has no config files. A mistake in it is one line, too."""
 
     def __init__(self, about: str | None):
-        help_as_it_is = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=about, formatter_class=help_as_it_is, allow_abbrev=False)
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(description=about, formatter_class=raw, allow_abbrev=False)
 
     def parse(self, argv: list[str]) -> argparse.Namespace:
         """Return the options' values. Raises UserError."""
@@ -346,7 +290,7 @@ class ScriptParser(argparse.ArgumentParser):
                 raise UserError(f"{word or repr(word)}: a value is missing there; see --help")
         return self.parse_args(argv)
 
-    def error(self, message: str) -> NoReturn:
+    def error(self, message: str):
         raise UserError(f"{message}; see --help")
 
 

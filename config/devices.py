@@ -19,7 +19,7 @@ price      US dollars an hour for one device, on demand, without tax, read in da
            runpod.io/pricing, secure pods, 7 October 2026 (RTX 4090: an active serverless worker's, undated);
            modal.com/pricing, 7 May 2026; cloud.google.com/tpu/pricing, per chip, United States, 2026
 
-What nobody asks for is left open (-): plan.py plans for devices with all figures.
+A figure that nobody asks for is left open (-): plan.py plans for devices with all figures.
 """
 
 import math
@@ -78,22 +78,13 @@ v6e        TPU v6 lite               TPU v6 lite|TPU v6e  918  33.5544320       
 
 
 def read_row(line: str) -> Device:
-    name, kind, pattern, peak, memory, bandwidth, link, network, price, source = re.split(r"\s{2,}", line)
-
-    def number(text: str) -> float:
-        return math.nan if text == "-" else float(text)
-
+    name, kind, pattern, *figures, source = re.split(r"\s{2,}", line)
+    numbers = [math.nan if text == "-" else float(text) for text in figures]
+    peak, memory, bandwidth, link, network, price = numbers
+    between_hosts = None if math.isnan(network) else network * 1e9
     return Device(
-        name,
-        kind,
-        pattern,
-        peak=number(peak) * 1e12,
-        memory=round(number(memory) * 1e9),
-        bandwidth=number(bandwidth) * 1e9,
-        link=number(link) * 1e9,
-        between_hosts=None if network == "-" else number(network) * 1e9,
-        price=number(price),
-        price_source=source,
+        *(name, kind, pattern, peak * 1e12, round(memory * 1e9), bandwidth * 1e9),
+        *(link * 1e9, between_hosts, price, source),
     )
 
 
@@ -117,12 +108,8 @@ def peak_flops(kind: str) -> float | None:
 FASTEST_ATTENTION = {
     # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
     r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
-    # Its speed, divided by FlashAttention-2's, in training shapes: Hopper 1.7 to 2.3, A100 0.82, A10G 0.93,
-    # L40S 1.00, RTX PRO 6000 0.88 (huggingface/transformers#48163). Others found about 1 on capability 8.0,
-    # and more on 8.6 and 8.9 (pytorch/pytorch#192799). A step on a B200 is 1.12 times as fast with cuDNN
-    # (pytorch/torchtitan#1196). Where it is slower than FlashAttention-2 it is taken all the same: JAX has
-    # only einsum besides, and attention in separate operations has a third of FlashAttention-2's speed or
-    # less (arXiv:2307.08691, section 4.1).
+    # 0.8 to 2.3 times as fast as FlashAttention-2 (huggingface/transformers#48163, pytorch/pytorch#192799),
+    # where attention in separate operations has a third of its speed or less (arXiv:2307.08691, 4.1).
     r"NVIDIA": "cudnn",
     # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
     r"TPU": "splash",

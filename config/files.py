@@ -1,8 +1,7 @@
 """Files that the programs read and write.
 
-A run, data or hub folder may be damaged, or somebody else's. `open_file` opens its files, and refuses
-symlinks, devices and FIFOs. Bad JSON is an error of one line; JSON larger than its kind can be is refused;
-a name in it cannot lead out of its folder. Writing is atomic: a file is the old one or the new one.
+A run, data or hub folder may be damaged, or somebody else's. `open_file` refuses symlinks, devices and FIFOs
+there; bad JSON, or JSON larger than its kind can be, is an error of one line. Writing is atomic.
 """
 
 import errno
@@ -28,10 +27,9 @@ HOLDS_TOKENIZER = 2**27  # JSON in which a tokenizer.json is a string
 
 
 def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
-    """Open a regular file of a run, data or hub folder: a symlink could lead anywhere, a FIFO hang.
+    """Open a regular file below `root`, by default its own folder. Only `root` itself may be a symlink.
 
-    `root` is that folder, by default that of the file. It may be a symlink itself; nothing below it
-    may lead out. A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
+    A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
     """
     folder = Path(os.path.realpath(path.parent))
     if not folder.is_relative_to(os.path.realpath(root or folder)):
@@ -69,20 +67,20 @@ def check_regular(path: str, found: os.stat_result, flags: int = os.O_RDONLY) ->
 def check_tree(folder: Path) -> None:
     """Raise UserError for what `open_file` would refuse in a folder and below, where Orbax opens the files.
 
-    TensorStore's data lie in folders `d`. All other files are small; Orbax reads them whatever their size.
+    Orbax reads metadata whatever its size, so only TensorStore's data, in folders `d`, may be large.
     """
+
+    def refuse(error: OSError) -> None:
+        if not isinstance(error, GONE):  # a run that goes on may delete files
+            raise error
+
     with reading(folder):
-        for parent, folders, files in os.walk(folder, onerror=refuse_unless_gone):
+        for parent, folders, files in os.walk(folder, onerror=refuse):
             for path in (parent, *(os.path.join(parent, name) for name in folders + files)):
-                with suppress(FileNotFoundError, IsADirectoryError):  # a run that goes on may delete files
+                with suppress(FileNotFoundError, IsADirectoryError):
                     check_regular(path, found := os.lstat(path))
                     if found.st_size > HOLDS_TOKENIZER and os.path.basename(parent) != "d":
                         raise OSError(errno.EFBIG, too_large(HOLDS_TOKENIZER), path)
-
-
-def refuse_unless_gone(error: OSError) -> None:
-    if not isinstance(error, GONE):
-        raise error
 
 
 @contextmanager
@@ -172,13 +170,6 @@ def check_writable(path: Path, advice: str) -> None:
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
 
 
-def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a complete file. After a loss of power, all of it is there, or the file before it."""
-    sync(temporary)
-    os.replace(temporary, path)
-    sync(path.parent)
-
-
 @contextmanager
 def _beside(path: Path, advice: str) -> Generator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -193,16 +184,24 @@ def _beside(path: Path, advice: str) -> Generator[Path]:
             temporary.unlink()
 
 
+def put_in_place(temporary: Path, path: Path) -> None:
+    """Rename a complete file. After a loss of power, all of it is there, or the file before it."""
+    sync(temporary)
+    os.replace(temporary, path)
+    sync(path.parent)
+
+
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk. Raises OSError."""
-    number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
     try:
-        os.fsync(number)
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
     except OSError:
-        if not path.is_dir():  # some file systems have no fsync of a folder
+        if not path.is_dir():  # Windows opens no folder, and some file systems have no fsync of one
             raise
-    finally:
-        os.close(number)
 
 
 def cache_folder() -> Path:

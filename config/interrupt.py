@@ -1,8 +1,8 @@
 """Ctrl-C while a command still imports: it ends at once and quietly. A command imports this before all else.
 
-JAX takes seconds to import. A KeyboardInterrupt in there is a page of traceback, or is swallowed. From
-`command` of config/command_line.py on, Ctrl-C raises one again. A file that others import, too, imports this
-as `__main__` only.
+During JAX's seconds of import a KeyboardInterrupt is a page of traceback, or is swallowed. From `command` of
+config/command_line.py on, Ctrl-C raises one again. A file that others import, too, imports this as `__main__`
+only.
 """
 
 import os

@@ -1,20 +1,14 @@
 """The options of a training run in one dataclass: the name, type, default and meaning of each.
 
-`parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones:
-
-    the defaults below                  nanoGPT's, under nanoGPT's names
-    what init_from names                the options of the run that it resumes, in <out_dir>/options.json,
-                                        or the shape of the weights that it starts from
-    config files                        python train.py config/quickstart.py
-    the command line                    --batch_size=32, or --batch_size 32
-
-`command_line.py` reads the last two. A config file is Python and runs when it is read: run only config files
-that you trust. Neither this file nor `command_line.py` imports JAX or NumPy.
+`parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones: the defaults
+below, which are nanoGPT's; what init_from names (the options of the run that it resumes, or the shape of the
+weights that it starts from); config files; the command line. Like `command_line.py`, which reads the last
+two, this file imports neither JAX nor NumPy.
 """
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
@@ -35,20 +29,19 @@ from config.command_line import (
     option_types,
 )
 from config.files import read_json
+from config.shape import ModelShape
 
 
 class Role(Enum):
     """Say what an option means to a model and a run, besides its value."""
 
-    SHAPE = "decides which arrays a model has and what they mean, so a resumed run has to keep it"
-    VARIANT = "the same, of an idea in variants.py"
+    VARIANT = "belongs to an idea in variants.py, and decides which arrays a model has"
     ADAPTER = "decides which adapters a LoRA run trains and how the weights below are stored: to be kept, too"
     ONCE = "says what one command does, or where: a resumed run does not take it from its options.json"
     FREE = "leaves the loss as it is, but for noise: what is evaluated and kept, where, how precisely"
 
 
 T = TypeVar("T")
-Shape = Annotated[T, Role.SHAPE]
 Variant = Annotated[T, Role.VARIANT]
 Adapter = Annotated[T, Role.ADAPTER]
 Once = Annotated[T, Role.ONCE]
@@ -56,7 +49,7 @@ Free = Annotated[T, Role.FREE]
 
 
 @dataclass(frozen=True)
-class Options:
+class Options(ModelShape):
     """The options of train.py. A comment is the text in `--help`; a type has the limits and the role."""
 
     program: ClassVar[str] = "train.py"
@@ -82,30 +75,13 @@ class Options:
     dataset: Name = "openwebtext"  # folder below data/ that holds train.bin and val.bin
     gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
     batch_size: Count = 12  # sequences per microbatch
-    block_size: Shape[Count] = 1024  # tokens per sequence
     sampling: Literal["random", "epoch"] = "random"  # windows drawn at random, or each once per epoch
     document_mask: bool = False  # a document, from end-of-text on, reads no other
     # model
-    n_layer: Shape[Count] = 12  # blocks
-    n_head: Shape[Count] = 12  # attention heads
-    n_kv_head: Shape[Count | None] = None  # key/value heads, shared by groups of query heads; None: n_head
-    n_embd: Shape[Count] = 768  # width of the residual stream
-    n_hidden: Shape[Count | None] = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
     vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
-    position: Shape[Literal["learned", "rope"]] = "learned"  # learned embeddings, or rotary
-    rope_theta: Shape[Positive] = 10000.0  # base of the rotary frequencies
-    rope_scaling: Shape[Positive] = 1.0  # Llama 3's factor for longer contexts; 1: none
-    norm: Shape[Literal["layernorm", "rmsnorm"]] = "layernorm"  # normalisation before attention, MLP and head
-    norm_eps: Shape[Positive] = 1e-5  # added to the mean square before its root is taken
-    mlp: Shape[Literal["swiglu", "gelu", "relu2"]] = "swiglu"  # of about as many parameters; gelu: GPT-2's
-    bias: Shape[bool] = False  # biases in the linear layers and layernorms
-    qk_norm: Shape[bool] = False  # normalise queries and keys
-    window: Shape[Count | None] = None  # tokens that a token reads, itself the last, as in Mistral; None: all
-    tie_embeddings: Shape[bool] = True  # the head is the token embedding, transposed
     attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
     mup_base_width: Variant[NonNegativeInt] = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
     mup_base_n_head: Variant[NonNegativeInt] = 0  # n_head of the model with that n_embd; 0: this one's
-    dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
     # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
@@ -160,8 +136,9 @@ def with_role(*roles: Role) -> tuple[str, ...]:
     return tuple(name for name, kind in option_types(Options).items() if set(roles) & set(get_args(kind)))
 
 
-SHAPE = with_role(Role.SHAPE, Role.VARIANT)
 VARIANTS = with_role(Role.VARIANT)
+# These decide which arrays a model has and what they mean: a resumed run has to keep them.
+SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 LORA = with_role(Role.ADAPTER)
 NOT_RESUMED = with_role(Role.ONCE)
 FREE = with_role(Role.ONCE, Role.FREE)

@@ -1,10 +1,8 @@
 """The batches that a training run or an evaluation reads from a split.
 
-Batch i is a pure function of (seed, split, i). So a resumed run needs no loader state, and every host can
-make the same batch.
-
-There is no background thread: a batch of 64 x 256 takes a tenth of a millisecond to make, and a call of a
-step returns before an accelerator has finished it, so the next batch is made meanwhile.
+Batch i is a pure function of (seed, split, i): a resumed run needs no loader state, and every host can make
+the same batch. No thread makes them in advance: 64 x 256 tokens take a tenth of a millisecond, in which an
+accelerator still computes the step before.
 """
 
 import functools
@@ -15,9 +13,8 @@ from jaxtyping import Int32
 from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
-from data.meta import SPLITS, load_meta
-from data.registry import dataset_dir
-from data.token_files import TokenFiles
+from data.meta import SPLITS
+from data.token_files import Dataset
 
 Batch = tuple[Int32[np.ndarray, "B T"], Int32[np.ndarray, "B T"]]
 
@@ -26,18 +23,23 @@ class Batches:
     """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
     `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does.
-    `sampling="epoch"` divides the split into floor((tokens - 1) / block_size) windows that do not overlap. It
-    visits every window once per epoch, in an order shuffled anew for each epoch. A batch may hold the end of
-    one epoch and the start of the next. The tokens after the last complete window, fewer than block_size, are
-    left out.
+    `sampling="epoch"` divides the split into windows that do not overlap, and visits each once per epoch, in
+    an order shuffled anew for each epoch. A batch may hold the end of one epoch and the start of the next.
+    The tokens after the last complete window are left out.
 
-    Raises UserError as TokenFiles does, and when the split is shorter than block_size + 1.
+    Raises UserError as `Dataset.tokens` does, and when the split is shorter than block_size + 1.
     """
 
     def __init__(
-        self, dataset: str, split: str, batch_size: int, block_size: int, seed: int, sampling: str = "random"
+        self,
+        dataset: Dataset,
+        split: str,
+        batch_size: int,
+        block_size: int,
+        seed: int,
+        sampling: str = "random",
     ):
-        self.tokens = TokenFiles(dataset_dir(dataset), load_meta(dataset), split)
+        self.tokens = dataset.tokens(split)
         self.path = self.tokens.paths[0]  # named in errors
         self.batch_size, self.block_size = batch_size, block_size
         self.key = (seed, SPLITS.index(split))
@@ -62,9 +64,8 @@ class Batches:
     def every_window(self, stride: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order as x, y: each token but the first is a target once.
 
-        Windows begin `stride` tokens apart, from 1 to block_size; the default is block_size, so that they do
-        not overlap. Tokens that a window shares with the one before are context, and their targets are -1.
-        The last batch is filled up to the shape of the others, with targets -1.
+        Windows begin `stride` tokens apart, from 1 to block_size, which is the default. Tokens that a window
+        shares with the one before are context: their targets are -1, as are those that fill the last batch.
         """
         B, T = self.batch_size, self.block_size
         stride = stride or T
@@ -89,7 +90,5 @@ class Batches:
         return np.concatenate(windows) * self.block_size
 
     def _shuffle(self, epoch: int) -> np.ndarray:
-        # Grain's MapDataset.shuffle is as pure, but it takes 6 microseconds per window (0.4 ms for a batch of
-        # 64) and 0.5 s to import. A permutation takes 0.3 ms for Shakespeare's 15,685 windows of 64, once per
-        # epoch, and 0.4 s for OpenWebText's 8.8 million windows of 1,024.
+        # 0.4 s for OpenWebText's 8.8 million windows of 1,024. Grain's pure shuffle takes 6 us per window.
         return np.random.default_rng((*self.key, epoch)).permutation(self.windows_per_epoch)

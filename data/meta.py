@@ -1,6 +1,5 @@
 """Read `meta.json`, which describes the token files beside it."""
 
-import functools
 import itertools
 import os
 import sys
@@ -18,12 +17,12 @@ SPLITS = ("train", "val")
 
 @dataclass(frozen=True)
 class Meta:
-    """The contents of a `meta.json`. `counts` has the number of tokens by split, and is empty without one."""
+    """The contents of a `meta.json`."""
 
     vocab_size: int
     tokenizer: dict | None  # for data.tokenizer.from_json; None when the tokens are not text
     dtype: str  # "uint16" | "uint32"
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)  # tokens of each split, where it is known
     shards: dict[str, tuple] = field(default_factory=dict)  # by split: (name, number of tokens) of each file
     sha256: dict[str, str] = field(default_factory=dict)  # by the name of a file, where it is known
 
@@ -57,9 +56,8 @@ def load_meta(dataset: str) -> Meta:
             f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: write meta.json with "
             f"`python {DATA / 'describe_chars.py'} --dataset={folder}{text}`"
         )
-    _print_once(
-        f"note: {folder} has no meta.json: assuming GPT-2 tokens, uint16, vocab_size {NANOGPT.vocab_size}"
-    )
+    note = f"note: {folder} has no meta.json: assuming GPT-2 tokens, uint16, vocab_size {NANOGPT.vocab_size}"
+    print(note, file=sys.stderr)
     return NANOGPT
 
 
@@ -79,50 +77,30 @@ def load_or_assume_meta(dataset: str, vocab_size: int | None) -> Meta:
 
 def parse_meta(values: Any) -> Meta:
     """Return what a `meta.json` says. Raises ValueError when that is not what this version writes."""
-    match values:
-        case {
-            "format": version,
-            "vocab_size": vocab_size,
-            "tokenizer": tokenizer,
-            "dtype": "uint16" | "uint32" as dtype,
-            "counts": {"train": train, "val": val},
-        } if (
+    try:
+        version, vocab_size = values["format"], values["vocab_size"]
+        tokenizer, dtype = values["tokenizer"], values["dtype"]
+        counts = {split: values["counts"][split] for split in SPLITS}
+        listed = values.get("shards", {})
+        shards = {split: [(file["file"], file["tokens"]) for file in listed[split]] for split in listed}
+        sha256 = {f"{split}.bin": digest for split, digest in values.get("sha256", {}).items()}
+        sha256 |= {file["file"]: file.get("sha256") for split in listed for file in listed[split]}
+        valid = (
             is_whole(version)
             and version == FORMAT
             and is_whole(vocab_size)
             and vocab_size > 0
-            and all(is_whole(count, below=2**53) for count in (train, val))  # OpenWebText has 9e9 tokens
-        ):
-            pass
-        case _:
-            raise ValueError("an entry is missing, or is not what this version writes")
-    listed, sums = values.get("shards", {}), values.get("sha256", {})
-    if not isinstance(listed, dict) or not set(listed) <= set(SPLITS):
-        raise ValueError(f"its shards are {spell(listed)}")
-    if not isinstance(sums, dict):
-        raise ValueError(f"its sha256 is {spell(sums)}")
-    shards = {split: parse_shards(listed[split]) for split in listed}
-    sha256 = {f"{split}.bin": digest for split, digest in sums.items()}
-    for shard in itertools.chain(*listed.values()):
-        if "sha256" in shard:
-            sha256[shard["file"]] = shard["sha256"]
-    description = check_description(tokenizer)
-    return Meta(vocab_size, description, dtype, {"train": train, "val": val}, shards, sha256)
-
-
-def parse_shards(values: Any) -> tuple[tuple[str, int], ...]:
-    """Return (name, number of tokens) of each file of a split. Raises ValueError, also for a path."""
-    if not isinstance(values, list) or not values:
-        raise ValueError(f"the shards of a split are {spell(values)}")
-    for shard in values:
-        match shard:
-            case {"file": name, "tokens": tokens} if is_plain_name(name) and is_whole(tokens):
-                pass
-            case _:
-                raise ValueError(f"a shard is {spell(shard)}")
-    return tuple((shard["file"], shard["tokens"]) for shard in values)
-
-
-@functools.cache  # each split of a data set reads its meta.json, and the notice is to be printed once
-def _print_once(text: str) -> None:
-    print(text, file=sys.stderr)
+            and dtype in ("uint16", "uint32")
+            and all(is_whole(count, below=2**53) for count in counts.values())  # OpenWebText has 9e9 tokens
+            and set(shards) <= set(SPLITS)
+            and all(shards.values())  # no list is empty
+        )
+    except (KeyError, TypeError, AttributeError):
+        valid = False
+    if not valid:
+        raise ValueError("an entry is missing, or is not what this version writes")
+    for name, tokens in itertools.chain(*shards.values()):
+        if not (is_plain_name(name) and is_whole(tokens)):  # a path would lead out of the folder
+            raise ValueError(f"a shard is {spell(name)}, of {spell(tokens)} tokens")
+    files = {split: tuple(files) for split, files in shards.items()}
+    return Meta(vocab_size, check_description(tokenizer), dtype, counts, files, sha256)

@@ -14,8 +14,7 @@ DATA = Path(__file__).resolve().parent
 def dataset_dir(dataset: str) -> Path:
     """Return the folder of a data set, which is a name under this repository's data/, or else a path.
 
-    Where NANOJAXGPT_DATA names a folder, such as a disk that machines share, a data set in there comes first.
-    The folder may not exist.
+    A data set in the folder that NANOJAXGPT_DATA names, such as a shared disk, comes first. It may not exist.
     """
     if (kept := os.environ.get("NANOJAXGPT_DATA")) and os.path.isdir(Path(kept) / dataset):
         return Path(kept) / dataset

@@ -26,6 +26,7 @@ from config.files import read_json, write_whole
 from config.options import Options
 from data.meta import load_meta
 from data.registry import prepare_if_missing
+from data.token_files import Dataset
 from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import machine
 from experiments.report import save_svg
@@ -97,7 +98,7 @@ def measure(own: dict[str, Any]) -> list[list[float]]:
     )
     prepare_if_missing(options.dataset)
     state = create_state(model_config(options, load_meta(options.dataset).vocab_size, None), options)
-    step, batches = compile_step(state, options), StepBatches(options)
+    step, batches = compile_step(state, options), StepBatches(options, Dataset(options.dataset))
     text = np.asarray(batches(STEPS)[0])[0, 0]  # tokens that these steps do not train on
     found = []
     for i in range(STEPS + 1):

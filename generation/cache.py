@@ -83,6 +83,7 @@ def forward_with_cache(
     rotate = rotation(config, positions)
     keys, values = [], []
 
+    @jax.named_scope("attention")
     def attend(q, k, v, key=None):
         """Add a layer's keys and values to the cache, and read it. The layers call this in order."""
         layer = len(keys)

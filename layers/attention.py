@@ -38,6 +38,7 @@ def causal_attention(
         positions = positions - documents
     rotate = rotation(config, positions)
 
+    @jax.named_scope("attention")
     def attend(q, k, v, key=None):
         q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
         plain = watch is None and (key is None or config.dropout == 0)

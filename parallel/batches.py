@@ -7,16 +7,17 @@ from jaxtyping import Array, Int
 
 from config.options import Options
 from data.batches import Batches
+from data.token_files import Dataset
 from parallel.sharding import batch_sharding
 
 
 class StepBatches:
     """The batches of a run's steps: `batches(i)` returns x and y of step i, int32 (A, B, T)."""
 
-    def __init__(self, options: Options):
+    def __init__(self, options: Options, dataset: Dataset):
         self.shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
         A, B, T = self.shape
-        self.rows = Batches(options.dataset, "train", A * B, T, options.seed, options.sampling)
+        self.rows = Batches(dataset, "train", A * B, T, options.seed, options.sampling)
         self.here = np.arange(A * B).reshape(A, B)[:, rows_here(B)].ravel()
         self.epochs = options.sampling == "epoch"
 

@@ -1,4 +1,4 @@
-"""Start a run: from its options, its data set and what lies in out_dir to the first step's state."""
+"""Start a run in a straight line: its folder, its data set, its model, and the first step's state."""
 
 import json
 import os
@@ -11,8 +11,9 @@ import jax
 from config.command_line import UserError
 from config.files import write_whole
 from config.options import NOT_RESUMED, RESUMING, Options
-from data.meta import NANOGPT, load_meta
+from data.meta import NANOGPT, Meta
 from data.registry import prepare_if_missing
+from data.token_files import Dataset
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPTConfig
@@ -30,53 +31,30 @@ from training.state import TrainState, create_state, create_state_around, model_
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to start: what it trains, and the checkpoints that it keeps or resumes from."""
+    """A run that is about to start: all that is decided before its state is made."""
 
     options: Options
     asked: frozenset[str]  # names of the options that the command line sets
+    checkpoints: Checkpoints
+    resuming: bool  # from the newest valid checkpoint
+    dataset: Dataset
     config: GPTConfig
     shapes: TrainState  # shapes, dtypes and shardings of its state
-    manifest: Manifest
-    checkpoints: Checkpoints
-    resuming: bool  # from the newest checkpoint that is whole
 
 
 def open_run(options: Options, asked: frozenset[str]) -> Run:
-    """Look for the run's checkpoints, prepare missing data, and describe the model.
+    """Decide whether the run resumes, on which data and which model it trains, and how its state is split.
 
-    Raises UserError when there is nothing to resume, or a run would be lost unasked, when the mesh cannot
-    split the model or the batch, and when its state could not be saved.
+    Raises UserError as the functions below do, and for a state that could not be saved.
     """
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
-    resuming = is_resuming(options, checkpoints)  # first: without the run its data set is not known
-    config, manifest = describe_run(options)
+    resuming = is_resuming(options, checkpoints)
+    check_same(checkpoints=checkpoints.iterations() if resuming else None)
+    dataset = open_dataset(options)
+    config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
     checkpoints.check(shapes)
-    check_same(checkpoints=checkpoints.iterations() if resuming else None)
-    return Run(options, asked, config, shapes, manifest, checkpoints, resuming)
-
-
-def describe_run(options: Options) -> tuple[GPTConfig, Manifest]:
-    """Return the model that the run trains, and the manifest of its first checkpoint. Prepare missing data.
-
-    Raises UserError for a model and a batch that cannot fit, or that the device mesh cannot split.
-    """
-    on_process_0(prepare_if_missing, options.dataset)
-    meta = load_meta(options.dataset)
-    check_same(dataset=meta)
-    vocab_size = options.vocab_size or meta.vocab_size
-    eot = end_of_text(meta.tokenizer)
-    needed = eot + 1 if meta is NANOGPT and eot is not None else meta.vocab_size  # NANOGPT's is padded
-    if vocab_size < needed:
-        raise UserError(
-            f"dataset={options.dataset} has a vocabulary of {needed} tokens, and the model one of "
-            f"{vocab_size}: choose a data set of the model's own tokens"
-        )
-    config = model_config(options, vocab_size, eot)
-    check_training(config, options, planned=options.show_sharding)
-    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
-    make_pipeline(options)  # raises UserError for one that cannot be
-    return config, Manifest(options, vocab_size, meta.tokenizer, best_val_loss=None)
+    return Run(options, asked, checkpoints, resuming, dataset, config, shapes)
 
 
 def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
@@ -99,30 +77,59 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
     return False
 
 
+def open_dataset(options: Options) -> Dataset:
+    """Open the run's data set, the same one in all processes. A small one that is missing is prepared."""
+    on_process_0(prepare_if_missing, options.dataset)
+    dataset = Dataset(options.dataset)
+    check_same(dataset=dataset.meta)
+    return dataset
+
+
+def choose_config(options: Options, meta: Meta) -> GPTConfig:
+    """Describe the model that the run trains on a data set.
+
+    Raises UserError for a model and a batch that cannot fit, or that the device mesh cannot split.
+    """
+    vocab_size = options.vocab_size or meta.vocab_size
+    eot = end_of_text(meta.tokenizer)
+    needed = eot + 1 if meta is NANOGPT and eot is not None else meta.vocab_size  # NANOGPT's is padded
+    if vocab_size < needed:
+        raise UserError(
+            f"dataset={options.dataset} has a vocabulary of {needed} tokens, and the model one of "
+            f"{vocab_size}: choose a data set of the model's own tokens"
+        )
+    config = model_config(options, vocab_size, eot)
+    check_training(config, options, planned=options.show_sharding)
+    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
+    make_pipeline(options)  # raises UserError for one that cannot be
+    return config
+
+
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
 
-    The manifest returned knows the best loss so far, and names the weights below the adapters, if there are
-    any. Raises UserError.
+    The manifest knows the best loss so far, and the weights below the adapters, if there are any. Raises
+    UserError.
     """
     options = run.options
+    manifest = Manifest(options, run.config.vocab_size, run.dataset.meta.tokenizer, best_val_loss=None)
     if run.resuming:
-        return newest_whole_state(run)
-    if options.init_from in ("scratch", *RESUMING):
-        if options.lora_rank:
-            raise UserError(
-                f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
-                "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
-            )
-        return create_state(run.config, options), run.manifest
-    return state_from_weights(run)
+        return newest_valid_state(run, manifest)
+    if options.init_from not in ("scratch", *RESUMING):
+        return state_from_weights(run, manifest)
+    if options.lora_rank:
+        raise UserError(
+            f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
+            "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
+        )
+    return create_state(run.config, options), manifest
 
 
-def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
-    """Restore the newest checkpoint that is whole. Those that are not are named and moved to `damaged`.
+def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]:
+    """Restore the newest valid checkpoint. Damaged ones are named and moved to `damaged`.
 
-    Raises UserError when none is whole, and when the run contradicts the checkpoint. Many processes end when
-    one is not whole, since perhaps only one of them has noticed; started again, they use the one before.
+    Raises UserError when none is valid, and when the run contradicts the checkpoint. Many processes end when
+    one is damaged, since perhaps only one of them has noticed; started again, they use the one before.
     """
     options, checkpoints = run.options, run.checkpoints
     while saved := checkpoints.iterations():
@@ -130,7 +137,7 @@ def newest_whole_state(run: Run) -> tuple[TrainState, Manifest]:
         try:
             saved = checkpoints.manifest(iteration)
             check_unasked(run, saved.options, path)
-            manifest = run.manifest.resuming_from(saved, path)
+            manifest = first.resuming_from(saved, path)
             base = load_base(checkpoints, iteration, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
@@ -161,9 +168,9 @@ def check_unasked(run: Run, saved: Options, path: Path) -> None:
         )
 
 
-def state_from_weights(run: Run) -> tuple[TrainState, Manifest]:
-    """Do as `starting_state` for the weights that `init_from` names: another run's, a folder's, the hub's."""
-    options, manifest = run.options, run.manifest
+def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
+    """Return the state around the weights that `init_from` names: another run's, a folder's, the hub's."""
+    options = run.options
     if is_run(options.init_from):
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
@@ -193,7 +200,7 @@ def write_options(options: Options) -> None:
     on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
 
 
-def parameter_count(run: Run) -> str:
+def describe_model(run: Run) -> str:
     """Say how many parameters the model has and trains, on which device, and with products in which dtype."""
     model, dtype = run.shapes.model, run.config.compute.dtype
     everything, trainable = (
@@ -206,5 +213,5 @@ def parameter_count(run: Run) -> str:
 
 def show_sharding(options: Options) -> None:
     """Print which device would hold which part of each parameter."""
-    shapes = state_shapes(describe_run(options)[0], options)
-    print(sharding_table(shapes.model))
+    config = choose_config(options, open_dataset(options).meta)
+    print(sharding_table(state_shapes(config, options).model))

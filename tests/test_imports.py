@@ -13,7 +13,7 @@ from tests.helpers import ROOT, newest_checkpoint, run_python
 ALLOWED = {
     "config": set(),
     "layers": {"config"},
-    "model": {"layers"},
+    "model": {"config", "layers"},
     "data": {"config"},
     "parallel": {"config", "data", "layers", "model"},
     "variants": {"layers", "model", "parallel"},
@@ -24,13 +24,23 @@ ALLOWED = {
     # The tools: the core goes on without them, and without what follows.
     "tools.inside": {"layers", "model"},
     "tools.evaluation": {"config", "data", "model", "parallel", "training"},
-    "tools.benchmarks": {"config", "generation", "hub", "layers", "model", "parallel", "runs", "training"},
+    "tools.benchmarks": {
+        "config",
+        "data",
+        "generation",
+        "hub",
+        "layers",
+        "model",
+        "parallel",
+        "runs",
+        "training",
+    },
     "tools.planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "tools.serving": {"config", "data", "generation", "model", "runs", "tools.inside"},
     "experiments": {
         *("config", "data", "model", "parallel", "runs", "training", "tools.benchmarks", "tools.inside")
     },
-    "tools.cloud": {"config", "data", "experiments", "runs", "training"},
+    "tools.cloud": {"config", "data", "experiments", "runs"},
 }
 # The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)

@@ -30,6 +30,7 @@ import train
 from config.command_line import UserError, command
 from config.options import NOT_RESUMED, read_options
 from data.batches import Batches
+from data.token_files import Dataset
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
@@ -218,7 +219,7 @@ class Torture:
         whole = path.read_bytes()
         path.write_bytes(self.flipped(whole))
         try:
-            Batches(str(path.parent), "train", batch_size=4, block_size=8, seed=0)
+            Batches(Dataset(str(path.parent)), "train", batch_size=4, block_size=8, seed=0)
             self.faults.append(f"a flipped bit of {path}: was not noticed")
         except UserError as error:
             self.tried["a flipped bit of train.bin, found"] += 1

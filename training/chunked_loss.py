@@ -44,6 +44,7 @@ def nats_of_rows(
     return total
 
 
+@jax.named_scope("loss")
 def _forward(x, head, targets, compute):
     dtype = compute.dtype
     weights = head.astype(dtype)
@@ -66,6 +67,7 @@ def _forward(x, head, targets, compute):
     return total / n_targets, (dx, dhead)
 
 
+@jax.named_scope("loss")
 def _backward(compute, gradients, dloss):
     dx, dhead = gradients
     return (dloss * dx).astype(dx.dtype), dloss * dhead, None

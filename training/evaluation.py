@@ -14,35 +14,34 @@ from tqdm import tqdm
 
 from config.command_line import UserError
 from config.options import Options
-from data.batches import Batches
+from data.batches import Batch, Batches
+from data.meta import SPLITS
+from data.token_files import Dataset
 from model import GPT
 from parallel.batches import assemble, example_batch, rows_here
 from parallel.pipeline.loop import make_pipeline
 from training.chunked_loss import chunked_cross_entropy, nats_of_rows
 from training.step import mean_loss
 
-Batch = tuple[Int[np.ndarray, "B T"], Int[np.ndarray, "B T"]]  # inputs and targets; -1: no target
 Evaluate = Callable[[GPT, Callable[[], int]], dict[str, float] | None]
 
 
-def make_evaluate(options: Options, model: GPT) -> Evaluate:
+def make_evaluate(options: Options, dataset: Dataset, model: GPT) -> Evaluate:
     """Return a function from a model to its mean loss on each split, in nats per token.
 
-    The function averages over `eval_iters` random batches, or over the whole split if `eval_iters` is -1. The
-    random batches are the same at every evaluation, so that the losses differ only by the model. Before each
-    batch the function calls its second argument, and returns None if that asks it to stop (runs/signals.py).
+    It averages over `eval_iters` random batches, the same at every evaluation, or over the whole split if
+    `eval_iters` is -1. Before each batch it calls its second argument, and returns None if that asks it to
+    stop (runs/signals.py).
     """
     B, T, n = options.batch_size, options.block_size, options.eval_iters
-    splits = {
-        split: Batches(options.dataset, split, B, T, seed=options.seed + 1) for split in ("train", "val")
-    }
+    splits = {split: Batches(dataset, split, B, T, seed=options.seed + 1) for split in SPLITS}
     compiled = compile_loss(model, options)
 
     def evaluate(model: GPT, stop_asked: Callable[[], int]) -> dict[str, float] | None:
-        means = {}
+        means, here = {}, rows_here(B)
         for split, batches in splits.items():
             drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
-            here, losses, targets = rows_here(B), [], []
+            losses, targets = [], []
             for x, y in drawn:
                 if stop_asked():
                     return None
@@ -68,35 +67,28 @@ def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]
 def score(
     model: GPT, batches: Iterable[Batch], shape: tuple[int, int], n_targets: int, source: str | Path
 ) -> tuple[Float[np.ndarray, " R"], float]:
-    """Return -log p of each row's targets together, in nats, and the seconds that took, without compilation.
+    """Return the sum of -log p over each row's targets, in nats, and the seconds that took once compiled.
 
-    The batches all have the `shape` (B, T); the progress bar counts to `n_targets`. Raises UserError, naming
+    The batches have the `shape` (B, T); the progress bar counts to `n_targets`. Raises UserError, which names
     the `source`, for tokens that the model does not know.
     """
-    (B, T), V = shape, model.config.vocab_size
+    B, T = shape
     batch = example_batch(B, T)
     compiled = score_rows.lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
-    here, nats, running = rows_here(B), [], None
+    here, nats = rows_here(B), []
     quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
     start = time.perf_counter()
     with tqdm(total=n_targets, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
         for x, y in batches:
-            if (largest := max(x.max(), y.max())) >= V:
+            if (largest := max(x.max(), y.max())) >= (V := model.config.vocab_size):
                 raise UserError(f"{source}: token {largest} is not of the model's vocabulary of {V}")
-            started = compiled(model, assemble(x[here], B), assemble(y[here], B))
-            if running is not None:
-                nats.append(np.asarray(running))  # of the batch before, while the device works on this one
-            running = started
+            nats.append(compiled(model, assemble(x[here], B), assemble(y[here], B)))
             bar.update((y >= 0).sum())
-        nats.append(np.asarray(running))
-    return np.concatenate(nats), time.perf_counter() - start
+    return np.concatenate([np.asarray(rows) for rows in nats]), time.perf_counter() - start
 
 
 @eqx.filter_jit
 def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
-    """Return -log p of each row's targets together, each predicted from all the tokens before it in the row.
-
-    The result is replicated, so that every process has all of it.
-    """
+    """Return the sum of -log p over each row's targets, replicated, so that every process has all of it."""
     nats = nats_of_rows(model.features(x), model.head, y, model.config.compute)
     return eqx.filter_shard(nats, PartitionSpec())

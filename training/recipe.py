@@ -99,6 +99,8 @@ def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
 
     Along `fsdp`, each device then holds all weights and gradients at once, where it has the memory.
     """
+    if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
+        return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
     gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.sizes["tensor"]
     axes = ("data", "fsdp") if gathered < GATHERED_FRACTION * memory() else ("data",)
     return tuple(axis for axis in axes if mesh.sizes[axis] > 1)

@@ -1,10 +1,7 @@
 """The state that training changes, and how it is made: model, optimizer's state and the step's number.
 
-    config = model_config(options, vocab_size)
-    state = create_state(config, options)          # drawn from options.seed, each array on its devices
-
-`create_state_around` begins with a model that has weights already, and `state_shapes` describes a state that
-is not there.
+config = model_config(options, vocab_size)
+state = create_state(config, options)          # drawn from options.seed, each array on its devices
 """
 
 from dataclasses import replace
@@ -34,7 +31,7 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, and how to compute it on the device. Raises UserError."""
+    """Describe the model that `options` ask for, and how the device computes it. Raises UserError."""
     config = model_shape(options, vocab_size, eot)
     return replace(config, compute=choose_compute(options, config))
 
@@ -62,12 +59,12 @@ def model_shape(options: Options, vocab_size: int, eot: int | None = None) -> GP
 
 
 def choose_compute(options: Options, config: GPTConfig) -> Compute:
-    """Decide how to compute a model on the device. Raises UserError for a kernel that it does not have."""
+    """Decide how to compute a model on the device. Raises UserError."""
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if multiplies_bfloat16() else "float32"
-    # On a CPU, a loop has to keep recomputed operations apart from the first ones, or XLA merges the two: its
-    # CPU compiler drops the barriers that keep them apart elsewhere.
+    # XLA's CPU compiler drops the barriers that elsewhere keep recomputed operations apart from the first
+    # ones, and merges the two; a loop keeps them apart.
     unrolled = not 0 < options.unroll < options.n_layer
     loop = device().platform == "cpu" and options.remat != "none" and unrolled
     return Compute(
@@ -81,7 +78,7 @@ def choose_compute(options: Options, config: GPTConfig) -> Compute:
 
 
 def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
-    """Return how to compute attention on the device. Raises UserError if what was asked for cannot be."""
+    """Return the kernel of attention on the device. Raises UserError for one that it does not have."""
     name = fastest_attention() if options.attention == "auto" else options.attention
     lack = missing(name, config.block_size, config.head_size, dtype)
     if options.attention == "auto":
@@ -100,21 +97,17 @@ def shape_options(config: GPTConfig) -> dict[str, Any]:
 
 @eqx.filter_jit
 def create_state(config: GPTConfig, options: Options) -> TrainState:
-    """Draw the state before the first step; `options.seed` decides the weights.
-
-    It is made under jit, so that each device only ever holds its own part of it.
-    """
+    """Draw the state before the first step, under jit: each device only ever holds its own part of it."""
     return init_state(config.build(jax.random.fold_in(jax.random.key(options.seed), 0)), options)
 
 
 @eqx.filter_jit(donate="all")
 def create_state_around(model: GPT, options: Options) -> TrainState:
-    """Return the state before the first step of a model with weights of its own, which is consumed."""
+    """Return the state before the first step of a model that has weights already, which is consumed."""
     return init_state(model, options)
 
 
 def init_state(model: GPT, options: Options) -> TrainState:
-    """Return the state before the first step, around a model, to be compiled."""
     if options.lora_rank:
         model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
     weights, _ = partition_trainable(model)

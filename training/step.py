@@ -51,8 +51,9 @@ def train_step(
     # Key 0 of the seed drew the weights.
     key = jax.random.fold_in(jax.random.key(seed), 1 + state.step) if dropout else None
     loss, gradients = recipe.value_and_grad(weights, frozen, x, y, key)
-    updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, weights)
-    model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
+    with jax.named_scope("optimizer"):  # its name in a profile, as attention and loss have one
+        updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, weights)
+        model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
     metrics = {
         "loss": loss,
         "grad_norm": optax.tree.norm(gradients),

@@ -11,6 +11,7 @@ import pytest
 from data import describe_chars, registry
 from data.batches import Batches
 from data.meta import load_meta
+from data.token_files import Dataset
 from data.tokenizer import from_json
 from tests.helpers import contents, error_line, refusal, run_python
 
@@ -68,7 +69,7 @@ def test_the_command_that_the_loader_names_makes_the_data_readable(folder, tmp_p
     tokenizer = from_json(meta.tokenizer)
     ids = [np.fromfile(folder / f"{split}.bin", "<u2") for split in ("train", "val")]
     assert tokenizer.decode(np.concatenate(ids)) == TEXT
-    x, _ = Batches(str(folder), "train", 1, 8, seed=0)(0)
+    x, _ = Batches(Dataset(str(folder)), "train", 1, 8, seed=0)(0)
     assert tokenizer.decode(x[0]) in TEXT
     assert described["source"] == str(folder / "input.txt")
 

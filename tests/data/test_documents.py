@@ -17,6 +17,7 @@ from data.documents import Progress, load_progress, tokenize_in_parallel, write_
 from data.meta import load_meta
 from data.prepare import main
 from data.sources import DocumentBatch, Files
+from data.token_files import Dataset
 from data.tokenizer import from_json, load_tokenizer
 from tests.damage import assert_named
 from tests.helpers import ROOT, refusal, run_python
@@ -65,7 +66,7 @@ def test_tokens_are_those_of_the_library_document_by_document(tmp_path, source, 
     assert abs(len(found["val"]) - 100) < 43
     assert "400 documents" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "set").iterdir()} == {"meta.json", "train.bin", "val.bin"}
-    assert Batches(str(tmp_path / "set"), "val", 2, 8, 1)(0)[0].shape == (2, 8)
+    assert Batches(Dataset(str(tmp_path / "set")), "val", 2, 8, 1)(0)[0].shape == (2, 8)
 
 
 def test_the_number_of_processes_changes_nothing(tmp_path, source, tokenizer_json):
@@ -174,7 +175,7 @@ def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, sourc
         assert killed.returncode == -9
         assert not (folder / "train.bin").exists() and not (folder / "train_00000.bin").exists()
         with pytest.raises(UserError):
-            Batches(str(folder), "train", 1, 8, 1)
+            Batches(Dataset(str(folder)), "train", 1, 8, 1)
         again = run_program(tmp_path, folder, source, tokenizer_json, kill_at=0)
         assert again.returncode == 0, again.stderr
         assert "going on after" in again.stdout

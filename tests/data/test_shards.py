@@ -12,7 +12,7 @@ from data.batches import Batches
 from data.meta import Meta, load_meta
 from data.registry import prepare_if_missing
 from data.shards import ShardWriter, publish
-from data.token_files import TokenFiles
+from data.token_files import Dataset, TokenFiles
 
 IDS = np.arange(1000, 1103, dtype="<u2")
 
@@ -64,7 +64,7 @@ def test_batches_are_those_of_one_file(dataset, tmp_path_factory, sampling):
     single = tmp_path_factory.mktemp("single")
     for split in ("train", "val"):
         IDS.tofile(single / f"{split}.bin")
-    theirs, ours = (Batches(str(folder), "train", 5, 8, 1, sampling) for folder in (single, dataset))
+    theirs, ours = (Batches(Dataset(str(folder)), "train", 5, 8, 1, sampling) for folder in (single, dataset))
     for i in range(20):
         np.testing.assert_array_equal(ours(i), theirs(i))
     passes = [np.concatenate([y.ravel() for _, y in some.every_window()]) for some in (ours, theirs)]
@@ -136,10 +136,10 @@ def test_a_missing_and_a_short_file_are_named(dataset):
     content = (dataset / last).read_bytes()
     (dataset / last).write_bytes(content + b"\0\0")
     with pytest.raises(UserError, match=last):
-        Batches(str(dataset), "val", 1, 8, 1)
+        Batches(Dataset(str(dataset)), "val", 1, 8, 1)
     (dataset / last).unlink()
     with pytest.raises(UserError, match=last):
-        Batches(str(dataset), "val", 1, 8, 1)
+        Batches(Dataset(str(dataset)), "val", 1, 8, 1)
 
 
 @pytest.mark.parametrize(

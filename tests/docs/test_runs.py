@@ -20,7 +20,8 @@ from config.options import Options
 from data.registry import prepare_if_missing
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
-from tools.cloud.options import separate_options
+from tools.cloud.jobs import options_of
+from tools.cloud.options import split_launch
 
 SLOW = "slow"  # the mark of a fence that the gate does not run
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
@@ -101,10 +102,10 @@ def check(command: str) -> None:
             if word.startswith("--") and f'"{word.partition("=")[0]}"' not in source:
                 raise LookupError(f"{script} has no option {word}")
     elif script == "app.py":
-        known = words and words[0] in (*app.COMMANDS, *app.LOOKING, "sweep")
-        ours, theirs = separate_options(words[1:] if known else words)
-        if words and words[0] in app.COMMANDS and words[0] not in ("prepare", "bench"):
-            given(theirs, app.options_of(words[0]))
+        known = words and words[0] in app.COMMANDS
+        _, theirs = split_launch(words[1:] if known else words)
+        if known and words[0] not in ("prepare", "bench", "sweep", "experiment"):
+            given(theirs, options_of(words[0]))
     elif script in ("bench.py", "plan.py"):
         given(split_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
     else:

@@ -16,7 +16,7 @@ from config.options import Options
 from model import GPTConfig
 from parallel.mesh import make_mesh
 from runs.load import load_run
-from runs.start import describe_run
+from runs.start import choose_config, open_dataset
 from tests.helpers import error_line, losses, named_arrays, refusal, run_python
 from tests.reference import as_gpt, gpt2, random_reference
 
@@ -124,10 +124,11 @@ def test_nanogpts_padded_vocabulary_fits_gpt2(tmp_path):
         np.arange(100, dtype="<u2").tofile(tmp_path / f"{split}.bin")
     options = replace(Options(), dataset=str(tmp_path), batch_size=8)
     with jax.set_mesh(make_mesh("data:1")):
+        meta = open_dataset(options).meta
         for vocab_size, expected in ((None, 50304), (50257, 50257)):
-            config, manifest = describe_run(replace(options, vocab_size=vocab_size))
-            assert config.vocab_size == manifest.vocab_size == expected
-        text = refusal(describe_run, replace(options, vocab_size=50256))
+            config = choose_config(replace(options, vocab_size=vocab_size), meta)
+            assert config.vocab_size == expected
+        text = refusal(choose_config, replace(options, vocab_size=50256), meta)
     assert "a vocabulary of 50257 tokens, and the model one of 50256" in text
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from config.command_line import UserError
 from config.options import Options
+from data.token_files import Dataset
 from model import GPTConfig
 from parallel.batches import StepBatches
 from runs.hardware import reuse_freed_memory
@@ -57,7 +58,7 @@ class TrainLoop:
     def __init__(self, step: JaxStep, stack: ExitStack):
         self.step, self.i = step, 0
         options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()), wandb_log=False)
-        self.batches = StepBatches(options)
+        self.batches = StepBatches(options, Dataset(options.dataset))
         self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
         stack.callback(self.metrics.close)
 

@@ -1,180 +1,207 @@
-"""Make the job that a command sends to Modal. A mistake is answered here, before anything is rented."""
+"""The launcher's commands, and the jobs that they send to Modal."""
 
+import math
 import re
-from collections.abc import Sequence
-from dataclasses import replace
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from config.command_line import UserError, check_value, given
+from config.command_line import CommandOptions, UserError, check_value, given, option_types, split_options
 from config.files import is_plain_name
-from config.options import NOT_RESUMED, RESUMING, SHAPE, Options
+from config.options import NOT_RESUMED, RESUMING, Options
 from data.prepare import parse
 from data.registry import is_small, known_datasets
 from data.sources import Hub
-from tools.cloud import MOUNTED, VOLUME
-from tools.cloud.commands import Job
-from tools.cloud.options import LaunchOptions
-from tools.cloud.supervise import ROOT
+from tools.cloud import VOLUME
+from tools.cloud.options import LaunchOptions, machine_of
+from tools.cloud.places import Here, Place, check_run, read_options, saved_iteration
+from tools.cloud.supervise import ROOT, Stop, run_script
+
+SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")  # of a first model
 
 
-def training_job(argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job that runs train.py. Its options are checked here, before anything is rented.
+class Command(NamedTuple):
+    """A command's script; the words that follow the user's; its results, in the run's folder."""
 
-    The options are sent one by one instead of their config file, which may lie anywhere and may change while
-    the run goes on. Raises UserError for a bad option, and for one that cannot work on Modal.
+    script: str = ""
+    words: tuple[str, ...] = ("--out_dir={run}",)
+    results: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = {}  # of the launcher's options
+
+
+SHORT = {"timeout_hours": 1.0, "retries": 0}
+BRIEF = {"timeout_hours": 0.25, "retries": 1}
+ON_CPUS = {"gpu": "none", "cores": 4}
+PROFILE = (
+    *("--profile={run}/profile", "--out_dir={scratch}", "--max_iters=14"),
+    *("--eval_iters=1", "--wandb_log=False", "--init_from=auto"),
+)
+EVALUATE = ("--out_dir={run}", "--json={run}/evaluate.json")
+COMMANDS = {
+    "train": Command("train.py"),
+    "sample": Command("sample.py", defaults=SHORT),
+    "prepare": Command("data/prepare.py", (), defaults={"gpu": "none", "cores": 16, "retries": 1}),
+    "evaluate": Command("evaluate.py", EVALUATE, ("evaluate.json",), SHORT),
+    "bench": Command("bench.py", ("--out_dir={run}", "--init_from=resume"), defaults=SHORT),
+    "profile": Command("train.py", PROFILE, ("profile",), SHORT),
+    "export": Command("export.py", ("--out_dir={run}", "--to={run}/export"), ("export",), SHORT | ON_CPUS),
+    "serve": Command("serve.py", defaults={"retries": 0}),
+    "sweep": Command("train.py"),
+    "experiment": Command("experiments/rented.py", defaults={"gpu": "L4"} | BRIEF),
+    **dict.fromkeys(("list", "watch", "fetch"), Command()),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """A script to run, here or at Modal."""
+
+    command: str
+    words: list[str]  # the user's, for the script
+    run_name: str  # for `prepare`, the data set's; "": as the words say
+    of_a_run: bool = False  # the run has to be there
+    dataset: str | None = None  # has to be in the Volume
+    sample: bool = False  # print a sample at the end
+
+
+def words_of(job: Job, run: Path, scratch: str = "<a folder>") -> list[str]:
+    alone = not job.run_name or (job.command == "bench" and not job.of_a_run)
+    words = () if alone else COMMANDS[job.command].words
+    return [*job.words, *(word.format(run=run, scratch=scratch) for word in words)]
+
+
+def run_job(
+    job: Job, run: Path, cwd: Path | None = None, seconds: float = math.inf
+) -> tuple[int, Stop | None]:
+    """Run a job's script on the run in the folder `run`. Return as `run_script` does. Raises UserError."""
+    with tempfile.TemporaryDirectory() as scratch:
+        if job.command == "profile" and job.of_a_run:
+            check_run(Here(), str(run))
+            shutil.copy(run / "options.json", scratch)  # a new run with these is traced
+        status, stop = run_script(COMMANDS[job.command].script, words_of(job, run, scratch), cwd, seconds)
+    if status == 0 and job.sample:
+        run_script("sample.py", [f"--out_dir={run}", *SAMPLE])
+    return status, stop
+
+
+def prepare(folder: Path, words: list[str], seconds: float = math.inf) -> tuple[int, Stop | None]:
+    """Prepare the data set of a folder by its own script, or else from the user's documents."""
+    if not has_script(folder.name):
+        return run_script("data/prepare.py", [*words, f"--to={folder}"], seconds=seconds)
+    if (ours := ROOT / "data" / folder.name) != folder:  # a script writes beside itself
+        shutil.copytree(ours, folder, dirs_exist_ok=True)
+    return run_script(str(folder / "prepare.py"), words, seconds=seconds)
+
+
+def has_script(dataset: str) -> bool:
+    """Tell whether this project prepares a data set of that name."""
+    return is_plain_name(dataset) and (ROOT / "data" / dataset / "prepare.py").is_file()
+
+
+def prepares_itself(dataset: str) -> bool:
+    """Tell whether a data set is one that is prepared unasked."""
+    return has_script(dataset) and is_small(dataset)
+
+
+def options_of(name: str) -> type[CommandOptions]:
+    """Return the options of a command's script, which is imported late, as most import JAX."""
+    if name in ("sample", "evaluate", "export", "serve"):
+        return getattr(import_module(name), f"{name.capitalize()}Options")
+    return Options
+
+
+def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
+    """Return the job that a command sends to Modal, checked by the script's own reader. Raises UserError.
+
+    Options replace their config file, which may lie anywhere, and may change while a run goes on.
     """
-    values = given(argv, Options)
-    out_dir = values.pop("out_dir", Options.out_dir)
-    run_name = check_value("run_name", options.run_name or Path(out_dir).name, "--", LaunchOptions)
+    if name == "prepare":
+        return preparing_job(argv, options)
+    reader = options_of(name)
+    rest = argv
+    if name == "bench":
+        _, rest = split_options(argv, import_module("bench").BenchOptions)
+    own = [word for word in argv if word not in rest]
+    values = given(rest, reader)
+    weights = values.get("init_from", "resume") if reader is not Options else "resume"
+    folder = Path(values.get("out_dir", "out")).name if weights == "resume" else re.sub(r"\W+", "-", weights)
+    run = check_value("run_name", options.run_name or folder, "--", LaunchOptions)
+    if options.nodes > 1 and name != "train":
+        raise UserError(f"--nodes={options.nodes} is for training: {name} runs on one machine")
     if values.get("overwrite"):
         raise UserError(
             "overwrite=True would begin anew at every attempt: give another --run-name, or first "
-            f"modal volume rm -r {VOLUME} runs/{run_name}"
+            f"modal volume rm -r {VOLUME} runs/{run}"
         )
-    dataset = checked_dataset(values)
-    if dataset is None and values.get("init_from") not in RESUMING:
-        dataset = Options.dataset
     if values.get("wandb_log") and not options.secrets:
         raise UserError(
             "wandb_log=True needs --secret=NAME, a Modal secret with your key: "
             "modal secret create NAME WANDB_API_KEY=..."
         )
-    return Job("train", words_for(values, options), run_name, dataset=dataset)
-
-
-def sampling_job(argv: list[str], options: LaunchOptions, values: dict[str, Any]) -> Job:
-    """Return the job that runs sample.py. A prompt in a file is sent as its text.
-
-    Raises UserError without a run's name, or for a file that cannot be read.
-    """
-    words = []
-    for word in argv:
-        start = re.fullmatch("(--start=)?FILE:(.*)", word)
-        try:
-            words.append(f"{start[1] or ''}{Path(start[2]).read_text('utf-8')}" if start else word)
-        except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
-            raise UserError(f"{word}: cannot be read as text: {error}") from None
-    return job_of_a_run("sample", words, options, values)
-
-
-def job_of_a_run(command: str, argv: list[str], options: LaunchOptions, values: dict[str, Any]) -> Job:
-    """Return the job that samples, evaluates, exports or serves a run in the Volume.
-
-    `values` are the options that its words set, checked. Raises UserError without a run's name.
-    """
-    if options.nodes > 1:
-        raise UserError(f"--nodes={options.nodes} is for training: {command} runs on one machine")
-    start = values.get("init_from", "resume")  # or a model that is no run's
-    if not options.run_name and start == "resume":
-        raise UserError("--run-name is missing; modal run app.py::list lists the runs in the Volume")
-    name = options.run_name or check_value("run_name", re.sub(r"\W+", "-", start), "--", LaunchOptions)
-    if examples := values.get("hellaswag"):
-        check_in_volume("hellaswag", examples)
-    if values.get("follow"):
-        raise UserError("--follow=True: at Modal a server sees the run as it was when its container started")
-    dataset = checked_dataset(values)
-    if options.machine.count and command != "export" and "device" not in values:  # as in words_for
-        argv = [*argv, "--device=cuda"]
-    return Job(command, argv, name, of_a_run=start == "resume", dataset=dataset)
-
-
-def measuring_job(command: str, argv: list[str], options: LaunchOptions, own: Sequence[str] = ()) -> Job:
-    """Return the job that times or traces the step of a run in the Volume, or of a config.
-
-    `own` are the words of bench.py that are none of train.py's. Raises UserError for a bad option.
-    """
-    values = given(argv, Options)
-    if options.nodes > 1:
-        raise UserError(f"--nodes={options.nodes} is for training: {command} runs on one machine")
-    values.pop("init_from", None)  # neither does anything with the weights
-    out_dir = values.pop("out_dir", Options.out_dir)
-    dataset = checked_dataset(values) or (None if options.run_name else Options.dataset)
-    name = options.run_name or check_value("run_name", Path(out_dir).name, "--", LaunchOptions)
-    words = [*words_for(values, options), *own]
-    return Job(command, words, name, of_a_run=bool(options.run_name), dataset=dataset)
+    if "start" in values:
+        values["start"] = import_module("sample").read_prompt(values["start"])
+    if machine_of(options).count and "device" in option_types(reader):
+        values = {"device": "cuda"} | values  # or JAX might compute on the CPU
+    if reader is Options:
+        of_a_run = name != "train" and bool(options.run_name)
+    else:
+        of_a_run = weights == "resume"
+    dataset = values.get("dataset")
+    if name == "bench":
+        dataset = None  # its tokens are random
+    elif dataset is None and reader is Options and not of_a_run and values.get("init_from") not in RESUMING:
+        dataset = Options.dataset
+    words = [f"--{option}={value}" for option, value in values.items()]
+    return Job(name, words + own, run, of_a_run, dataset)
 
 
 def preparing_job(argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job that prepares a data set of data/, or the user's own documents that are in the Volume.
-
-    Raises UserError for a data set that there is not, and for options that its prepare.py does not take.
-    """
-    name, words = (argv or [""])[0], argv[1:]
+    """Return the job that prepares a data set of data/, or the user's own documents. Raises UserError."""
+    name, *words = argv or [""]
     if not is_plain_name(name):
         known = ", ".join(known_datasets())
         raise UserError(f"prepare {name}: first comes the name of a data set: {known}, or a new one")
-    ours = has_script(name)
-    if ours and is_small(name):
-        if words:
-            raise UserError(f"{words[0]}: {name} is small, and is prepared without options")
-        return Job("prepare", [], name)
-    arguments = parse(words, f"Prepare {name}.", Path(name), Hub(name) if ours else None)
-    if arguments.to != Path(name):
-        raise UserError(f"--to={arguments.to}: on Modal the data set lies in the Volume, as data/{name}")
-    for path in arguments.source or []:
-        check_in_volume("source", path)
-    if arguments.tokenizer.endswith(".json"):
-        check_in_volume("tokenizer", arguments.tokenizer)
-    if arguments.num_proc is None:  # Python would count the cores of the whole host
-        words = [*words, f"--num_proc={options.machine.cores:.0f}"]
+    if not prepares_itself(name):
+        arguments = parse(words, f"Prepare {name}.", Path(name), Hub(name) if has_script(name) else None)
+        if arguments.num_proc is None:  # Python would count the cores of the host
+            words = [*words, f"--num_proc={machine_of(options).cores:.0f}"]
     return Job("prepare", words, name)
 
 
-def check_unchanged(
-    words: list[str], theirs: Options, run: str, choice: str, free: tuple[str, ...] = ()
-) -> None:
-    """Raise UserError for options other than those that a run has, unless that is asked for by init_from.
-
-    `run` says which run, and `choice` is the option that names another. Those in `free` may differ.
-    """
-    values = given(words, Options)
+def check_unchanged(place: Place, job: Job) -> None:
+    """Raise UserError where a job would change the options of a run that has checkpoints, unasked."""
+    run = job.run_name
+    theirs = read_options(place, run)
+    values = given(job.words, Options)
     start = values.get("init_from", "scratch")
-    if start in RESUMING:
+    if start in RESUMING or theirs is None or not saved_iteration(place, run):
         return
     ours = replace(Options(), **values)
-    of_weights = SHAPE if start != "scratch" else ()  # of which the weights decide those that are not given
-    for name, value in theirs.to_json().items():
+    for name in option_types(Options) if start == "scratch" else values:  # weights decide others
+        old = getattr(theirs, name)
         new = getattr(ours, name)
-        same = Path(str(value)).name == Path(str(new)).name if name == "dataset" else value == new
-        if name in (*NOT_RESUMED, *free) or same or (name in of_weights and name not in values):
-            continue
-        raise UserError(
-            f"{run} holds a run with {name}={value}, and this launch has {name}={new}: "
-            f"go on with --init_from=resume, which changes it, or choose another {choice}"
-        )
+        if old != new and name not in NOT_RESUMED:
+            raise UserError(
+                f"{run} holds a run with {name}={old}, and this launch has {name}={new}: "
+                "go on with --init_from=resume, which changes it, or choose another --run-name"
+            )
 
 
-def has_script(dataset: str) -> bool:
-    """Tell whether a data set of this project has that name: nobody else's script is run unasked."""
-    return is_plain_name(dataset) and (ROOT / "data" / dataset / "prepare.py").is_file()
+def has_ended(place: Place, job: Job) -> bool:
+    """Tell whether a run has come to the last step that a job asks for."""
+    asked = given(job.words, Options)
+    theirs = read_options(place, job.run_name)
+    if theirs is None or asked.get("eval_only"):
+        return False
+    return saved_iteration(place, job.run_name) >= asked.get("max_iters", theirs.max_iters)
 
 
-def check_in_volume(option: str, path: str) -> None:
-    """Raise UserError for a file that no container will see."""
-    if not path.startswith(f"{MOUNTED}/"):
-        name = Path(path).name
-        raise UserError(
-            f"--{option}={path} would be looked for in the Volume: modal volume put {VOLUME} {path} {name}, "
-            f"then give --{option}={MOUNTED}/{name}"
-        )
-
-
-def checked_dataset(values: dict[str, Any]) -> str | None:
-    """Return the data set that options name, if they do. Raises UserError for a folder of this machine."""
-    if values.get("dataset") is None:
-        return None
-    dataset = Path(values["dataset"])
-    if dataset.is_dir() and (dataset.is_absolute() or not (ROOT / "data" / dataset).is_dir()):
-        raise UserError(
-            f"dataset={dataset} is a folder here: modal volume put {VOLUME} {dataset} "
-            f"data/{dataset.name}, then give --dataset={dataset.name}"
-        )
-    return str(dataset)
-
-
-def words_for(values: dict[str, Any], options: LaunchOptions) -> list[str]:
-    """Return train.py's options as words. On a rented GPU they ask for it."""
-    if options.machine.count:  # or JAX would fall back to the CPU, at a GPU's price
-        values = {"device": "cuda"} | values
-    return [f"--{name}={value}" for name, value in values.items()]
+def resume_options(run: Path) -> list[str]:
+    """Return the option that resumes the run in a folder; none, for the user's own, without a checkpoint."""
+    found = any(path.name.isdigit() for path in (run / "checkpoints").glob("*"))
+    found = found or (run / "damaged").exists()  # auto refuses to begin anew beside these
+    return ["--init_from=auto"] if found else []

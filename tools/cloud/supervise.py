@@ -17,17 +17,13 @@ Stop = Literal["interrupt", "time"]
 
 
 def run_script(
-    script: str,
-    words: list[str],
-    cwd: Path | None = None,
-    seconds: float = math.inf,
+    script: str, words: list[str], cwd: Path | None = None, seconds: float = math.inf
 ) -> tuple[int, Stop | None]:
     """Run a script with the options `words` to its end.
 
-    Return its status, which is negative if a signal killed it, and why it was stopped, if it was. Ctrl-C, and
-    the end of `seconds`, reach it as SIGTERM, on which train.py saves a checkpoint and ends with status 143.
-    Any other exception, such as the one with which Modal cancels an input, ends the script in the same way
-    and goes on up: no script outlives its caller.
+    Return its status, which is negative if a signal killed it, and why it was stopped, if it was. Ctrl-C, the
+    end of `seconds`, and any other exception, which is raised again, reach it as SIGTERM, on which train.py
+    saves a checkpoint and ends with status 143. No script outlives its caller.
     """
     command = [sys.executable, str(ROOT / script), *words]
     process, deadline, stop = None, time.monotonic() + seconds, None
@@ -46,17 +42,25 @@ def run_script(
                 process.terminate()
     except BaseException:
         if process is not None:
-            end(process)
+            try:
+                process.terminate()
+                process.wait(PATIENCE)
+            finally:
+                process.kill()  # does nothing if it has ended
+                process.wait()
         raise
 
 
 @contextmanager
 def signals_held_back() -> Generator[None]:
-    """Within, no signal raises an exception; those that came do so at the end, when there is a script to end.
+    """Hold back signals that raise exceptions until the end, when there is a script to end.
 
-    SIGINT is blocked as well, which a script that is started within inherits: a terminal sends Ctrl-C to the
-    script, too, and train.py ends without saving at its second signal.
+    A script that is started within has SIGINT blocked, which a terminal sends to it as well: train.py ends
+    without saving at its second signal.
     """
+    if not hasattr(signal, "pthread_sigmask"):  # on Windows
+        yield
+        return
     came = []
     numbers = (signal.SIGUSR1, signal.SIGTERM, signal.SIGINT)  # SIGUSR1 is Modal's: an input is cancelled
     handlers = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
@@ -71,13 +75,3 @@ def signals_held_back() -> Generator[None]:
             signal.signal(number, handler)
         for number in came:
             handlers[number](number, None)
-
-
-def end(process: subprocess.Popen) -> None:
-    """Have a script save and end; kill it if it does not, or if there is no time for that."""
-    try:
-        process.terminate()
-        process.wait(PATIENCE)
-    finally:
-        process.kill()  # nothing, where it has ended
-        process.wait()

@@ -1,196 +1,143 @@
-"""Train the product of some options' values, one run for each, and compare the runs.
+"""Train many runs, here one after another or at Modal some at a time: a sweep, or an experiment."""
 
-    --sweep=learning_rate:3e-4,1e-3 --sweep=seed:1,2,3      six runs
-    --sweep_iters=500                                       each of so many steps; --best goes on from there
-    --best                                                  then train the best run to the config's max_iters
-
-Each run has a name of its own, such as `out.learning_rate-3e-4.seed-1`, and is an ordinary run. The same
-command again goes on where it stopped. Where the runs lie and how they are trained is the caller's affair.
-"""
-
+import importlib
 import itertools
+import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
 
-from config.command_line import Count, UserError, check_name, check_value, given, parse_literal
+from config.command_line import UserError, check_name, check_value, given, parse_literal
+from config.files import is_plain_name
 from config.options import NOT_RESUMED, Options
-from tools.cloud.commands import Job
-from tools.cloud.jobs import check_unchanged
-from tools.cloud.look import Standing, read_options, read_records, standing
+from experiments.runner import Task, run
+from tools.cloud.jobs import Job, check_unchanged, has_ended, make_job, resume_options, run_job
 from tools.cloud.options import LaunchOptions
-from tools.cloud.places import Place
-
-MakeJob = Callable[[list[str], LaunchOptions], Job]
-Train = Callable[[list[Job]], list]  # trains runs, and returns their statuses
-
-
-@dataclass(frozen=True)
-class SweepOptions:
-    """The options that only a sweep has, beside --sweep."""
-
-    program: ClassVar[str] = "app.py sweep"
-    purpose: ClassVar[str] = "Train the product of some options' values."
-
-    sweep_iters: Count | None = None  # steps of each run; None: as many as the options say
-    best: bool = False  # then train the best run to its end
+from tools.cloud.places import Here, InVolume, describe_run, losses_of, read_records
+from tools.cloud.rent import announce, rent
+from tools.cloud.supervise import ROOT
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """A sweep that is planned: its runs' jobs, and the values that each run has of its own, by option."""
+def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
+    """Train the runs of a sweep that are not done, and print all by their best loss. Return 1 if one failed.
 
-    name: str
-    variants: list[dict[str, str]]
-    jobs: list[Job]
-    iters: int  # steps of each run
-    full: int  # steps of a whole run
-    best: bool
-
-    def last_job(self) -> list[Job]:
-        """Return a job that costs what training the best run to its end does; none if it will not be."""
-        return self.jobs[:1] if self.best and self.full > self.iters else []
-
-
-def plan_sweep(argv: list[str], options: LaunchOptions, make_job: MakeJob) -> Sweep:
-    """Return the sweep that a command line asks for; `make_job` makes the job of one run.
-
-    Raises UserError as `make_job` does, and for an axis that is none of train.py's options, or a bad value.
+    Raises UserError for a mistake, and where a run of that name has other options.
     """
-    axes, own, words = {}, {}, []
-    for word in argv:
-        key, _, text = word.partition("=")
-        name = key[2:].replace("-", "_")
-        if key == "--sweep":
-            option, values = parse_axis(text)
-            axes[option] = values
-        elif key.startswith("--") and name in ("best", "sweep_iters"):
-            own[name] = check_value(name, parse_literal(text or "True"), "--", SweepOptions)
-        else:
-            words.append(word)
-    if not axes:
-        raise UserError("--sweep is missing: what to sweep, as in --sweep=learning_rate:3e-4,1e-3")
-    asked = SweepOptions(**own)
-    full = given(words, Options).get("max_iters", Options.max_iters)
-    base = make_job(words, options).run_name
-    variants = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
-    jobs = []
-    for variant in variants:
-        its_words = [*words, *(f"--{name}={value}" for name, value in variant.items())]
-        its_words += [f"--max_iters={asked.sweep_iters}"] if asked.sweep_iters else []
-        jobs.append(make_job(its_words, replace(options, run_name=name_of(base, variant))))
-    if len({job.run_name for job in jobs}) < len(jobs):
-        raise UserError("--sweep: two runs would have the same name: write their values in another way")
-    return Sweep(base, variants, jobs, asked.sweep_iters or full, full, asked.best)
-
-
-def run_sweep(sweep: Sweep, place: Place, train: Train) -> int:
-    """Train the runs that are due, and print and draw a comparison of all. Return 1 if one failed, or else 0.
-
-    Then, if that was asked for, train the best to its end. Raises UserError as `is_due` does.
-    """
-    failed = train_due(sweep.jobs, sweep.iters, place, train)
-    ranked = compare(place, sweep, failed)
-    draw_sweep(place, sweep, Path(f"{Path(sweep.name).name}.sweep.png"))
-    if sweep.best and ranked:
-        (best,) = [job for job in sweep.jobs if job.run_name == ranked[0].name]
-        print(f"the best, to its end at iter {sweep.full:,}: {best.run_name}", flush=True)
-        best = replace(best, words=[*best.words, f"--max_iters={sweep.full}"])
-        failed += train_due([best], sweep.full, place, train)
+    jobs = plan_sweep(argv, options, remote)
+    if remote and not announce(jobs, options):
+        return 0
+    place = InVolume() if remote else Here()
+    for job in jobs:
+        check_unchanged(place, job)
+    due = [job for job in jobs if not has_ended(place, job)]
+    statuses = rent("sweep", due, options) if remote and due else map(train_here, due)
+    failed = {job.run_name for job, status in zip(due, statuses, strict=True) if status}
+    best = {
+        job.run_name: min(losses_of(read_records(place, job.run_name)), default=float("inf")) for job in jobs
+    }
+    for name in sorted(best, key=best.__getitem__):
+        print(describe_run(place, name) + (": failed" if name in failed else ""))
     return 1 if failed else 0
 
 
-def train_due(jobs: list[Job], iters: int, place: Place, train: Train) -> list[str]:
-    """Train those of the jobs that have not come to `iters` yet. Return the names of those that failed."""
-    due = [job for job in jobs if is_due(place, job, iters)]
-    statuses = train([go_on(place, job) for job in due]) if due else []
-    return [job.run_name for job, status in zip(due, statuses, strict=True) if status != 0]
+def train_here(job: Job) -> int:
+    """Train a run of a sweep. Return its status. Ctrl-C ends the sweep with it, by KeyboardInterrupt."""
+    print(f"training {job.run_name}", flush=True)
+    folder = Path(job.run_name)
+    status, stop = run_job(replace(job, words=[*job.words, *resume_options(folder)]), folder)
+    if stop:
+        raise KeyboardInterrupt
+    return status
 
 
-def is_due(place: Place, job: Job, iters: int) -> bool:
-    """Tell whether a run has still to be trained, and nobody trains it just now.
-
-    Raises UserError where another run has its name.
-    """
-    found, theirs = standing(place, job.run_name), read_options(place, job.run_name)
-    if found is None or theirs is None:
-        return True
-    if found.saved:
-        check_unchanged(job.words, theirs, job.run_name, "--run-name", free=("max_iters",))
-    return found.state != "running" and found.saved < iters
-
-
-def go_on(place: Place, job: Job) -> Job:
-    """Return the job that goes on with a run that has a checkpoint: to more steps, perhaps."""
-    found = standing(place, job.run_name)
-    return replace(job, words=[*job.words, "--init_from=resume"]) if found and found.saved else job
-
-
-def name_of(base: str, variant: dict[str, str]) -> str:
-    """Return the name of a run, which shows what it has of its own."""
-    shown = (f"{name}-{re.sub('[^A-Za-z0-9.]+', '-', value)}" for name, value in variant.items())
-    return ".".join([base, *shown])
+def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> list[Job]:
+    """Return the jobs of a sweep, each run named by its values. Raises UserError."""
+    axes = dict(parse_axis(word.removeprefix("--sweep=")) for word in argv if word.startswith("--sweep="))
+    words = [word for word in argv if not word.startswith("--sweep=")]
+    base = options.run_name or given(words, Options).get("out_dir", Options.out_dir)
+    if not axes:
+        raise UserError("--sweep is missing: what to sweep, as in --sweep=learning_rate:3e-4,1e-3")
+    jobs = []
+    for values in itertools.product(*axes.values()):
+        own = dict(zip(axes, values, strict=True))
+        shown = (f"{option}-{re.sub('[^A-Za-z0-9.]+', '-', value)}" for option, value in own.items())
+        name = ".".join([base, *shown])
+        its_words = [*words, *(f"--{option}={value}" for option, value in own.items())]
+        if remote:
+            jobs.append(make_job("train", its_words, replace(options, run_name=Path(name).name)))
+        else:
+            jobs.append(Job("train", its_words, name))
+    if len({job.run_name for job in jobs}) < len(jobs):
+        raise UserError("--sweep: two runs would have the same name: write their values in another way")
+    return jobs
 
 
 def parse_axis(text: str) -> tuple[str, list[str]]:
     """Return the option and the values of learning_rate:3e-4,1e-3. Raises UserError."""
-    name, colon, values = text.partition(":")
+    name, _, values = text.partition(":")
     name = check_name(name.replace("-", "_"), "--sweep: ", Options)
-    if not colon or not all(found := values.split(",")):
+    found = values.split(",")
+    if not all(found):
         raise UserError(f"--sweep={text}: expected an option and its values, as in learning_rate:3e-4,1e-3")
     if name in (*NOT_RESUMED, "max_iters", "dataset"):
         raise UserError(f"--sweep={text}: {name} is no axis of a sweep; give it once, for all runs")
-    if len(set(found)) < len(found):
-        raise UserError(f"--sweep={text}: a value is there twice")
     for value in found:
-        given = value if isinstance(getattr(Options, name), str) else parse_literal(value)
-        check_value(name, given, "--sweep: ", Options)
+        literal = value if isinstance(getattr(Options, name), str) else parse_literal(value)
+        check_value(name, literal, "--sweep: ", Options)
     return name, found
 
 
-# Comparison
+# Experiments
 
 
-def compare(place: Place, sweep: Sweep, failed: list[str]) -> list[Standing]:
-    """Print a table of the runs, the best first, name those that failed, and return those with a loss."""
-    variants = {job.run_name: variant for job, variant in zip(sweep.jobs, sweep.variants, strict=True)}
-    found = [standing(place, name) for name in variants]
-    ranked = sorted(
-        (run for run in found if run and run.best is not None), key=lambda run: (run.best, run.name)
-    )
-    rows = [[*sweep.variants[0], "final", "best", "", "run"]]
-    for run in ranked:
-        state = f"stopped at {run.iteration}" if run.state == "stopped" else run.state
-        state = "failed" if run.name in failed else state
-        losses = [f"{loss:.4f}" for loss in (run.val_loss, run.best) if loss is not None]
-        rows.append([*variants[run.name].values(), *losses, state, run.name])
-    for name in variants.keys() - {run.name for run in ranked}:
-        rows.append([*variants[name].values(), "-", "-", "failed" if name in failed else "no loss yet", name])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
-    if failed:
-        print(f"failed: {', '.join(failed)}; the same command tries these again")
-    return ranked
+def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int:
+    """Train the runs that a program of experiments/ lacks, and write its table and plot. Raises UserError."""
+    name, *words = argv or [""]
+    program = None
+    if is_plain_name(name) and (ROOT / "experiments" / f"{name}.py").is_file():
+        program = importlib.import_module(f"experiments.{name}")
+    if not hasattr(program, "EXPERIMENTS"):
+        raise UserError(f"experiment {name}: expected the name of a program in experiments/ first, as ladder")
+    if remote and "--time" in words:
+        raise UserError("--time compares steps on this machine: leave out --run-on-remote and --dry-run")
+
+    def train(due: list[Task], _, ended: Callable[[Task, dict], None]) -> int:
+        """Train at Modal the runs that have no result there. Return how many have none afterwards."""
+        if not due:
+            print("all runs that are asked for have results here")
+        left = due if options.dry_run else take_results(due, ended)
+        jobs = [job_of_task(task, options) for task in left]
+        if not jobs or not announce(jobs, options):
+            return 0
+        try:
+            rent(name, jobs, options)
+        finally:  # when this is stopped, some have ended
+            left = take_results(left, ended)
+        if left:
+            print(f"without a result: {'; '.join(map(str, left))}; the same command tries these again")
+        return len(left)
+
+    return run(program.EXPERIMENTS, program.__doc__, words, train=train if remote else None)
 
 
-def draw_sweep(place: Place, sweep: Sweep, path: Path) -> None:
-    """Draw the validation losses of all runs into a PNG file."""
-    from matplotlib.figure import Figure  # here, because it takes half a second and is needed at the end only
+def job_of_task(task: Task, options: LaunchOptions) -> Job:
+    """Return the job that trains a run, and leaves result.json in its folder."""
+    job = make_job("train", task.words(), replace(options, run_name=name_of(task)))
+    return replace(job, command="experiment")
 
-    axes: Any = (figure := Figure(figsize=(8, 5), layout="constrained")).subplots()
-    for job, variant in zip(sweep.jobs, sweep.variants, strict=True):
-        records = read_records(place, job.run_name)
-        points = [(record["iter"], record["val/loss"]) for record in records if "val/loss" in record]
-        if points:
-            label = ", ".join(f"{option} {value}" for option, value in variant.items())
-            axes.plot(*zip(*points, strict=True), marker="o", ms=3, label=label)
-    if not axes.lines:
-        return
-    axes.set(xlabel="iteration", ylabel="validation loss (nats per token)")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
-    figure.savefig(path, format="png", dpi=120)
-    print(f"their curves: {path}")
+
+def name_of(task: Task) -> str:
+    return f"{task.experiment}.{task.folder.name}"
+
+
+def take_results(due: list[Task], ended: Callable[[Task, dict], None]) -> list[Task]:
+    """Give the results that are in the Volume to `ended`. Return the runs that have none there."""
+    runs = InVolume()
+    left = []
+    for task in due:
+        if result := runs.read(f"{name_of(task)}/result.json"):
+            ended(task, json.loads(result))
+        else:
+            left.append(task)
+    return left

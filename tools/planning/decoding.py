@@ -6,7 +6,7 @@ of a batch share the reading of the weights, and each has a cache of its own. Sa
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -16,10 +16,10 @@ from jax.sharding import PartitionSpec as P
 from config.devices import GIB
 from config.options import Options
 from data.meta import Meta
-from generation.decode import CHUNK, Rows, decode, start
+from generation.decode import Rows, decode, start
 from model import GPTConfig
 from parallel.mesh import AXES, mesh_of
-from tools.planning.cost import MEMORY, Cost, Row, estimate
+from tools.planning.cost import MEMORY, Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.report import costliest
 from tools.planning.target import Target, absent_devices
@@ -28,12 +28,12 @@ from training.state import model_config
 
 @dataclass(frozen=True)
 class PlannedDecoding:
-    """The compiled loop that draws CHUNK tokens for each of B sequences."""
+    """The compiled loop that draws tokens for each of B sequences."""
 
     config: GPTConfig
     B: int
     needed: int  # bytes of device memory
-    cost: Cost  # of CHUNK tokens
+    cost: Cost  # of one token each: how often the loop runs is not known, so its body counts once
 
 
 def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecoding:
@@ -52,7 +52,7 @@ def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecodi
 
         decoder, cache = (shaped(x) for x in jax.eval_shape(begin))
         rows = Rows.empty(options.batch_size)
-        compiled = decode.lower(decoder, cache, rows, np.int32(CHUNK), config.block_size).compile()
+        compiled = decode.lower(decoder, cache, rows, np.int32(1), config.block_size).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
@@ -82,14 +82,10 @@ def decoding_table(planned: PlannedDecoding, target: Target) -> str:
     for length in (T // 4, T // 2, T):
         least = weights + B * length * cache
         lines.append(row(f"at least, {length:,} in the cache", least / (MEMORY * device.bandwidth), least))
-    classes, seconds = per_token(planned.cost.by_class()), planned.cost.seconds / CHUNK
+    classes, seconds = planned.cost.by_class(), planned.cost.seconds
     lines.append(row("as compiled", seconds, math.fsum(row.bytes for row in classes)))
     lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]
-    return "\n".join([*lines, costliest(per_token(planned.cost.by_line()), seconds)])
-
-
-def per_token(rows: list[Row]) -> list[Row]:
-    return [replace(row, seconds=row.seconds / CHUNK, bytes=row.bytes / CHUNK) for row in rows]
+    return "\n".join([*lines, costliest(planned.cost.by_line(), seconds)])
 
 
 def weight_bytes(config: GPTConfig) -> int:

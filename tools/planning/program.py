@@ -82,6 +82,12 @@ class Instruction:
         """The name of the kernel that a custom call starts."""
         return (self.attribute("custom_call_target") or "").strip('"')
 
+    @property
+    def op_name(self) -> str:
+        """The operation as JAX traced it, such as "jit(step)/jvp(attention)/dot_general"."""
+        found = re.search(r'op_name="([^"]*)"', self.text)
+        return found[1] if found else ""
+
     def attribute(self, name: str) -> str | None:
         """Return the value of `name=value`: a word, or all between braces."""
         if found := re.search(rf"[, ]{name}=(\{{|[^,\s]+)", self.text):

@@ -8,16 +8,14 @@ Layers are in a loop (`--unroll=1`): large models take long to compile otherwise
 """
 
 import sys
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from config.command_line import UserError, command
+from config.command_line import Name, UserError, command, split_options
 from config.devices import GIB
 from config.options import Options
 from data.meta import NANOGPT, Meta
-from runs.speed import flops_per_token
 from tools.planning.fit import Planned, plan
-from tools.planning.report import short
+from tools.planning.report import run_figures, short
 from tools.planning.target import Target, parse_target, prepare_to_compile
 
 GPT2 = dict(mlp="gelu", bias=True, block_size=1024)
@@ -30,13 +28,25 @@ MODELS = {
     "llama-1b": LLAMA | dict(n_layer=24, n_head=16, n_embd=2048, n_hidden=5504),  # 1.3B
     "llama-7b": LLAMA | dict(n_layer=32, n_head=32, n_embd=4096, n_hidden=11008),
 }
-ROWS = (16, 8, 4, 2, 1)  # of a device
+SETTINGS = [(rows, remat) for rows in (16, 8, 4, 2, 1) for remat in ("none", "block")]  # rows of a device
 HEAD = """| model | devices | setting that fits | GiB each | ms a step | tokens/s | MFU | $ a billion tokens |
 |---|---|---|---|---|---|---|---|"""
 
 
+@dataclass(frozen=True)
+class TableOptions:
+    on: Name = "H100"
+    models: Name = ",".join(MODELS)
+
+
 def main(argv: list[str]) -> None:
-    targets, models = read_words(argv)
+    own, rest = split_options(argv, TableOptions)
+    models = own.models.split(",")
+    if unknown := [*rest, *(model for model in models if model not in MODELS)]:
+        raise UserError(
+            f"{unknown[0]}: expected --on=DEVICE,... or --models=NAME,..., of {', '.join(MODELS)}"
+        )
+    targets = [parse_target(text) for text in own.on.split(",")]
     prepare_to_compile()
     print(HEAD, flush=True)
     for model in models:
@@ -44,43 +54,25 @@ def main(argv: list[str]) -> None:
             print(row(model, target), flush=True)
 
 
-def read_words(argv: list[str]) -> tuple[list[Target], list[str]]:
-    given = dict(word.partition("=")[::2] for word in argv)
-    if given.keys() - {"--on", "--models"} or "--on" not in given:
-        raise UserError(
-            "expected --on=DEVICE,... and perhaps --models=NAME,..., as the top of this file says"
-        )
-    models = given.get("--models", ",".join(MODELS)).split(",")
-    for model in models:
-        if model not in MODELS:
-            raise UserError(f"--models: unknown model {model!r}; known are {', '.join(MODELS)}")
-    return [parse_target(text) for text in given["--on"].split(",")], models
-
-
 def row(model: str, target: Target) -> str:
     meta = NANOGPT if model.startswith("gpt2") else replace(NANOGPT, vocab_size=32000)
     where = f"{target.count} x {target.device.name}"
     planned = None
-    for options in settings(model, target):
+    for rows, remat in SETTINGS:
+        options = replace(
+            Options(),
+            **MODELS[model],
+            batch_size=rows * target.count,
+            gradient_accumulation_steps=1,
+            mesh=f"fsdp:{target.count}",
+            remat=remat,
+            unroll=1,
+        )
         planned = try_plan(options, target, meta)
         if planned and planned.memory.fits:
             return f"| {model} | {where} | {describe(planned, target)}"
     need = f"needs {planned.memory.peak / GIB:.0f} GiB" if planned else "cannot be split over them"
     return f"| {model} | {where} | none: {need}, a device has {target.device.usable / GIB:.1f} | | | | | |"
-
-
-def settings(model: str, target: Target) -> Iterator[Options]:
-    for rows in ROWS:
-        for remat in ("none", "block"):
-            yield replace(
-                Options(),
-                **MODELS[model],
-                batch_size=rows * target.count,
-                gradient_accumulation_steps=1,
-                mesh=f"fsdp:{target.count}",
-                remat=remat,
-                unroll=1,
-            )
 
 
 def try_plan(options: Options, target: Target, meta: Meta) -> Planned | None:
@@ -94,16 +86,14 @@ def try_plan(options: Options, target: Target, meta: Meta) -> Planned | None:
 
 def describe(planned: Planned, target: Target) -> str:
     assert planned.cost is not None
-    options, seconds = planned.options, planned.cost.hidden_seconds
-    tokens = options.batch_size * options.block_size
-    flops = flops_per_token(planned.config, options.block_size) * tokens
-    mfu = flops / seconds / target.count / target.device.peak
-    dollars = 1e9 / (tokens / seconds) / 3600 * target.count * target.device.price
+    options, figures = planned.options, run_figures(planned, target, parameters=1)
+    rate = figures["tokens_per_second"]
+    dollars = 1e9 / rate / 3600 * target.count * target.device.price
     attention = planned.config.compute.attention
-    setting = f"{options.batch_size // target.count} rows, remat={options.remat}, {attention}"
     return (
-        f"{setting} | {planned.memory.peak / GIB:.1f} | {1e3 * seconds:.1f} | {tokens / seconds:,.0f} | "
-        f"{mfu:.0%} | {short(dollars)} |"
+        f"{options.batch_size // target.count} rows, remat={options.remat}, {attention} | "
+        f"{planned.memory.peak / GIB:.1f} | {1e3 * planned.cost.hidden_seconds:.1f} | {rate:,.0f} | "
+        f"{figures['mfu']:.0%} | {short(dollars)} |"
     )
 
 

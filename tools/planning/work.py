@@ -43,8 +43,8 @@ class Kernel:
         return self.read + self.written
 
     @property
-    def moves_behind_others(self) -> bool:
-        """Whether other kernels go on meanwhile: for a collective, and a TPU's copy to or from the chip."""
+    def runs_under_others(self) -> bool:
+        """Whether other kernels run at the same time: collectives, and a TPU's copies to or from the chip."""
         return bool(self.collective) or self.instruction.opcode in ("copy-start", "slice-start")
 
 

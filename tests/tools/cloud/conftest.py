@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from tests.helpers import DEADLINE, ROOT, free_port, run_python
-from tests.tools.cloud.launches import FOLDERS, LONG, SENT
+from tests.tools.cloud.launches import LONG
 from tests.tools.cloud.modal_server import ModalServer
 
 INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "data/python_char/train.bin")
@@ -17,12 +17,10 @@ INTRUDERS = (".env", "notes.txt", "out/checkpoints/5/model", ".venv/lib/x.py", "
 def project(tmp_path_factory):
     """A copy of the project, with files that must not travel."""
     folder = tmp_path_factory.mktemp("project")
-    for name in [*SENT, *FOLDERS, "app.py", "requirements.txt"]:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("*.bin", "__pycache__"))
-        elif (ROOT / name).exists():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
+    left_out = shutil.ignore_patterns(
+        ".git", ".*_cache", "*.bin", "__pycache__", "docs", "out*", "tests", "results"
+    )
+    shutil.copytree(ROOT, folder, ignore=left_out, dirs_exist_ok=True)
     for name in INTRUDERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("secret")

@@ -9,18 +9,6 @@ from model import GPT
 from runs.load import load_run
 from tests.helpers import newest_checkpoint
 
-SENT = {
-    "train.py",
-    "sample.py",
-    "evaluate.py",
-    "bench.py",
-    "export.py",
-    "serve.py",
-    "model.py",
-    "variants.py",
-}
-SENT |= {f"experiments/{name}.py" for name in ("__init__", "rented", "runner", "record", "report")}
-FOLDERS = {"config", "data", "generation", "hub", "layers", "parallel", "runs", "tools", "training"}
 LONG = {"max_iters": 600, "eval_interval": 50, "log_interval": 100, "lr_decay_iters": 600}
 
 
@@ -29,13 +17,6 @@ def namespaces(*kinds: str) -> bool:
 
 
 containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mount namespaces")
-
-
-def files_to_send(project: Path) -> set[str]:
-    code = [path for folder in FOLDERS for path in (project / folder).rglob("*.py")]
-    page = [path for path in (project / "tools" / "serving" / "page").iterdir() if path.is_file()]
-    assert len(page) > 10
-    return SENT | {str(path.relative_to(project)) for path in code + page}
 
 
 def remote(tiny, **changes) -> list[str]:

@@ -17,7 +17,6 @@ import sys
 from pathlib import Path
 
 from google.protobuf.empty_pb2 import Empty
-from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
 from tests.tools.cloud.modal_service import Disturbance, Service
@@ -44,7 +43,6 @@ class Call:
         self.input_id, self.input = input_id, input
         self.app_id, self.function = server.functions[function_id]
         self.output, self.ended = None, asyncio.Event()
-        self.containers, self.runs = [], []  # of the last attempt
 
     async def execute(self) -> None:
         try:
@@ -59,32 +57,19 @@ class Call:
             self.output = self.outcome(RESULT(status=RESULT.GENERIC_STATUS_FAILURE, exception=repr(error)))
             raise
         finally:
-            for container in self.containers:
-                container.inputs.put_nowait(None)
-            await asyncio.gather(*self.runs)
             self.ended.set()
 
     async def attempt(self) -> pb.FunctionGetOutputsItem | None:
-        """Have containers run the input once: those of the attempt before, if these are still warm."""
+        """Have new containers run the input once."""
         assert len(self.server.containers) < 8, "the containers never come to an end"
-        if not all(container.warm for container in self.containers) or not self.containers:
-            size = self.function._experimental_group_size or 1
-            together = asyncio.Barrier(size)
-            self.containers = [Container(self, rank, size, together) for rank in range(size)]
-            self.server.containers += self.containers
-            self.runs = [asyncio.ensure_future(container.run()) for container in self.containers]
-        first = self.containers[0]
-        first.output = None
-        for container in self.containers:
+        size = self.function._experimental_group_size or 1
+        together = asyncio.Barrier(size)
+        containers = [Container(self, rank, size, together) for rank in range(size)]
+        self.server.containers += containers
+        for container in containers:
             container.inputs.put_nowait(self.input)
-        if self.function.single_use_containers:
-            await asyncio.gather(*self.runs)
-        else:
-            answered = asyncio.ensure_future(first.answered.wait())
-            await asyncio.wait({answered, *self.runs}, return_when=asyncio.FIRST_COMPLETED)
-            answered.cancel()
-            first.answered.clear()
-        return first.output
+        await asyncio.gather(*(container.run() for container in containers))
+        return containers[0].output
 
     def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
         return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
@@ -103,14 +88,7 @@ class Container(Service):
         self.volumes, self.committed = {}, {}
         self.input_given, self.output, self.process = False, None, None
         self.orphans: list[int] = []  # processes that outlived the entrypoint
-        self.inputs: asyncio.Queue = asyncio.Queue()  # None: there will be no other
-        self.answered = asyncio.Event()
-
-    @property
-    def warm(self) -> bool:
-        """Whether another attempt may come to it: Modal keeps containers unless they are for single use."""
-        alive = self.process is not None and self.process.returncode is None
-        return alive and not self.call.function.single_use_containers
+        self.inputs: asyncio.Queue = asyncio.Queue()
 
     async def run(self) -> None:
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
@@ -255,20 +233,17 @@ class Container(Service):
         }
 
     async def FunctionGetInputs(self, r):
-        item = pb.FunctionGetInputsItem(kill_switch=True)
-        if (input := await self.inputs.get()) is not None:
-            item = pb.FunctionGetInputsItem(
-                input_id=self.call.input_id,
-                input=input,
-                function_call_id=self.call.call_id,
-                function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
-            )
+        item = pb.FunctionGetInputsItem(
+            input_id=self.call.input_id,
+            input=await self.inputs.get(),
+            function_call_id=self.call.call_id,
+            function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
+        )
         self.input_given = True
         return pb.FunctionGetInputsResponse(inputs=[item])
 
     async def FunctionPutOutputs(self, r):
         self.output = self.call.outcome(r.outputs[0].result, r.outputs[0].data_format)
-        self.answered.set()
         return Empty()
 
     async def TaskResult(self, r):  # it failed before it took the input
@@ -291,35 +266,8 @@ class Container(Service):
         return pb.VolumeCommitResponse(skip_reload=False)  # the client reloads it then
 
     async def VolumeReload(self, r):
-        if path := self.open_path(self.volumes[r.volume_id]):
-            raise GRPCError(
-                Status.FAILED_PRECONDITION, f"there are open files preventing the operation: {path}"
-            )
-        self.take(r.volume_id)
+        self.bring(r.volume_id)  # what others brought is in the copy that was just made
         return Empty()
-
-    def open_path(self, volume: Path) -> str | None:
-        """A file of the Volume that a process here has open, or a folder that one works in."""
-        ours = {(stat.st_dev, stat.st_ino) for stat in map(os.stat, (volume, *volume.rglob("*")))}
-        for pid in members(self.process.pid):
-            for link in (Path(f"/proc/{pid}/cwd"), *Path(f"/proc/{pid}/fd").glob("*")):
-                with contextlib.suppress(OSError):
-                    stat = os.stat(link)
-                    if (stat.st_dev, stat.st_ino) in ours:
-                        return os.readlink(link)
-        return None
-
-    def take(self, volume_id: str) -> None:
-        """Take into this container's copy what others have brought to the Volume."""
-        self.bring(volume_id)
-        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
-        there, here = listing(volume), listing(copy)
-        for path in there.keys() - here.keys() | {p for p in there if there[p] != here.get(p)}:
-            (copy / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(volume / path, copy / path)
-        for path in here.keys() - there.keys():
-            (copy / path).unlink(missing_ok=True)
-        self.committed[volume_id] = listing(copy)
 
     def bring(self, volume_id: str) -> None:
         """Bring what changed in this container's copy to the Volume; what another one changed stays."""

@@ -38,12 +38,9 @@ class ModalServer(Service):
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 
-    def __init__(
-        self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None, rates=None
-    ):
+    def __init__(self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None):
         super().__init__(requests=[])
         self.dicts = {} if dicts is None else dicts  # by name; keys and values are as the client pickles them
-        self.rates = rates or {}
         self.state, self.secrets, self.disturbances = state, secrets or {}, list(disturbances)
         self.ids = itertools.count(1)
         self.apps, self.mounts, self.files, self.images = {}, {}, {}, []
@@ -211,7 +208,7 @@ class ModalServer(Service):
         urls = [f"{self.http_url}/{path.relative_to(self.state)}"] * bool(size)
         return pb.VolumeGetFile2Response(get_urls=urls, size=size, len=size)
 
-    # Dicts, and what Modal says of its prices
+    # Dicts
 
     async def DictGetOrCreate(self, r):
         self.dicts.setdefault(r.deployment_name, {})
@@ -235,14 +232,6 @@ class ModalServer(Service):
     async def DictPop(self, r):
         value = self.entries(r.dict_id).pop(r.key, None)
         return pb.DictPopResponse(found=value is not None, value=value)
-
-    async def WorkspaceNameLookup(self, r):
-        return pb.WorkspaceNameLookupResponse(username="me")
-
-    async def WorkspaceBillingRates(self, r):
-        if not self.rates:
-            raise GRPCError(Status.PERMISSION_DENIED, "only managers may see this")
-        return pb.WorkspaceBillingRatesResponse(rates=self.rates)
 
     # Functions
 

@@ -4,14 +4,13 @@ import asyncio
 import json
 import re
 import signal
-import time
 from pathlib import Path
 
 import aiohttp
 import pytest
 from modal_proto import api_pb2 as pb
 
-from tests.helpers import ROOT, contents, records, run_python, saved_iterations
+from tests.helpers import ROOT, contents, records, saved_iterations
 from tests.tools.cloud.launches import LONG, containers, errors, first_checkpoint, remote
 from tests.tools.cloud.modal_service import Disturbance
 
@@ -45,38 +44,17 @@ def test_results_of_a_run_in_the_volume_come_home(at_modal, project, trained, tm
 
 @pytest.mark.slow
 @containers
-def test_runs_in_the_volume_are_listed_watched_and_fetched_without_a_container(
-    at_modal, project, trained, tiny_data, tmp_path
-):
-    home = tmp_path / "home"
-    home.mkdir()
-
-    def look(name, *words):
-        status, printed, server = at_modal("run", f"{project / 'app.py'}::{name}", *words, cwd=home)
-        assert not server.containers
-        return status, printed
-
-    status, printed = look("list")
-    (line,) = [line for line in printed.splitlines() if line.startswith("run ")]
-    assert status == 0 and "finished, val loss" in line
-    status, printed = look("watch", "--run-name=run")
-    assert status == 0 and "iter 10: " in printed and (home / "run.png").exists()
-    status, printed = look("watch", "--run-name=other")
-    assert status == 2 and "--run-name=other: there is no such run" in errors(printed)[0]
-    status, printed = look("fetch", "--run-name=run")
-    assert status == 0 and contents(home / "run") == contents(trained)
-    status, printed = look("fetch", "--run-name=run")
-    assert status == 0  # the same run: brought up to date
-    (home / "run" / "checkpoints" / "12").mkdir()
-    status, printed = look("fetch", "--run-name=run")
-    assert status == 2 and "run/ has come further here (iter 12)" in errors(printed)[0]
-    (home / "run" / "checkpoints" / "12").rmdir()
-    data = {"NANOJAXGPT_DATA": str(tiny_data.parent)}
-    words = ["--out_dir=run", "--init_from=resume", "--max_iters=15"]
-    done = run_python(ROOT / "train.py", *words, cwd=home, **data)
-    assert done.returncode == 0 and saved_iterations(home / "run")[-1] == 15, done.stderr
-    status, printed = look("fetch", "--run-name=run")
-    assert status == 2 and "run/ holds another run here" in errors(printed)[0]
+def test_runs_in_the_volume_are_listed_and_watched_without_a_container(at_modal, trained):
+    for words, status, says in (
+        (["list"], 0, "iter 10, val loss"),
+        (["watch", "--run-name=run"], 0, "iter 10: "),
+        (["watch", "--run-name=other"], 2, "--run-name=other: there is no such run"),
+        (["fetch", "--run-name=other"], 2, "--run-name=other: there is no such run"),
+        (["sample", "--run-on-remote", "--run-name=other"], 2, "there is no such run"),
+    ):
+        ended, printed, server = at_modal("run", f"app.py::{words[0]}", *words[1:])
+        assert ended == status and says in printed and not server.containers
+        assert len(errors(printed)) == (status != 0)
 
 
 @pytest.mark.slow
@@ -97,15 +75,13 @@ def test_documents_in_the_volume_are_prepared_on_cpus_once(at_modal, tokenizer_j
     assert min(counts.values()) > 0 and "40 documents" in printed
     before = contents(volume / "data" / "mine")
     status, printed, server = at_modal(*words)
-    assert status == 0 and "data/mine is prepared; to do it anew" in printed
-    assert not server.sent("FunctionCreate")
-    assert contents(volume / "data" / "mine") == before
+    assert status == 0 and contents(volume / "data" / "mine") == before
 
 
 @pytest.mark.slow
 @containers
 def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
-    """All runs at once, on data prepared once; again, it trains nothing."""
+    """All runs at once; again, it trains nothing."""
     home = tmp_path / "home"
     home.mkdir()
     words = remote(tiny, max_iters=4, eval_interval=2)[3:]
@@ -113,8 +89,7 @@ def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
     words += ["--sweep=seed:1,2", "--max-dollars=100"]
     status, printed, server = at_modal(*words, cwd=home)
     assert status == 1 and len(server.containers) == 4, printed
-    assert "failed: run.n_head-3.seed-1, run.n_head-3.seed-2; the same command" in printed
-    assert (home / "run.sweep.png").exists()
+    assert printed.count("iter 0, no loss yet: failed") == 2
     for seed in (1, 2):
         assert saved_iterations(at_modal.volume / "runs" / f"run.n_head-2.seed-{seed}") == [2, 4]
     words[words.index("--sweep=n_head:2,3")] = "--sweep=n_head:2"
@@ -164,33 +139,9 @@ def test_a_cancelled_input_leaves_a_checkpoint_and_no_process(at_modal, tiny):
     disturbance = Disturbance("cancel", first_checkpoint)
     status, printed, server = at_modal(*remote(tiny, **LONG), disturbances=[disturbance])
     assert status == 2 and len(server.containers) == 1
-    assert errors(printed) == ["error: Modal: the run was cancelled; the same command goes on with it"]
+    assert errors(printed) == ["error: run: it was cancelled; the same command goes on with it"]
     assert server.containers[0].orphans == []
     assert 0 < saved_iterations(at_modal.volume / "runs" / "run")[-1] < LONG["max_iters"]
-
-
-@pytest.mark.slow
-@containers
-@pytest.mark.parametrize("moment", range(4))
-def test_an_input_cancelled_at_any_moment_leaves_no_process(at_modal, tiny, moment):
-    """While the input begins, while train.py imports, or while it compiles."""
-    begun = []
-
-    def later(volume):
-        begun.append(time.monotonic())
-        return begun[-1] - begun[0] > (0, 3, 4, 6)[moment]
-
-    status, _, server = at_modal(*remote(tiny, **LONG), disturbances=[Disturbance("cancel", later)])
-    assert status == 2 and len(server.containers) == 1 and server.containers[0].orphans == []
-
-
-@pytest.mark.slow
-@containers
-def test_a_run_that_trains_is_not_trained_twice(at_modal, tiny, trained):
-    (trained / "lock").write_text("{}")
-    status, printed, server = at_modal(*remote(tiny))
-    assert status == 2 and not server.containers
-    assert "runs/run is being trained now" in errors(printed)[0]
 
 
 async def ask(endpoint, path, key=None, **options):
@@ -244,7 +195,7 @@ def test_a_run_is_served_behind_a_url_and_costs_nothing_while_nobody_asks(at_mod
     status, printed, server = at_modal(*words, "--slots=1", meanwhile=visit)
     assert "Traceback" not in printed
     (endpoint,) = server.endpoints.values()
-    assert f"serving run at {endpoint.url}" in printed and key in printed
+    assert f"serving at {endpoint.url}" in printed and key in printed
     (create,) = server.sent("FunctionCreate")
     assert create.function.concurrency_limit == 1 and create.function.task_idle_timeout_secs == 300
 

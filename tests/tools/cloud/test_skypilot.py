@@ -40,7 +40,8 @@ def start_on_machine(
     environment = {"PATH": f"{folder}:/usr/bin:/bin", "HOME": str(folder)}
     defaults = task["envs"] | task["secrets"]
     environment |= {name: value for name, value in defaults.items() if value is not None} | variables
-    text = task[section].replace("/runs/", f"{folder}/runs/")  # nobody may write at /
+    environment["RUNS"] = f"{folder}/runs"  # nobody may write at /
+    text = task[section].replace("/runs/", f"{folder}/runs/")
     text += f"\n{APPENDED}\n" if section == "run" else ""
     (folder / "runs").mkdir(exist_ok=True)
     return subprocess.Popen(
@@ -73,16 +74,12 @@ def started(folder: Path, **variables) -> list[str]:
     return [word.replace(f"{folder}/runs/", "/runs/") for word in words]
 
 
-def test_a_machine_that_has_nothing_to_do_is_given_back():
-    assert TASK["resources"]["autostop"] == {"idle_minutes": 10, "down": True}
-
-
 def test_one_machine_trains_into_the_bucket(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     words = started(tmp_path, **ALONE)
     quickstart = given(["config/quickstart.py"], Options)
     assert given(words, Options) == quickstart | {"out_dir": "/runs/my-run", "init_from": "auto"}
-    assert "/runs" in TASK["file_mounts"]
+    assert TASK["envs"]["RUNS"] in TASK["file_mounts"]
 
 
 def test_every_machine_is_told_where_the_others_are(tmp_path):
@@ -126,17 +123,13 @@ def test_data_are_prepared_once_before_training(tmp_path):
     show = (
         f"{SHOW}\nif [ $1 != train.py ]; then mkdir -p data/tinystories; touch data/tinystories/meta.json; fi"
     )
+    variables = ALONE | {"DATA": "tinystories --limit=10", "ARGS": ""}
+    failed = on_machine("run", tmp_path, {PYTHON: f"{SHOW}\nexit 2"}, **variables)
+    assert failed == (2, "data/tinystories/prepare.py\n--limit=10\nuploaded\n")  # and nothing is trained
     for expected in (["data/tinystories/prepare.py", "--limit=10", "train.py"], ["train.py"]):
-        status, printed = on_machine(
-            "run", tmp_path, {PYTHON: show}, **ALONE, DATA="tinystories --limit=10", ARGS=""
-        )
+        status, printed = on_machine("run", tmp_path, {PYTHON: show}, **variables)
         assert status == 0
         assert [line for line in printed.splitlines() if line in expected] == expected
-
-
-def test_a_failed_preparation_is_a_failure_and_nothing_is_trained(tmp_path):
-    status, printed = on_machine("run", tmp_path, {PYTHON: f"{SHOW}\nexit 2"}, **ALONE, DATA="tinystories")
-    assert (status, printed) == (2, "data/tinystories/prepare.py\nuploaded\n")
 
 
 def test_records_that_never_reached_the_bucket_are_those_that_were_copied(tmp_path):
@@ -144,11 +137,11 @@ def test_records_that_never_reached_the_bucket_are_those_that_were_copied(tmp_pa
     run = tmp_path / "runs" / "my-run"
     run.mkdir(parents=True)
     (run / "metrics.kept.jsonl").write_text("1\n2\n")
-    assert on_machine("run", tmp_path, {PYTHON: "exit 0"}, **ALONE)[0] == 0
-    assert (run / "metrics.jsonl").read_text() == "1\n2\n"
-    (run / "metrics.jsonl").write_text("1\n2\n3\n")
-    assert on_machine("run", tmp_path, {PYTHON: "exit 0"}, **ALONE)[0] == 0
-    assert (run / "metrics.jsonl").read_text() == "1\n2\n3\n"
+    for written, found in (None, "1\n2\n"), ("1\n2\n3\n", "1\n2\n3\n"):
+        if written:
+            (run / "metrics.jsonl").write_text(written)
+        assert on_machine("run", tmp_path, {PYTHON: "exit 0"}, **ALONE)[0] == 0
+        assert (run / "metrics.jsonl").read_text() == found
 
 
 @pytest.mark.parametrize("task", [TASK, SERVICE], ids=["train", "serve"])
@@ -176,14 +169,6 @@ def test_the_server_listens_to_the_balancer_and_wants_a_key(tmp_path):
     assert options.port == SERVICE["resources"]["ports"]
 
 
-def test_the_request_that_the_file_shows_goes_to_the_endpoint(tmp_path):
-    """SkyPilot's endpoint begins with its scheme."""
-    (line,) = [line for line in SERVE.read_text().splitlines() if line.startswith("#   curl ")]
-    commands = {"sky": "echo http://192.0.2.1:30001", "curl": 'echo "$1"'}
-    task = {"envs": {}, "secrets": {}, "show": line.lstrip("# ")}
-    assert on_machine("show", tmp_path, commands, task=task) == (0, "http://192.0.2.1:30001/v1/completions\n")
-
-
 @pytest.mark.parametrize("task", [TASK, SERVICE], ids=["train", "serve"])
 def test_no_key_is_among_what_skypilot_shows(task):
     assert {name for name in task["envs"] | task["secrets"] if re.search("KEY|TOKEN", name)} == {
@@ -191,35 +176,23 @@ def test_no_key_is_among_what_skypilot_shows(task):
     }
 
 
-def by_skypilot(program: str, home: Path) -> list[str]:
-    """The last two lines that a program prints in the environment that has SkyPilot."""
-    command = [os.environ["SKYPILOT_PYTHON"], "-c", f"import sky, yaml\n{program}"]
-    environment = os.environ | {"HOME": str(home)}
-    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
-    return printed.splitlines()[-2:]
-
-
 @pytest.mark.skipif("SKYPILOT_PYTHON" not in os.environ, reason="SKYPILOT_PYTHON is not set")
 @pytest.mark.parametrize("accelerator", ["A100-80GB", "H100", "tpu-v6e-8", "tpu-v5p-8"])
-def test_skypilot_reads_it(accelerator, tmp_path):
+def test_skypilot_reads_both_files(accelerator, tmp_path):
     program = f"""
+import sky, yaml
 values = yaml.safe_load(open({str(FILE)!r}))
 task = sky.Task.from_yaml_config(values, env_overrides=[("BUCKET", "my-bucket")])
 task.set_resources_override({{"accelerators": {accelerator!r}}})  # as `sky launch --gpus` does
 (resources,) = task.resources
-print(resources.accelerators, task.num_nodes, *task.storage_mounts, *sorted(task.secrets))
-print(resources.autostop_config.idle_minutes, resources.autostop_config.down)
-"""
-    said = [f"{{'{accelerator}': 1}} 1 /runs HF_TOKEN WANDB_API_KEY", "10 True"]
-    assert by_skypilot(program, tmp_path) == said
-
-
-@pytest.mark.skipif("SKYPILOT_PYTHON" not in os.environ, reason="SKYPILOT_PYTHON is not set")
-def test_skypilot_reads_the_file_that_serves(tmp_path):
-    program = f"""
+print(resources.accelerators, *task.storage_mounts, resources.autostop_config.down)
 values = yaml.safe_load(open({str(SERVE)!r}))
 envs, secrets = [("BUCKET", "my-bucket")], [("API_KEY", "a-key-of-mine")]
 task = sky.Task.from_yaml_config(values, env_overrides=envs, secrets_overrides=secrets)
 print(task.service.readiness_path, *task.storage_mounts, {{port for r in task.resources for port in r.ports}})
 """
-    assert by_skypilot(program, tmp_path)[-1] == "/health /runs {'8000'}"
+    command = [os.environ["SKYPILOT_PYTHON"], "-c", program]
+    environment = os.environ | {"HOME": str(tmp_path)}
+    printed = subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout
+    said = [f"{{'{accelerator}': 1}} /runs True", "/health /runs {'8000'}"]
+    assert printed.splitlines()[-2:] == said

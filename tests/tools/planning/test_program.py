@@ -181,6 +181,38 @@ def test_a_product_of_batches_as_a_convolution_counts_the_pairs_that_meet():
     assert kernel.flops == 2 * 12 * 100 * 30 * 50
 
 
+def test_a_convolution_counts_no_padding():
+    line = "%c = bf16[1,5,1]{2,1,0} convolution(%p0, %p1), window={size=3 pad=1_1}, dim_labels=b0f_0io->b0f"
+    kernel = one_kernel(line, "bf16[1,5,1]{2,1,0}", "bf16[3,1,1]{2,1,0}")
+    assert kernel.flops == 2 * (2 + 3 + 3 + 3 + 2)
+
+
+def test_what_starts_no_kernel_moves_nothing():
+    kernel = one_kernel('%a = f32[8]{0} custom-call(%p0), custom_call_target="AllocateBuffer"', "f32[8]{0}")
+    assert (kernel.read, kernel.written) == (0, 0)
+
+
+def test_a_scatter_in_a_fusion_reads_and_writes_its_updates_alone():
+    program = parse_program("""HloModule m
+
+%fused (p0: f32[1000], p1: s32[5,1], p2: f32[5]) -> f32[1000] {
+  %p0 = f32[1000]{0} parameter(0)
+  %p1 = s32[5,1]{1,0} parameter(1)
+  %p2 = f32[5]{0} parameter(2)
+  ROOT %s = f32[1000]{0} scatter(%p0, %p1, %p2), to_apply=%add
+}
+
+ENTRY %main () -> f32[1000] {
+  %a = f32[1000]{0} parameter(0)
+  %b = s32[5,1]{1,0} parameter(1)
+  %c = f32[5]{0} parameter(2)
+  ROOT %f = f32[1000]{0} fusion(%a, %b, %c), kind=kLoop, calls=%fused
+}
+""")
+    (kernel,) = kernels(program)
+    assert (kernel.read, kernel.written) == (5 * 4 + 5 * 4, 2 * 5 * 4)
+
+
 def test_a_tpu_moves_whole_tiles_and_nothing_for_what_is_on_the_chip():
     assert Shape("bf16", (3, 12, 64), "2,1,0:T(8,128)(2,1)").bytes == 3 * 16 * 128 * 2
     assert Shape("f32", (12, 64), "0,1:T(8,128)").bytes == 128 * 64 * 4
