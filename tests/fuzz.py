@@ -142,8 +142,8 @@ def rules(folders: Folders, draw: np.random.Generator) -> list[Callable[[], Invo
 
     def no_value() -> Invocation:
         module = one_of(COMMANDS)
-        name = one_of(fields(COMMANDS[module])).name
-        return Invocation(module, [*good(module), f"--{name}"])
+        valued = [x.name for x in fields(COMMANDS[module]) if not isinstance(x.default, bool)]
+        return Invocation(module, [*good(module), f"--{one_of(valued)}"])
 
     def stray_word() -> Invocation:
         module = one_of(COMMANDS)
