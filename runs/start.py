@@ -149,7 +149,7 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
             if jax.process_count() > 1:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
             print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
-    raise UserError(f"{checkpoints.folder}: no checkpoint there is whole: start with --init_from=scratch")
+    raise UserError(f"{checkpoints.folder}: no checkpoint there is valid: start with --init_from=scratch")
 
 
 def check_unasked(run: Run, saved: Options, path: Path) -> None:

@@ -129,8 +129,9 @@ def rules(folder: Path, draw: np.random.Generator) -> list[Callable[[], Invocati
         return Invocation(module, [*good(module), f"--{name[:place]}{one_of('qxj#')}{name[place:]}=1"])
 
     def no_value() -> Invocation:
-        module, name = option()
-        return Invocation(module, [*good(module), f"--{name}"])
+        module = one_of(COMMANDS)
+        valued = [x.name for x in fields(COMMANDS[module]) if not isinstance(x.default, bool)]
+        return Invocation(module, [*good(module), f"--{one_of(valued)}"])
 
     def stray_word() -> Invocation:
         module = one_of(COMMANDS)

@@ -489,7 +489,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(first_run, copie
 def test_where_no_checkpoint_is_whole_a_run_says_so_and_loses_none(copied_run, tiny):
     for iteration in saved_iterations(copied_run):
         spoil(copied_run / "checkpoints" / str(iteration))
-    assert "no checkpoint there is whole" in refusal(train.main, tiny(copied_run, init_from="resume"))
+    assert "no checkpoint there is valid" in refusal(train.main, tiny(copied_run, init_from="resume"))
     assert len(list((copied_run / "damaged").iterdir())) == 4
 
 
