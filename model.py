@@ -6,12 +6,14 @@
 `gelu` + `bias` is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama's. Parameters
 have GPT-2's names, but queries, keys and values are separate. One legend holds in every file:
 
-    B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   C head size
-    F MLP hidden   V vocabulary   L layers   S keys to read from (T, or the key/value cache's length)
+    B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   F MLP hidden
+    C head size (in nanoGPT, C is n_embd)   V vocabulary   L layers   A microbatches of a step
+    S keys to read from (T, or the key/value cache's length)
 
-Weights, norms, softmax and rotations are float32. Matrix products take operands in `Compute.dtype` and give
-`Compute.result`. A token sees others only through `attend(q, k, v, key)`: layers/attention.py makes one for
-entire sequences, generation/cache.py one for new tokens after cached ones.
+Weights, norms, softmax, rotations and the residual stream x are float32. Matrix products take operands in
+`Compute.dtype` and give `Compute.result`; attention's scores and `GPT.logits` are float32. A token sees
+others only through `attend(q, k, v, key)`: layers/attention.py makes one for entire sequences,
+generation/cache.py one for new tokens after cached ones.
 """
 
 import math
@@ -126,7 +128,7 @@ class Attention(eqx.Module):
         return [self.c_q, self.c_k, self.c_v]
 
 
-# The backward pass keeps only their inputs: to recompute the rest is faster than to read it back.
+# `jax.checkpoint` keeps only the inputs for the backward pass: to recompute is faster than to read back.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
@@ -200,13 +202,14 @@ class GPT(eqx.Module):
         learned = config.position == "learned"
         self.wte = 0.02 * jax.random.normal(wte_key, (V, D))
         self.wpe = 0.02 * jax.random.normal(wpe_key, (config.block_size, D)) if learned else None
+        # One block per key, their weights stacked on a first axis of L: PyTorch would have a ModuleList.
         self.blocks = eqx.filter_vmap(lambda key: Block(config, key=key))(jax.random.split(blocks_key, L))
         self.ln_f = Norm(config, D)
         self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
         self.config = config
 
     def __call__(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T V"]:
-        """Compute logits, float32."""
+        """Compute logits, float32. A `key` turns dropout on, as PyTorch's `model.train()` does."""
         return self.logits(self.features(tokens, key=key))
 
     def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
@@ -223,7 +226,7 @@ class GPT(eqx.Module):
         """Token and position embeddings, after dropout. Raises ValueError for more tokens than positions."""
         x = embedding_lookup(self.wte, tokens, self.config.compute.result)
         if self.wpe is not None:
-            if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp them silently
+            if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")
             x = x + self.wpe[positions]
         return dropout(x, self.config.dropout, key)

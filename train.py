@@ -6,9 +6,9 @@
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
     python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   adapts those
 
-SIGTERM and Ctrl-C save a checkpoint and end a run with status 143 and 130, respectively, for a launcher to
-start it again; 0 means that it has reached max_iters. A resumed run's weights are, to the bit, those of a run
-that never stopped: batches and dropout follow from the seed and the iteration alone.
+SIGTERM and Ctrl-C save a checkpoint, then exit with status 143 and 130, so that a launcher can start the run
+again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's weights are, to the bit, those
+of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -108,7 +108,7 @@ def train(
     """
     options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
-    reuse_freed_memory(step)
+    reuse_freed_memory(step)  # on a CPU
     profile = Profile(options.profile, step, metrics)
     i = start_iter = int(state.step)
     status = 0

@@ -93,8 +93,7 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
-    if Path(base["init_from"]).resolve() == run:
-        raise UserError(f"{run}: its adapters name this run itself as their base model: put that back here")
+    check_no_base_cycle(run, base)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
     except UserError as error:
@@ -105,6 +104,17 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
             "put those back, or train anew in another --out_dir"
         )
     return tree_of_arrays(arrays_by_name(model), frozen)
+
+
+def check_no_base_cycle(run: Path, base: dict[str, str] | None) -> None:
+    """Raise UserError when a run is the base of its own base, directly or by way of other runs."""
+    above = {run}
+    while base is not None and is_run(base["init_from"]):
+        folder = Path(base["init_from"]).resolve()
+        if folder in above:
+            raise UserError(f"{folder}: the run is the base of its own adapters: its manifest is damaged")
+        above.add(folder)
+        base = latest_manifest(str(folder)).base
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:

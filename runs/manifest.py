@@ -2,13 +2,14 @@
 
 import json
 import zlib
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError, spell
-from config.files import HOLDS_TOKENIZER, first_line, read_json, reading, write_whole
+from config.files import HOLDS_TOKENIZER, first_line, is_number, is_whole, read_json, reading, write_whole
 from config.options import LORA, SHAPE, Options
+from data.tokenizer import check_description
 from parallel.hosts import on_process_0
 
 # 2: queries, keys, values and the MLP's gate are arrays of their own. Before 2, manifests had no number.
@@ -111,10 +112,25 @@ def read_manifest(checkpoint: Path) -> Manifest:
             )
         if values.get("checksum") != checksum_of_json(values):
             raise ValueError("its manifest is not what was saved")
-        values["options"] = Options.from_json(values["options"], origin=str(path))
-        return Manifest(**{field.name: values[field.name] for field in fields(Manifest)})
-    except (ValueError, TypeError, KeyError) as error:
+        return parse_manifest(values, path)
+    except (ValueError, TypeError) as error:
         raise Damaged(checkpoint, first_line(error)) from None
+
+
+def parse_manifest(values: dict[str, Any], path: Path) -> Manifest:
+    """Return the manifest that `to_json` made these values of. Raises ValueError, or UserError."""
+    match values:
+        case {
+            "options": options,
+            "vocab_size": vocab_size,
+            "tokenizer": tokenizer,
+            "best_val_loss": best,
+            "base": {"init_from": str(), "fingerprint": str()} | None as base,
+            "checksums": {"model": dict(), "optimizer": dict()} as checksums,
+        } if is_whole(vocab_size) and vocab_size > 0 and (best is None or is_number(best)):
+            options = Options.from_json(options, origin=str(path))
+            return Manifest(options, vocab_size, check_description(tokenizer), best, base, checksums)
+    raise ValueError("an entry of its manifest is missing, or is not what this version writes")
 
 
 def checksum_of_json(values: dict[str, Any]) -> int:

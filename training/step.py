@@ -3,8 +3,8 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-A call of `train_step` blocks until the step is done. The training loop calls what `compile_step` returns,
-whose dispatch is asynchronous.
+The training loop calls what `compile_step` returns, which on a GPU or TPU returns at once, while the device
+computes.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ class Recipe:
     # The others follow from these three:
     value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
     optimizer: optax.GradientTransformation = field(compare=False)
-    learning_rate: Callable = field(compare=False)  # of a step's number
+    learning_rate: Callable = field(compare=False)  # of a step's number; reported, the optimizer has its own
     trained: Any = field(compare=False)  # a filter for the weights that the step changes
     sharding: Any = field(compare=False)  # of the state
 
@@ -44,11 +44,11 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the next state, and this step's `loss`, `grad_norm` (before clipping) and `lr`.
 
-    The given state is donated.
+    The given arrays are donated: their memory is reused for the next state, so they cannot be read again.
     """
     weights, frozen = eqx.partition(state.model, recipe.trained)
     dropout, seed = recipe.options.dropout, recipe.options.seed
-    # Key 0 of the seed drew the weights.
+    # Each step has its own dropout key, from the seed and its number; key 0 drew the weights.
     key = jax.random.fold_in(jax.random.key(seed), 1 + state.step) if dropout else None
     loss, gradients = recipe.value_and_grad(weights, frozen, x, y, key)
     with jax.named_scope("optimizer"):  # its name in a profile, as attention and loss have one
@@ -65,10 +65,10 @@ def train_step(
 def mean_loss(
     model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key: PRNGKeyArray | None = None
 ) -> Float[Array, ""]:
-    """Return the mean cross entropy of the next tokens y. A `key` turns dropout on."""
+    """Return the mean cross entropy of the next tokens y, of which not all logits are held at once."""
     return chunked_cross_entropy(model.features(x, key=key), model.head, y, model.config.compute)
 
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
-    """Return the mean loss of one microbatch."""
+    """Return the mean loss of one microbatch. It is differentiated by its first argument, not by `frozen`."""
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)

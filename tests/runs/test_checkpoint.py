@@ -438,11 +438,34 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(copied, tmp_path, w
 def test_any_damage_to_a_manifest_is_one_line(tmp_path):
     path = tmp_path / "2" / "manifest" / "metadata"
     path.parent.mkdir(parents=True)
-    values = MANIFEST.to_json() | {"options": {"n_embd": 16}}
+    changes = {"options": {"n_embd": 16}, "checksums": {"model": {"wte": 1}, "optimizer": {}}}
+    values = MANIFEST.to_json() | changes
     path.write_text(json.dumps(values | {"checksum": checksum_of_json(values)}))
     assert read_manifest(tmp_path / "2").options.n_embd == 16
-    absent = ("base", "checksums")  # null already
+    absent = ("base", "checksums.optimizer")  # null or empty already
     assert_named(path, lambda: read_manifest(tmp_path / "2"), absent, tmp_path / "2")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *[
+            {"vocab_size": "11"},
+            {"vocab_size": 0},
+            {"tokenizer": {"type": "pickle"}},
+            {"best_val_loss": "low"},
+        ],
+        *[{"base": ["gpt2"]}, {"base": {"init_from": 1, "fingerprint": ""}}, {"checksums": {"model": 1}}],
+        *[{"options": {"n_embd": "wide"}}, {"options": 3}],
+    ],
+)
+def test_a_manifest_that_somebody_wrote_is_one_line(tmp_path, changes):
+    """Its checksum is right, as of one that was not damaged but made."""
+    path = tmp_path / "2" / "manifest" / "metadata"
+    path.parent.mkdir(parents=True)
+    values = MANIFEST.to_json() | {"checksums": {"model": {}, "optimizer": {}}} | changes
+    path.write_text(json.dumps(values | {"checksum": checksum_of_json(values)}))
+    assert str(tmp_path / "2") in refusal(read_manifest, tmp_path / "2")
 
 
 @pytest.mark.parametrize(

@@ -354,10 +354,14 @@ def rename_base(lora, before, after):
 
 
 def test_a_run_below_its_own_adapters_is_refused(copies):
-    """Else it would be loaded for ever."""
+    """Else it would be loaded for ever: its own base, or the base of its base."""
     base, lora = copies
-    rename_base(lora, base, lora)
-    assert f"{lora}: its adapters name this run itself" in refusal(load_run, str(lora))
+    circle = shutil.copytree(lora, base.with_name("circle"))
+    rename_base(circle, base, lora)
+    rename_base(lora, base, circle)
+    assert f"{lora}: the run is the base of its own adapters" in refusal(load_run, str(lora))
+    rename_base(lora, circle, lora)
+    assert f"{lora}: the run is the base of its own adapters" in refusal(load_run, str(lora))
 
 
 def test_adapters_of_another_base_or_of_none_are_refused(copies):
