@@ -23,7 +23,7 @@ from config.options import Options
 from tools.cloud import VOLUME, jobs, places
 from tools.cloud.jobs import COMMANDS, Job, has_ended, make_job, run_job
 from tools.cloud.options import LaunchOptions, split_launch
-from tools.cloud.places import Here, InVolume, modal, modal_errors
+from tools.cloud.places import Here, InVolume, is_prepared_there, modal, modal_errors
 from tools.cloud.rent import announce, detached, rent, serve_run
 from tools.cloud.supervise import ROOT
 
@@ -73,6 +73,9 @@ def launch(job: Job, options: LaunchOptions) -> int:
         return serve_run(job, options)
     if job.command == "train" and has_ended(InVolume(), job):
         print(f"runs/{job.run_name} has come to its end; nothing is rented")
+        return 0
+    if job.command == "prepare" and is_prepared_there(InVolume(), job.run_name):
+        print(f"data/{job.run_name} is prepared; nothing is rented")
         return 0
     (status,) = rent(job.run_name, [job], options)
     if job.command == "train" and status in (0, 130):

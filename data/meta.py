@@ -81,7 +81,7 @@ def parse_meta(values: Any) -> Meta:
         version, vocab_size = values["format"], values["vocab_size"]
         tokenizer, dtype = values["tokenizer"], values["dtype"]
         counts = {split: values["counts"][split] for split in SPLITS}
-        listed = values.get("shards", {})
+        listed = dict(values.get("shards", {}).items())
         shards = {split: [(file["file"], file["tokens"]) for file in listed[split]] for split in listed}
         sha256 = {f"{split}.bin": digest for split, digest in values.get("sha256", {}).items()}
         sha256 |= {file["file"]: file.get("sha256") for split in listed for file in listed[split]}

@@ -93,6 +93,8 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
+    if not manifest.options.lora_rank:
+        raise UserError(f"{run}: its manifest names a base model, but it has no adapters: it is damaged")
     check_no_base_cycle(run, base)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))

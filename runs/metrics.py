@@ -37,6 +37,7 @@ from runs.hardware import peak_memory
 from runs.reference import Reference
 from runs.sizes import flops_per_token
 
+LONGEST = 2**30  # bytes of a metrics.jsonl: five million records
 LOG_EVERY = 30  # seconds between lines of progress where no terminal shows the bar
 
 
@@ -78,7 +79,8 @@ class Metrics:
             self.records = records_before(start, lines)
             if len(self.records) < len(lines):
                 aside = self.path.with_name("metrics.dropped.jsonl")
-                write_whole(aside, b"\n".join(lines).decode(errors="replace") + "\n")
+                dropped = b"\n".join([*read_lines(aside), *lines])
+                write_whole(aside, dropped.decode(errors="replace") + "\n")
             write_whole(self.path, "".join(json.dumps(record) + "\n" for record in self.records))
             self.file = open_file(self.path, "a")
             self.sinks = [self.records.append, self._append]
@@ -246,7 +248,10 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
 def read_lines(path: Path) -> list[bytes]:
     """Read the lines of a file that may not be there. Raises UserError."""
     with suppress(*GONE), reading(path), open_file(path) as file:
-        return file.read().splitlines()
+        content = file.read(LONGEST + 1)
+        if len(content) > LONGEST:
+            raise UserError(f"{path}: larger than {LONGEST / 2**30:g} GiB: move it away")
+        return content.splitlines()
     return []
 
 

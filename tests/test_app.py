@@ -95,6 +95,11 @@ def test_a_prompt_in_a_file_travels_as_its_text(tmp_path):
     assert job.words == ["--num_samples=1", "--start=Twas brillig\n"]
 
 
+def test_benchs_own_options_travel_too():
+    job = make_job("bench", ["--steps", "3", "--batch_size", "3", "--loop"], LaunchOptions(gpu="none"))
+    assert job.words == ["--batch_size=3", "--steps=3", "--loop=True"]
+
+
 def test_data_are_tokenized_on_all_the_cores_that_are_rented():
     options = LaunchOptions(gpu="none", cores=24)
     assert make_job("prepare", ["openwebtext", "--limit=100"], options).words == [
@@ -123,6 +128,14 @@ def test_data_are_tokenized_on_all_the_cores_that_are_rented():
         ("--overwrite=True", "modal volume rm -r nanojaxgpt runs/out"),
         ("--wandb_log=True", "--secret=NAME"),
         ("sample --run-name=x --nodes=2", "--nodes=2 is for training"),
+        ("--nodes=2 --gpu=H100", "--nodes=2 needs machines with all their GPUs"),
+        ("--gpu=A10:5", "A10:5 is none of"),
+        ("serve --run-name=x --follow=True", "a server sees the run as it was"),
+        ("evaluate --run-name=x --hellaswag=h.jsonl", "modal volume put nanojaxgpt h.jsonl h.jsonl"),
+        ("prepare python_char --limit=3", "python_char is small, and is prepared without options"),
+        ("prepare openwebtext --to=/x", "--to=/x: the Volume has it as data/openwebtext"),
+        ("prepare mine --source=m.jsonl", "--source=m.jsonl would be looked for in the Volume"),
+        ("prepare openwebtext --tokenizer=t.json", "--tokenizer=t.json would be looked for in the Volume"),
         ("sample --run-name=x --start=FILE:nosuch.txt", "--start=FILE:nosuch.txt: cannot be read"),
         ("sample --run-name=x --num_sample=3", "--num_sample is not an option; did you mean num_samples?"),
         ("prepare", "first comes the name of a data set: "),

@@ -243,7 +243,8 @@ def test_a_pickle_is_never_read(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"format": 2}, {"vocab_size": 0}, {"dtype": "float32"}, {"counts": {"train": 3}}]
+    "changes",
+    [{"format": 2}, {"vocab_size": 0}, {"dtype": "float32"}, {"counts": {"train": 3}}, {"shards": [1]}],
 )
 def test_a_wrong_entry_in_meta_is_refused(dataset, changes):
     edit_meta(dataset, **changes)

@@ -109,6 +109,9 @@ def test_a_run_from_scratch_starts_without_records_and_moves_the_old_ones_away(o
     assert records(options.out_dir) == [] and not metrics.evaluated(0)
     metrics.close()
     assert path.with_name("metrics.dropped.jsonl").read_bytes() == old
+    path.write_bytes(b"more\n")
+    start(options).close()
+    assert path.with_name("metrics.dropped.jsonl").read_bytes() == old + b"more\n"
 
 
 @pytest.mark.parametrize("name, value", [("loss", np.nan), ("grad_norm", np.inf)])

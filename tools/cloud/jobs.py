@@ -16,7 +16,7 @@ from config.options import NOT_RESUMED, RESUMING, Options
 from data.prepare import parse
 from data.registry import is_small, known_datasets
 from data.sources import Hub
-from tools.cloud import VOLUME
+from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
 from tools.cloud.places import Here, Place, check_run, read_options, saved_iteration
 from tools.cloud.supervise import ROOT, Stop, run_script
@@ -120,18 +120,26 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     Options replace their config file, which may lie anywhere, and may change while a run goes on.
     """
     if name == "prepare":
-        return preparing_job(argv, options)
+        job = preparing_job(argv, options)
+        check_preparation(job)
+        return job
     reader = options_of(name)
-    rest = argv
+    rest, own = argv, []
     if name == "bench":
-        _, rest = split_options(argv, import_module("bench").BenchOptions)
-    own = [word for word in argv if word not in rest]
+        bench, rest = split_options(argv, import_module("bench").BenchOptions)
+        own = [f"--{name}={x}" for name, x in vars(bench).items() if x not in (None, False)]
     values = given(rest, reader)
     weights = values.get("init_from", "resume") if reader is not Options else "resume"
     folder = Path(values.get("out_dir", "out")).name if weights == "resume" else re.sub(r"\W+", "-", weights)
     run = check_value("run_name", options.run_name or folder, "--", LaunchOptions)
     if options.nodes > 1 and name != "train":
         raise UserError(f"--nodes={options.nodes} is for training: {name} runs on one machine")
+    if options.nodes > 1 and machine_of(options).count < 8:
+        raise UserError(f"--nodes={options.nodes} needs machines with all their GPUs, as in --gpu=H100:8")
+    if values.get("follow"):
+        raise UserError("--follow=True: at Modal a server sees the run as it was when its container started")
+    if values.get("hellaswag"):
+        check_in_volume("hellaswag", values["hellaswag"])
     if values.get("overwrite"):
         raise UserError(
             "overwrite=True would begin anew at every attempt: give another --run-name, or first "
@@ -170,6 +178,32 @@ def preparing_job(argv: list[str], options: LaunchOptions) -> Job:
         if arguments.num_proc is None:  # Python would count the cores of the host
             words = [*words, f"--num_proc={machine_of(options).cores:.0f}"]
     return Job("prepare", words, name)
+
+
+def check_preparation(job: Job) -> None:
+    """Raise UserError for what a container would not find, or would lose."""
+    if prepares_itself(job.run_name):
+        if job.words:
+            raise UserError(f"{job.words[0]}: {job.run_name} is small, and is prepared without options")
+        return
+    hub = Hub(job.run_name) if has_script(job.run_name) else None
+    arguments = parse(job.words, f"Prepare {job.run_name}.", Path(job.run_name), hub)
+    if arguments.to != Path(job.run_name):
+        raise UserError(f"--to={arguments.to}: the Volume has it as data/{job.run_name}: leave it out")
+    for path in arguments.source or []:
+        check_in_volume("source", path)
+    if str(arguments.tokenizer).endswith(".json"):
+        check_in_volume("tokenizer", arguments.tokenizer)
+
+
+def check_in_volume(option: str, path: str) -> None:
+    """Raise UserError for a file that no container will see."""
+    if not str(path).startswith(f"{MOUNTED}/"):
+        name = Path(path).name
+        raise UserError(
+            f"--{option}={path} would be looked for in the Volume: modal volume put {VOLUME} {path} {name}, "
+            f"then give --{option}={MOUNTED}/{name}"
+        )
 
 
 def check_unchanged(place: Place, job: Job) -> None:

@@ -22,6 +22,7 @@ try:
 except ImportError:  # only the cloud needs it
     modal: Any = None
 
+SILENT = 900  # seconds without a record, after which a lock is taken for that of a run that was killed
 WATCHED = ("train/loss", "val/loss", "loss", "lr", "grad_norm", "ms", "mfu")
 MODAL_ERRORS = (modal.exception.Error,) if modal else ()
 
@@ -134,17 +135,23 @@ def check_run(place: Place, run: str) -> None:
         raise UserError(f"--run-name={run}: there is no such run; `list` shows those that are there")
 
 
+def is_prepared_there(volume: InVolume, dataset: str) -> bool:
+    """Tell whether the Volume has a data set."""
+    return bool({"train.bin", "train_00000.bin"} & {*volume.listing(dataset, root="data")})
+
+
 def watch(place: Place, run: str, pause: float = 5.0) -> None:
-    """Print a run's records as they come, while it has its lock. Raises UserError where there is no run."""
+    """Print a run's records as they come, while it has its lock and is not silent. Raises UserError."""
     check_run(place, run)
-    shown = 0
+    shown, heard = 0, time.monotonic()
     while True:
         training, records = "lock" in place.listing(run), read_records(place, run)
         for record in records[shown:]:
             values = (f"{name} {record[name]:.4g}" for name in WATCHED if name in record)
             print(f"iter {record['iter']:,}: {', '.join(values)}", flush=True)
+            heard = time.monotonic()
         shown = len(records)  # fewer than before, if it was resumed and does steps again
-        if not training:
+        if not training or time.monotonic() - heard > SILENT:
             print(describe_run(place, run))
             return
         time.sleep(pause)
@@ -169,6 +176,8 @@ def fetch(run: str, results: tuple[str, ...] = ()) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir():  # an earlier result
                     shutil.rmtree(path)
+                for lock in ("lock", "lock.txt"):  # of the run at Modal, if it goes on
+                    Path(beside, path.name, lock).unlink(missing_ok=True)
                 os.replace(Path(beside) / path.name, path)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None

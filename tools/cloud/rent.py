@@ -17,7 +17,7 @@ from tools.cloud.claims import claimed
 from tools.cloud.container import run_in_container, serve_in_container
 from tools.cloud.jobs import COMMANDS, Job, check_unchanged, has_script, prepares_itself, words_of
 from tools.cloud.options import BURST, RATES, RATES_READ, RESTARTS, LaunchOptions, machine_of
-from tools.cloud.places import InVolume, check_run, current_rates, fetch, modal
+from tools.cloud.places import InVolume, check_run, current_rates, fetch, is_prepared_there, modal
 from tools.cloud.supervise import ROOT
 
 ENVIRONMENT = {
@@ -110,7 +110,7 @@ def check_job(runs: InVolume, job: Job) -> None:
     name = job.dataset
     if not name or prepares_itself(name):
         return
-    if not {"train.bin", "train_00000.bin"} & {*runs.listing(name, root="data")}:
+    if not is_prepared_there(runs, name):
         put = f"modal volume put {VOLUME} <its folder> data/{Path(name).name}, and give that name"
         prepare = f"modal run app.py::prepare --run-on-remote true {name}"
         how = prepare if has_script(name) else put

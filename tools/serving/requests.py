@@ -16,12 +16,13 @@ SEQUENCES = 128  # of one request: prompts times n
 
 # OpenAI's fields that this server lacks: ignored, or accepted with the value that asks for nothing.
 IGNORED = {
-    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "store"),
-    *("tool_choice", "parallel_tool_calls", "function_call"),
+    *("user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"),
 }
-NEUTRAL: dict[str, Any] = {
-    **{"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "tools": [], "functions": []},
-    **{"response_format": {"type": "text"}, "modalities": ["text"], "suffix": "", "best_of": 1},
+NEUTRAL: dict[str, tuple] = {
+    **{"presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],)},
+    **{"functions": ([],), "response_format": ({"type": "text"},), "modalities": (["text"],)},
+    **{"suffix": ("",), "best_of": (1,), "store": (False,), "parallel_tool_calls": (True, False)},
+    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
 }
 
 
@@ -38,7 +39,7 @@ class Body(BaseModel):
         return {
             name: value
             for name, value in body.items()
-            if value is not None and name not in IGNORED and (name not in NEUTRAL or value != NEUTRAL[name])
+            if value is not None and name not in IGNORED and value not in NEUTRAL.get(name, ())
         }
 
 

@@ -285,6 +285,8 @@ def test_a_chat_continues_the_plain_template(chat, complete):
         ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
         ({"extra_body": {"tempurature": 1}}, "tempurature", "unknown field"),
         ({"presence_penalty": 1}, "presence_penalty", "not supported"),
+        ({"extra_body": {"store": True}}, "store", "not supported"),
+        ({"extra_body": {"tool_choice": "required"}}, "tool_choice", "not supported"),
         ({"best_of": 2}, "best_of", "not supported"),
     ],
 )
