@@ -15,11 +15,12 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -95,7 +96,9 @@ class Checkpoints:
         check_tree(self.folder)
         check_losses(self.folder)
         items = ("model", "optimizer", "manifest")
-        self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
+        self.manager = while_a_run_deletes(
+            lambda: ocp.CheckpointManager(self.folder, item_names=items, options=options)
+        )
         # runs/signals.py asks JAX for signals, too: one would take the other's.
         self.manager.reached_preemption = lambda step: False
 
@@ -109,7 +112,7 @@ class Checkpoints:
 
     def look_again(self) -> None:
         """Read the folder anew."""
-        self.manager.reload()
+        while_a_run_deletes(self.manager.reload)
 
     def delete_all(self) -> None:
         """Delete every checkpoint. Raises UserError."""
@@ -258,6 +261,14 @@ def arrays_by_name(tree) -> dict[str, jax.Array]:
 def tree_of_arrays(arrays: dict[str, jax.Array], tree):
     """Undo `arrays_by_name`, in the structure of `tree`."""
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in arrays_by_name(tree)])
+
+
+def while_a_run_deletes(look: Callable[[], Any]) -> Any:
+    """Have Orbax look into a folder, again where a run that goes on has just deleted what it looked at."""
+    for _ in range(9):
+        with suppress(FileNotFoundError):
+            return look()
+    return look()
 
 
 def check_losses(folder: Path) -> None:

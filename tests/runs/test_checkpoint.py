@@ -479,3 +479,16 @@ def test_a_manifest_that_somebody_wrote_is_one_line(tmp_path, changes):
 )
 def test_what_contradicts_the_checkpoint_is_one_line(changes, says):
     assert says in refusal(replace(MANIFEST, **changes).resuming_from, MANIFEST, Path("there/4"))
+
+
+def test_a_checkpoint_that_a_run_deletes_meanwhile_ends_no_reader(monkeypatch, tmp_path, tiny):
+    checkpoints = save(tmp_path, tiny[0], 4)
+    looks = iter([FileNotFoundError(2, "gone"), FileNotFoundError(2, "gone"), None])
+
+    def reload():
+        if (error := next(looks)) is not None:
+            raise error
+
+    monkeypatch.setattr(checkpoints.manager, "reload", reload)
+    checkpoints.look_again()
+    assert next(looks, "none is left") == "none is left"
