@@ -176,9 +176,10 @@ def fetch(run: str, results: tuple[str, ...] = ()) -> None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_dir():  # an earlier result
                     shutil.rmtree(path)
-                for lock in ("lock", "lock.txt"):  # of the run at Modal, if it goes on
-                    Path(beside, path.name, lock).unlink(missing_ok=True)
-                os.replace(Path(beside) / path.name, path)
+                came = Path(beside) / path.name
+                for lock in came.glob("lock*"):  # of the run at Modal, if it goes on
+                    lock.unlink()
+                os.replace(came, path)
         except OSError as error:
             raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None
         print(f"{path} is here now")
