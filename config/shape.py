@@ -1,4 +1,4 @@
-"""What a model is, said once for the command line and for `GPTConfig`, and what is impossible."""
+"""The options that shape a model, which `Options` and `GPTConfig` inherit, and their checks."""
 
 from dataclasses import dataclass
 from typing import Literal

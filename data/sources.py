@@ -26,7 +26,7 @@ Records = Sequence[bytes | None]  # one per document: UTF-8 text, or a line of J
 
 
 class DocumentBatch(NamedTuple):
-    """Documents in order, and the position of the document after them."""
+    """Holds documents in order, and the position of the next one."""
 
     records: Records
     json_lines: bool  # whether the records are lines of JSON

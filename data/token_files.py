@@ -28,7 +28,7 @@ READ_ONCE = 2**26  # bytes: the sha256 of a file up to this size takes at most 7
 
 
 class DataChanged(UserError):
-    """What is read is not what was opened: somebody has changed a file."""
+    """A file of the data set has changed since it was opened."""
 
 
 class Dataset:

@@ -36,7 +36,7 @@ Stream = Callable[..., str]
 
 
 class Tokenizer(ABC):
-    """What every tokenizer can do. `to_json` gives its description in JSON values."""
+    """Encodes and decodes text. `to_json` describes the tokenizer in JSON values."""
 
     vocab_size: int
     description: dict[str, str]

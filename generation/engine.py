@@ -50,7 +50,7 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """What one step made for the sequence in a slot."""
+    """The new tokens of the sequence in a slot, and their log-probabilities if it asked for them."""
 
     slot: int
     tokens: Int[np.ndarray, " n"]  # new ones; none while the prompt is read

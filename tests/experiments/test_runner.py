@@ -71,7 +71,7 @@ def due(record, seeds=None) -> list[runner.Task]:
     return runner.tasks(record, Namespace(seeds=seeds, only="", out="out"))
 
 
-# What is trained
+# Which runs are trained
 
 
 def test_data_that_cannot_be_had_stop_all_runs_at_once(experiment, run, tmp_path):

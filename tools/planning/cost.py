@@ -36,7 +36,7 @@ GENERAL = ("layers/products.py", "Linear.__call__", "compile_step")
 
 
 class Price(NamedTuple):
-    """What it takes to run a kernel once."""
+    """The time and the messages of one run of a kernel."""
 
     bound: str  # what takes the time: products, memory, network or start
     seconds: float

@@ -188,7 +188,7 @@ async def write(request: Request, served: Here, fields: CompletionBody) -> Respo
 
 @inside.post("/places")
 def places_of(served: Here, fields: PlacesBody) -> Response:
-    """What could have stood at each place of a text, and after it."""
+    """Return the likeliest tokens at each place of a text, and after it."""
     ids = read_text(fields, served, limits(served)["tokens"])
     if fields.prompt > len(ids):
         raise ApiError(f"prompt is {fields.prompt}, and the text has {len(ids)} tokens", "prompt")
@@ -210,7 +210,7 @@ def places_of(served: Here, fields: PlacesBody) -> Response:
 
 @inside.post("/attention")
 def attention_of(served: Here, fields: Text) -> Response:
-    """What each token reads, in every head: the rows up to the diagonal, in 65535ths."""
+    """Return the attention weights of every head: the rows up to the diagonal, in 65535ths."""
     ids = read_text(fields, served, limits(served)["attention"])
     with turn(served):
         weights = attention(served.model, ids)  # (L, H, T, T)
@@ -222,7 +222,7 @@ def attention_of(served: Here, fields: Text) -> Response:
 
 @inside.post("/lens")
 def lens_of(served: Here, fields: LensBody) -> Response:
-    """What the head would predict after each layer, and the norms of the stream and of its parts."""
+    """Return what the head predicts after each layer, and the norms of the residual stream and its parts."""
     ids = read_text(fields, served, limits(served)["lens"])
     with turn(served):
         seen = lens(served.model, ids, min(fields.k, served.vocab_size))

@@ -1,4 +1,4 @@
-"""What clients ask for: the fields of a request with their limits, and the request in the engine's terms."""
+"""Read the requests of clients: their fields and limits, and the same in the engine's terms."""
 
 import secrets
 from dataclasses import dataclass, replace

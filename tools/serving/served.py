@@ -1,4 +1,4 @@
-"""What the routes share."""
+"""The state and the limits that all routes share."""
 
 import time
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tools.serving.worker import Worker
 
 @dataclass
 class Served:
-    """What the routes work with; `app.state.served`."""
+    """The model, its worker and its run, as routes find them in `app.state.served`."""
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
