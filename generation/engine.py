@@ -14,7 +14,7 @@ block_size / 2 become the context, from position 0 on: one token in block_size /
 longer prompt, the last block_size tokens are read.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product, takewhile
@@ -24,10 +24,10 @@ import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import CHUNK, Likelihood, Rows, decode, prefill, start
+from generation.decode import CHUNK, PREFILL_CHUNK, Likelihood, Rows, decode, keys_of_rows, prefill, start
 from model import GPT
 
-PREFILL_CHUNKS = 16, 128  # tokens of a prompt that one call reads
+PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens of a prompt that one call reads
 SHORT_PROMPTS = 8  # that one call reads together
 MIN_BUCKET = 32  # tokens: see `Engine`
 MIN_DRAWN = 8  # tokens that a bucket must have space for, if as many are to come
@@ -283,36 +283,3 @@ class Engine:
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
     """Copy the likelihoods of some tokens of a row to the host."""
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
-
-
-def generate(
-    model: GPT,
-    prompt: Int[np.ndarray, "B P"],
-    *,
-    key: PRNGKeyArray,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    vocab_size: int | None = None,
-) -> Iterator[Int[np.ndarray, "B _"]]:
-    """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
-
-    The prompt has at least one token. A row's tokens depend neither on the other rows nor on
-    `max_new_tokens`.
-    """
-    B = len(prompt)
-    engine = Engine(model, B, vocab_size, longest=prompt.shape[1] + max_new_tokens)
-    for row, row_key in zip(prompt, keys_of_rows(key, B), strict=True):
-        engine.add(Request(row, row_key, max_new_tokens, temperature, top_k, top_p))
-    while not engine.idle:
-        most = 1 if engine.unread else CHUNK  # the first token comes at once
-        while engine.unread:
-            engine.prefill()
-        if pieces := engine.draw(most):  # none if no tokens were requested
-            yield np.stack([piece.tokens for piece in pieces])
-
-
-def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
-    """Return the keys of n continuations that are requested together with one key."""
-    return [jax.random.fold_in(key, row) for row in range(n)]

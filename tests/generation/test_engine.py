@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import LIKELIEST, decode, prefill
-from generation.engine import Engine, Request, generate, keys_of_rows
+from generation.decode import LIKELIEST, decode, generate, keys_of_rows, prefill
+from generation.engine import Engine, Request
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
 from tests.helpers import MODERN
