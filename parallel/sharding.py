@@ -104,13 +104,11 @@ def with_shardings(shapes):
 
 def sharding_table(shapes) -> str:
     """Describe each array of a tree from `with_shardings` in a line: shape, spec and size per device."""
-    rows = [("parameter", "shape", "spec", "MB per device")]
+    lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
     total = 0
-    for path, x in jax.tree_util.tree_leaves_with_path(shapes):
+    for path, x in jax.tree.leaves_with_path(shapes):
         size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         total += size
-        split = ", ".join(str(axis) for axis in x.sharding.spec)
-        rows.append((leaf_name(path), str(x.shape), f"P({split})", f"{size / 1e6:.3f}"))
-    rows.append(("all", "", "", f"{total / 1e6:.3f}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
+        lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
+    return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
