@@ -1,4 +1,4 @@
-"""The engine: up to `slots` sequences decode together, and each starts and ends on its own.
+"""The engine of the server: up to `slots` sequences decode together, and each starts and ends on its own.
 
     engine = Engine(model, slots=16)
     engine.add(Request(prompt, key=key, max_new_tokens=100))       while engine.free
@@ -8,10 +8,7 @@
 A slot is a row of the key/value cache. A step prefills a chunk of the first unread prompt, or several short
 prompts, and then draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
 A request's tokens depend on its prompt, settings and key alone.
-
-A new token reads all tokens before it while they are at most block_size. When they are more, the last
-block_size / 2 become the context, from position 0 on: one token in block_size / 2 costs a prefill. Of a
-longer prompt, the last block_size tokens are read.
+The context moves on as in `generate` (generation/decode.py).
 """
 
 from collections.abc import Callable
@@ -70,16 +67,16 @@ class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. Only one thread may use it.
 
     Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences. Each is
-    a program of its own; those below `longest`, the length that sequences come to, are left out.
+    a program of its own.
     """
 
-    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
+    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
         self.vocab_size = vocab_size or model.config.vocab_size
         self.block_size = model.config.block_size
         self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PREFILL_CHUNKS})
         self.short_prompts = min(SHORT_PROMPTS, slots)
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
-        least = min(max(MIN_BUCKET, longest), self.block_size)
+        least = min(MIN_BUCKET, self.block_size)
         self.buckets = [bucket for i in (1, 4, 8, 12, 16) if (bucket := self.block_size * i // 16) >= least]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # slots whose prompt is not read yet, in order
