@@ -1,8 +1,7 @@
 """From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
 
-Both are compiled, and donate the cache. What differs from row to row and from call to call is data, so that
-each is compiled once for a shape. `generate` calls them for rows of one length, as sample.py has them;
-generation/engine.py for rows that come and go.
+Both donate the cache. What differs from row to row and from call to call is data, so that each is compiled
+once for a shape. `generate` calls them for rows of one length; generation/engine.py for rows that come and go.
 """
 
 from collections.abc import Iterator
@@ -117,8 +116,8 @@ def prefill(
 ) -> tuple[Likelihood | None, Cache]:
     """Read tokens into the first `bucket` tokens of the cache of R slots, after the `length` of each.
 
-    Padding after the tokens is read too, and overwritten before it matters. A slot may be repeated, with the
-    same tokens. Return the log-probabilities of the `following` tokens, if they are given.
+    Padding is read too, and overwritten before it matters. A slot may be repeated, with the same tokens.
+    Return the log-probabilities of the `following` tokens, if they are given.
     """
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
@@ -138,8 +137,8 @@ def decode(
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Attention reads the first `bucket` tokens of the cache: more than any row has afterwards, or all. Of a
-    row's new tokens, only the first `left` are valid. Log-probabilities are zeros if no row wants them.
+    `bucket` is longer than any row becomes, or block_size. Of a row's new tokens, the first `left` are valid.
+    Log-probabilities are zeros if no row wants them.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)

@@ -2,8 +2,8 @@
 
     y = x W + b + (alpha / r) (x A) B         A (in, r) is random at first, B (r, out) zero; r is small
 
-Gradients, moments and checkpoints are of A and B alone. A layer with them is a `LoRALinear` in its old place,
-so that the model computes as ever. Training never forms W + A B, whose gradient costs as much as training W.
+Gradients, moments and checkpoints are of A and B alone. Training never forms W + A B, whose gradient costs
+as much as training W.
 """
 
 import math
