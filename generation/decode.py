@@ -1,7 +1,7 @@
 """From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
 
 Both donate the cache. What differs from row to row and from call to call is data, so that each is compiled
-once for a shape. `generate` calls them for rows of one length; generation/engine.py for rows that come and go.
+once for a shape. `generate` has rows of one length; generation/engine.py has rows that come and go.
 """
 
 from collections.abc import Iterator
