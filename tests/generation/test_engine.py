@@ -69,8 +69,9 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
     assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
 
 
-def test_it_draws_what_sample_py_draws(model):
-    prompt, key = np.arange(7, dtype=np.int32), jax.random.key(3)
+@pytest.mark.parametrize("P", [1, 7, S - 1, S, S + 1, 3 * S])
+def test_it_draws_what_sample_py_draws(model, P):
+    prompt, key = np.arange(P, dtype=np.int32) % V, jax.random.key(3)
     settings = dict(max_new_tokens=50, temperature=0.8, top_k=20, top_p=0.95)
     rows = np.concatenate(list(generate(model, np.tile(prompt, (3, 1)), key=key, **settings)), axis=1)
     requests = [Request(prompt, row_key, **settings) for row_key in keys_of_rows(key, 3)]
