@@ -23,7 +23,7 @@ import numpy as np
 
 from config.command_line import Count, Limit, Name, NonNegative, Seed, UserError, command, given
 from data.tokenizer import Tokenizer
-from generation.engine import generate
+from generation.decode import generate
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 from runs.sizes import check_cache

@@ -24,8 +24,7 @@ from model import GPT, Block, GPTConfig
 class Cache(NamedTuple):
     """The keys and values of up to S = block_size tokens of B sequences, whose lengths the caller keeps.
 
-    They have the dtype that products give. On a CPU that is float32: to write one token of a bfloat16 cache,
-    XLA would convert all of it.
+    Their dtype is that of products, float32 on a CPU: XLA would convert all of a bfloat16 cache to write it.
     """
 
     keys: list[Float[Array, "B K S C"]]  # one for each layer

@@ -1,9 +1,10 @@
-"""The two compiled functions of the engine: `prefill` reads a prompt into the cache, `decode` draws tokens.
+"""From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
 
-Both donate the cache of all slots. What differs from row to row and from call to call is data, so that each
-function is compiled once for a shape.
+Both donate the cache. What differs from row to row and from call to call is data, so that each is compiled
+once for a shape. `generate` has rows of one length; generation/engine.py has rows that come and go.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import sample
@@ -20,6 +21,7 @@ from layers.products import Linear
 from model import GPT, Block
 
 CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
+PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` reads, at most
 LIKELIEST = 20  # tokens whose log-probabilities are returned: as many as OpenAI's API allows
 
 
@@ -114,8 +116,8 @@ def prefill(
 ) -> tuple[Likelihood | None, Cache]:
     """Read tokens into the first `bucket` tokens of the cache of R slots, after the `length` of each.
 
-    Padding after the tokens is read too, and overwritten before it matters. A slot may be repeated, with the
-    same tokens. Return the log-probabilities of the `following` tokens, if they are given.
+    Padding is read too, and overwritten before it matters. A slot may be repeated, with the same tokens.
+    Return the log-probabilities of the `following` tokens, if they are given.
     """
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
@@ -135,8 +137,8 @@ def decode(
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Read the last token and draw the next, n times, for the first W slots.
 
-    Attention reads the first `bucket` tokens of the cache: more than any row has afterwards, or all. Of a
-    row's new tokens, only the first `left` are valid. Log-probabilities are zeros if no row wants them.
+    `bucket` is longer than any row becomes, or block_size. Of a row's new tokens, the first `left` are valid.
+    Log-probabilities are zeros if no row wants them.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)
@@ -164,3 +166,64 @@ def decode(
     (tokens, likelihood), _, part = lax.fori_loop(0, n, draw_next, (drawn, rows.token, part))
     cache = jax.tree.map(lambda x, y: lax.dynamic_update_slice_in_dim(x, y, 0, axis=0), cache, part)
     return tokens, likelihood, shard_cache(cache)
+
+
+def generate(
+    model: GPT,
+    prompt: Int[np.ndarray, "B P"],
+    *,
+    key: PRNGKeyArray,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    vocab_size: int | None = None,
+) -> Iterator[Int[np.ndarray, "B _"]]:
+    """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
+
+    The prompt has at least one token; its last block_size are read. A row's tokens depend neither on the
+    other rows nor on `max_new_tokens`. Where a text grows past block_size, its last block_size / 2 tokens
+    become the context: one token in block_size / 2 costs a prefill.
+    """
+    (B, P), S, V = prompt.shape, model.config.block_size, vocab_size or model.config.vocab_size
+    bucket = min(S, 1 << (P + max_new_tokens).bit_length())
+    decoder, cache = start(model, B, V)
+    rows = Rows.empty(B)
+    rows.key[:] = [jax.random.key_data(row_key) for row_key in keys_of_rows(key, B)]
+    rows.temperature[:] = temperature
+    rows.top_k[:] = min(top_k or V, V)
+    rows.top_p[:] = 1.0 if top_p is None else top_p
+    context, made, unread = prompt[:, -S:], 0, True
+    while made < max_new_tokens:
+        if unread:
+            cache = read(decoder, cache, context[:, :-1], bucket)  # `decode` reads the last token
+        rows.token[:] = context[:, -1]
+        rows.length[:] = length = context.shape[1] - 1
+        rows.made[:] = made
+        rows.left[:] = n = min(CHUNK if made else 1, max_new_tokens - made, S - length)
+        tokens, _, cache = decode(decoder, cache, rows, np.int32(n), bucket)
+        new = np.asarray(tokens)[:, :n]
+        yield new
+        made += n
+        context = np.concatenate([context, new], axis=1)
+        unread = context.shape[1] > S
+        if unread:
+            context = context[:, -max(1, S // 2) :]
+
+
+def read(decoder: Decoder, cache: Cache, tokens: Int[np.ndarray, "B P"], bucket: int) -> Cache:
+    """Prefill the cache with the tokens of all rows, in chunks."""
+    B, P = tokens.shape
+    T = min(bucket, PREFILL_CHUNK, 1 << max(0, P - 1).bit_length())
+    for i in range(0, P, T):
+        first = min(i, bucket - T)  # the last chunk may begin among tokens that have been read
+        chunk = tokens[:, first : first + T]
+        chunk = np.pad(chunk, ((0, 0), (0, T - chunk.shape[1])))
+        slots, length = np.arange(B, dtype=np.int32), np.full(B, first, np.int32)
+        _, cache = prefill(decoder, cache, slots, chunk, length, None, bucket)
+    return cache
+
+
+def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
+    """Return the keys of n continuations that are requested together with one key."""
+    return [jax.random.fold_in(key, row) for row in range(n)]

@@ -1,4 +1,4 @@
-"""The engine: up to `slots` sequences decode together, and each starts and ends on its own.
+"""The engine of the server: up to `slots` sequences decode together, and each starts and ends on its own.
 
     engine = Engine(model, slots=16)
     engine.add(Request(prompt, key=key, max_new_tokens=100))       while engine.free
@@ -8,13 +8,10 @@
 A slot is a row of the key/value cache. A step prefills a chunk of the first unread prompt, or several short
 prompts, and then draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
 A request's tokens depend on its prompt, settings and key alone.
-
-A new token reads all tokens before it while they are at most block_size. When they are more, the last
-block_size / 2 become the context, from position 0 on: one token in block_size / 2 costs a prefill. Of a
-longer prompt, the last block_size tokens are read.
+The context moves on as in `generate` (generation/decode.py).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, product, takewhile
@@ -24,10 +21,10 @@ import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import CHUNK, Likelihood, Rows, decode, prefill, start
+from generation.decode import CHUNK, PREFILL_CHUNK, Likelihood, Rows, decode, keys_of_rows, prefill, start
 from model import GPT
 
-PREFILL_CHUNKS = 16, 128  # tokens of a prompt that one call reads
+PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens of a prompt that one call reads
 SHORT_PROMPTS = 8  # that one call reads together
 MIN_BUCKET = 32  # tokens: see `Engine`
 MIN_DRAWN = 8  # tokens that a bucket must have space for, if as many are to come
@@ -70,16 +67,16 @@ class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. Only one thread may use it.
 
     Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences. Each is
-    a program of its own; those below `longest`, the length that sequences come to, are left out.
+    a program of its own.
     """
 
-    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None, longest: int = 1):
+    def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
         self.vocab_size = vocab_size or model.config.vocab_size
         self.block_size = model.config.block_size
         self.prompt_chunks = sorted({min(T, max(1, self.block_size // 2)) for T in PREFILL_CHUNKS})
         self.short_prompts = min(SHORT_PROMPTS, slots)
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
-        least = min(max(MIN_BUCKET, longest), self.block_size)
+        least = min(MIN_BUCKET, self.block_size)
         self.buckets = [bucket for i in (1, 4, 8, 12, 16) if (bucket := self.block_size * i // 16) >= least]
         self.slots: list[Sequence | None] = [None] * slots
         self.unread: list[int] = []  # slots whose prompt is not read yet, in order
@@ -283,36 +280,3 @@ class Engine:
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
     """Copy the likelihoods of some tokens of a row to the host."""
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
-
-
-def generate(
-    model: GPT,
-    prompt: Int[np.ndarray, "B P"],
-    *,
-    key: PRNGKeyArray,
-    max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    vocab_size: int | None = None,
-) -> Iterator[Int[np.ndarray, "B _"]]:
-    """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
-
-    The prompt has at least one token. A row's tokens depend neither on the other rows nor on
-    `max_new_tokens`.
-    """
-    B = len(prompt)
-    engine = Engine(model, B, vocab_size, longest=prompt.shape[1] + max_new_tokens)
-    for row, row_key in zip(prompt, keys_of_rows(key, B), strict=True):
-        engine.add(Request(row, row_key, max_new_tokens, temperature, top_k, top_p))
-    while not engine.idle:
-        most = 1 if engine.unread else CHUNK  # the first token comes at once
-        while engine.unread:
-            engine.prefill()
-        if pieces := engine.draw(most):  # none if no tokens were requested
-            yield np.stack([piece.tokens for piece in pieces])
-
-
-def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
-    """Return the keys of n continuations that are requested together with one key."""
-    return [jax.random.fold_in(key, row) for row in range(n)]

@@ -1,7 +1,6 @@
-"""How a model is computed, and where.
+"""How a model is computed, and where. Only this file asks JAX for the device and the mesh.
 
-Only this file asks JAX which device and which mesh a program is compiled for. Neither has to exist on this
-machine: plan.py compiles for absent ones.
+Neither has to exist on this machine: plan.py compiles for absent ones.
 """
 
 import functools
@@ -19,7 +18,7 @@ from config.devices import known_device
 
 @dataclass(frozen=True)
 class Compute:
-    """How a model is computed on this machine: never what it is. training/state.py chooses it."""
+    """How a model is computed, never what it is. training/state.py chooses it."""
 
     dtype: str = "float32"  # of the operands of matrix products, or bfloat16
     result: str = "float32"  # of their results: see `result_dtype`
@@ -59,23 +58,19 @@ def memory() -> int:
 
 
 def result_dtype(dtype: str) -> str:
-    """Return the dtype of products of operands in `dtype`: float32 on a CPU, where rounding takes time."""
+    """Return the dtype of products of operands in `dtype`; a CPU takes longer to round than to store."""
     return "float32" if device().platform == "cpu" else dtype
 
 
 def max_logits() -> int:
-    """Return how many logits a device may hold at once: in bfloat16, a twelfth of its memory.
-
-    An accelerator is faster with few chunks of the loss, a CPU with many.
-    """
+    """Return how many logits a device may hold at once: few for a CPU, else a twelfth of its memory."""
     return Compute.max_logits if device().platform == "cpu" else memory() // (12 * 2)
 
 
 def multiplies_bfloat16() -> bool:
     """Tell whether the device multiplies bfloat16 faster than float32.
 
-    Of CPUs, Intel's Xeons since Sapphire Rapids and AMD's since Zen 4 do, unless ONEDNN_MAX_CPU_ISA limits
-    XLA's library to older instructions.
+    Xeons since Sapphire Rapids and AMD's CPUs since Zen 4 do, unless ONEDNN_MAX_CPU_ISA forbids it.
     """
     if device().platform != "cpu":
         return True
@@ -85,12 +80,12 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def cpu_info(name: str) -> str:
-    """Return a field of /proc/cpuinfo, such as "model name"; "" without that file or field."""
+    """Return a field of /proc/cpuinfo, or ""."""
     path = Path("/proc/cpuinfo")
     found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
     return found[1].strip() if found else ""
 
 
 def cpu_flags() -> str:
-    """Return the names of the CPU's instruction sets; "" where /proc does not tell."""
+    """Return the names of the CPU's instruction sets, or ""."""
     return cpu_info("flags|Features")

@@ -35,8 +35,7 @@ HEARTBEAT = 20  # seconds until JAX gives up on a silent process, and ends the o
 def hosts(options: Options) -> Generator[None]:
     """Connect to the other processes, if there are any, before JAX touches a device. Raises UserError.
 
-    An error in the body ends this process at once: an ordinary exit would wait for the others, and they for
-    this process.
+    An error ends this process at once: an ordinary exit would wait for the others, which wait for it.
     """
     connect(options)
     try:
@@ -49,48 +48,30 @@ def hosts(options: Options) -> Generator[None]:
 
 def connect(options: Options) -> None:
     """Find the other processes, and wait until all have started. Raises UserError."""
-    given = (options.coordinator, options.num_processes, options.process_id)
-    if given == (None, None, None) and not launched_together(os.environ):
+    coordinator = None if options.coordinator == "auto" else options.coordinator
+    n, i = options.num_processes, options.process_id
+    by_hand = (coordinator, n, i) != (None, None, None)
+    if options.coordinator is None and not by_hand and not launched_together(os.environ):
         return
-    coordinator, num_processes, process_id = given
-    if given in ((None, None, None), ("auto", None, None)):
-        coordinator, method = None, None  # JAX asks the launcher
-    elif coordinator in (None, "auto") or num_processes is None or process_id is None:
-        raise UserError(
-            "--coordinator=host:port, --num_processes and --process_id belong together: give all three, or "
-            "--coordinator=auto alone to ask the launcher"
-        )
-    elif process_id >= num_processes:
-        raise UserError(
-            f"process_id={process_id} must be below num_processes={num_processes}: they count from 0"
-        )
-    else:
-        method = "deactivate"
-        # JAX aborts after five minutes of waiting: this line says for what.
-        print(
-            f"note: process {process_id} of {num_processes} waits for the others at {coordinator}",
-            file=sys.stderr,
-        )
+    if by_hand:  # JAX aborts after five minutes of waiting: this line says for what
+        print(f"note: process {i} of {n} waits for the others at {coordinator}", file=sys.stderr)
     try:
         jax.distributed.initialize(
             coordinator,
-            num_processes,
-            process_id,
-            cluster_detection_method=method,
+            num_processes=n,
+            process_id=i,
+            cluster_detection_method="deactivate" if by_hand else None,  # None: JAX asks the launcher
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     except (ValueError, RuntimeError) as error:
         raise UserError(
             f"JAX cannot find the other processes ({error}): give each one --coordinator=host:port, "
-            "--num_processes and its --process_id"
+            "--num_processes and its --process_id, all three, or --coordinator=auto alone to ask the launcher"
         ) from None
 
 
 def launched_together(environment: Mapping[str, str]) -> bool:
-    """Tell whether SLURM, Open MPI or a TPU pod on Kubernetes has started several processes as one job.
-
-    With SLURM, count what one `srun` started, not what the job may start: a shell in a large job is alone.
-    """
+    """Tell whether SLURM's `srun`, Open MPI or a TPU pod on Kubernetes has started several processes."""
     return (
         int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
         or int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
@@ -128,8 +109,8 @@ def agree_on(options: Options) -> None:
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")
     elif jax.process_count() > 1:  # JAX may end a process at any time, with a message of its own
-        note = "when one is lost, JAX ends all: then start all with --init_from=resume"
-        print(f"note: {jax.process_count()} processes run together; {note}", file=sys.stderr)
+        note = f"note: {jax.process_count()} processes run together; when one is lost, JAX ends all: "
+        print(f"{note}then start all with --init_from=resume", file=sys.stderr)
     check_same(**{name: value for name, value in options.to_json().items() if name != "process_id"})
 
 

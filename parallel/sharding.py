@@ -1,8 +1,8 @@
 """Which device holds what: one table from a parameter's name to the mesh axes that split its axes.
 
-Inside `jax.set_mesh(mesh)`, XLA splits a compiled function's arrays as its arguments and results are split,
-and inserts the communication. The table holds for an optimizer's moments too, whose names end with their
-parameter's. Inside the model only the residual stream has a sharding constraint (layers/stack.py).
+It holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of a
+compiled function accordingly, and inserts the communication. Inside the model, the residual stream alone has
+a sharding constraint (layers/stack.py).
 """
 
 import math
@@ -16,13 +16,12 @@ from jax.sharding import PartitionSpec as P
 
 from layers.compute import current_mesh
 
-# The first pattern that matches the end of a name applies. Axes that a rule does not mention are not split.
+# The first pattern that matches the end of a name applies.
 RULES = (
-    # With rows over one axis and D over the other, XLA would recompute.
     (r"wte|lm_head", (("tensor", "fsdp"),)),  # (V, D)
     (r"wpe", (None, "fsdp")),  # (T, D)
-    # `tensor` splits the outputs of the first layers and the inputs of the last, in attention and in the MLP:
-    # one sum over devices for each.
+    # `tensor` splits the outputs of the first layers and the inputs of the last: one sum over devices for
+    # attention, and one for the MLP.
     (r"(c_q|c_k|c_v)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H, C), (L, D, K, C)
     (r"(c_q|c_k|c_v)\.bias", ("stage", "tensor")),  # (L, H, C), (L, K, C)
     (r"(head_gate|c_gate|c_fc)\.weight", ("stage", "fsdp", "tensor")),  # (L, D, H), (L, D, F)
@@ -44,7 +43,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def is_matrix(path, x) -> bool:
-    """Tell a matrix from a vector. Arrays of blocks have a layer axis; a bias may have two more, (H, C)."""
+    """Tell a matrix from a vector. A layer axis does not count, nor that a bias may be (H, C)."""
     return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2
 
 
@@ -78,7 +77,7 @@ def shard(tree):
 
 
 def state_sharding(state):
-    """Return what `eqx.filter_shard` takes to lay out a state: the table's specs, or the one device."""
+    """Return a state's shardings for `eqx.filter_shard`: the table's specs, or the one device."""
     return specs_of(state) if current_mesh().exists else SingleDeviceSharding(jax.devices()[0])
 
 
@@ -104,13 +103,11 @@ def with_shardings(shapes):
 
 def sharding_table(shapes) -> str:
     """Describe each array of a tree from `with_shardings` in a line: shape, spec and size per device."""
-    rows = [("parameter", "shape", "spec", "MB per device")]
+    lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
     total = 0
-    for path, x in jax.tree_util.tree_leaves_with_path(shapes):
+    for path, x in jax.tree.leaves_with_path(shapes):
         size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
         total += size
-        split = ", ".join(str(axis) for axis in x.sharding.spec)
-        rows.append((leaf_name(path), str(x.shape), f"P({split})", f"{size / 1e6:.3f}"))
-    rows.append(("all", "", "", f"{total / 1e6:.3f}"))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
+        lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
+    return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])

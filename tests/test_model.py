@@ -240,6 +240,11 @@ def test_gpt2s_sizes(L, H, D, published):
     assert parameters(config) == 50257 * D + 1024 * D + L * (12 * D**2 + 13 * D) + 2 * D
 
 
+def test_a_swiglu_mlp_is_two_thirds_as_wide_as_a_gelu_one_rounded_up_to_a_multiple_of_64():
+    widths = {D: GPTConfig(n_embd=D, n_head=4, mlp="swiglu").hidden for D in (8, 96, 128, 768, 1600)}
+    assert widths == {8: 64, 96: 256, 128: 384, 768: 2048, 1600: 4288}
+
+
 def test_nanogpts_sizes():
     config = replace(GPT2, vocab_size=50304, bias=False)
     wpe = 1024 * 768  # nanoGPT reports 123.59M, without wpe

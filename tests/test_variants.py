@@ -53,9 +53,10 @@ def test_a_gate_starts_as_1_and_scales_what_each_head_has_read():
     assert distance(attn(x, lambda *_: read), expected) < FLOAT32_ROUNDING
 
 
-def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the_same():
-    base = dict(mup_base_width=8, mup_base_n_head=1)
-    model, tokens = large(changed(TINY, qk_norm=True, **base)), random_tokens(TINY)
+@pytest.mark.parametrize("bias", [False, True])
+def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the_same(bias):
+    config = changed(TINY, qk_norm=True, bias=bias, mup_base_width=8, mup_base_n_head=1)
+    model, tokens = large(config), random_tokens(TINY)
     plain = without_multipliers(model)
     assert type(plain.blocks.attn) is Attention and type(plain.ln_f) is Norm
     assert distance(forward(plain, tokens), forward(model, tokens)) < FLOAT32_ROUNDING

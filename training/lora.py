@@ -2,8 +2,8 @@
 
     y = x W + b + (alpha / r) (x A) B         A (in, r) is random at first, B (r, out) zero; r is small
 
-Gradients, moments and checkpoints are of A and B alone. A layer with them is a `LoRALinear` in its old place,
-so that the model computes as ever. Training never forms W + A B, whose gradient costs as much as training W.
+Gradients, moments and checkpoints are of A and B alone. Training never forms W + A B, whose gradient costs
+as much as training W.
 """
 
 import math
@@ -53,7 +53,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
     """Put an adapter of rank `lora_rank` beside each linear layer that `lora_targets` names.
 
     The model computes what it did, to the bit, while B is zero. Its matrices are stored in `lora_base_dtype`.
-    Raises UserError for a name there that no layer has, and for too high a rank.
+    Raises UserError for a name that no layer has.
     """
     model = jax.tree.map_with_path(
         lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model
@@ -64,15 +64,8 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
     chosen = chosen_layers(options.lora_targets, layers)
 
     def adapt(path, x):
-        if (name := leaf_name(path)) not in chosen:
-            return x
-        _, fan_in, *fan_out = x.weight.shape
-        if options.lora_rank > (most := min(fan_in, math.prod(fan_out))):
-            raise UserError(
-                f"lora_rank={options.lora_rank} is more than the rank of {name}, which is {most} at most: "
-                "give less, or leave it out of lora_targets"
-            )
-        return LoRALinear(x, options, keys[name])
+        name = leaf_name(path)
+        return LoRALinear(x, options, keys[name]) if name in chosen else x
 
     return jax.tree.map_with_path(adapt, model, is_leaf=is_linear)
 

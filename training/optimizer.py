@@ -27,8 +27,7 @@ from training.schedule import learning_rate
 def make_optimizer(options: Options, weights: GPT) -> optax.GradientTransformation:
     """Make the optimizer of `weights`, or of their shapes. A `grad_clip` of 0 does not clip.
 
-    Names of moments end with their parameter's, and depend on `optimizer` alone: a resumed run may change
-    other options.
+    Its state's structure depends on `optimizer` alone: a resumed run may change other options.
     """
     if options.optimizer == "adamw":
         direction = optax.scale_by_adam(options.beta1, options.beta2)

@@ -2,8 +2,8 @@
 
     step = compile_step(state, options)     # step(state, x, y) dispatches asynchronously
 
-A plain step computes loss and gradients of one microbatch. Microbatches, the pipeline, a CPU's smaller parts
-and the reduction once a step wrap that, each in one function.
+A plain step computes loss and gradients of one microbatch. Each function below wraps that: for several
+microbatches, a pipeline, a CPU's smaller parts, and one reduction a step.
 """
 
 import os
@@ -78,8 +78,8 @@ def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: I
 def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Wrap `mean` so that each device along the axes computes its rows, and averages once a step.
 
-    XLA alone would sum gradients over devices in every microbatch: for GPT-2 on eight H100s, each would send
-    5.7 GB a step instead of 0.9, as planned (docs/benchmarks.md).
+    XLA alone would sum gradients over devices in every microbatch: six times the traffic for GPT-2 on eight
+    H100s, as planned (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
@@ -97,7 +97,7 @@ GATHERED_FRACTION = 1 / 8  # of a device's memory, for the gathered weights and 
 def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
     """Return the mesh axes over which gradients are summed once a step.
 
-    Along `fsdp`, each device then holds all weights and gradients at once, where it has the memory.
+    Along `fsdp`, each device then holds all weights and gradients at once.
     """
     if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
         return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
@@ -129,8 +129,7 @@ def in_parts(mean: Callable, n: int, weights: GPT, frozen: GPT, x, y, key):
 def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
     """Compile `train_step`. Return `step(state, x, y)`, which donates the state.
 
-    The state may be of ShapeDtypeStructs with shardings. Those are no arrays to `eqx.filter_jit`, which also
-    dispatches more slowly than `jax.jit`.
+    The state may be of ShapeDtypeStructs with shardings, which `eqx.filter_jit` does not take for arrays.
     """
     shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
     batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(3))
@@ -142,8 +141,7 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
 MULTI_DEVICE_OPTIONS: dict[str, dict[str, str | bool]] = {
     # Communicate while computing, as NVIDIA advises (JAX Toolbox, "Tips for High-Performance LLMs").
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # No products in parts that pass around a ring: slower with fsdp on eight v5e, as planned
-    # (docs/benchmarks.md); not planned with `tensor`.
+    # No products in parts that pass around a ring: slower with fsdp, as planned (docs/benchmarks.md).
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 

@@ -63,8 +63,7 @@ def choose_compute(options: Options, config: GPTConfig) -> Compute:
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if multiplies_bfloat16() else "float32"
-    # XLA's CPU compiler drops the barriers that elsewhere keep recomputed operations apart from the first
-    # ones, and merges the two; a loop keeps them apart.
+    # XLA's CPU compiler drops the barriers that keep recomputed operations apart; a loop keeps them apart.
     unrolled = not 0 < options.unroll < options.n_layer
     loop = device().platform == "cpu" and options.remat != "none" and unrolled
     return Compute(

@@ -8,6 +8,7 @@ The bars are those of parallel/pipeline/schedule.py. On a screen they come up as
 from docs.figures import GREEN, GREY, ORANGE
 from docs.figures._motion import Movie, box, text
 from parallel.pipeline.schedule import Schedule
+from parallel.pipeline.timeline import bubble, spans
 
 BLUES = ("#a9c4ea", "#5f8fd0")  # forwards of a rank's first chunk, and of its second
 GREENS = ("#a4d6b6", GREEN)
@@ -33,13 +34,13 @@ def main() -> None:
 def panel(movie: Movie, schedule: Schedule, words: str, y: float) -> None:
     """Draw a timeline, with a curtain before what has not happened yet."""
     scale = WIDTH / LONGEST / schedule.chunks
-    end = max(end for _, end in schedule.spans.values()) * scale
+    end = max(end for _, end in spans(schedule).values()) * scale
     movie.add(f'<g font-weight="600">{text(LEFT, y + 16, schedule.name, size=13)}</g>')
-    movie.add(text(LEFT + 90, y + 16, f"{words}; idle {schedule.bubble:.0%}", GREY))
+    movie.add(text(LEFT + 90, y + 16, f"{words}; idle {bubble(schedule):.0%}", GREY))
     movie.add(box(LEFT, y + TOP, end, ROW * schedule.ranks, "#f3f4f6"))
     for rank in range(schedule.ranks):
         movie.add(text(LEFT - 8, y + TOP + rank * ROW + 14, f"rank {rank}", GREY, size=10, anchor="end"))
-    for task, (start, stop) in schedule.spans.items():
+    for task, (start, stop) in spans(schedule).items():
         chunk, rank = divmod(task.stage, schedule.ranks)
         color = (BLUES if task.kind == "fwd" else GREENS)[chunk]
         x, width = LEFT + start * scale, (stop - start) * scale

@@ -8,7 +8,7 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from config.command_line import Count, UserError, command, given
+from config.command_line import Count, command, given
 from parallel.pipeline.schedule import Schedule
 from parallel.pipeline.timeline import describe
 
@@ -26,18 +26,10 @@ class ScheduleOptions:
     microbatches: Count = 8  # gradient_accumulation_steps
 
 
-MAX_CELLS = 50_000  # of the timeline
-
-
 def main(argv: list[str]) -> None:
     options = ScheduleOptions(**given(argv, ScheduleOptions))
-    R, C, M = options.stages, options.virtual_stages, options.microbatches
-    if (cells := 2 * R * C * (R + M)) > MAX_CELLS:
-        raise UserError(
-            f"stages={R}, virtual_stages={C} and microbatches={M} make a timeline of about {cells} cells: "
-            f"give fewer, for {MAX_CELLS} at most"
-        )
-    print(describe(Schedule(options.schedule, R, C, M)))
+    schedule = Schedule(options.schedule, options.stages, options.virtual_stages, options.microbatches)
+    print(describe(schedule))
 
 
 if __name__ == "__main__":

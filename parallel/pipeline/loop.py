@@ -3,10 +3,10 @@
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
     python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
-schedule.py makes a table of what each rank does in each tick, which the second command prints. One loop over
-ticks, inside the compiled step, carries it out. Residual streams go to the next rank, their gradients to the
-one before. A backward computes its stage again, from the stage's input. Stage 0 embeds the tokens; the last
-stage has the loss, and its forward is part of its backward. XLA handles the mesh's other axes.
+schedule.py makes a table of what each rank does in each tick. One loop over ticks, inside the compiled step,
+carries it out. Residual streams go to the next rank, their gradients to the one before. A backward computes
+its stage again, from the stage's input. Stage 0 embeds the tokens; the last stage has the loss, and its
+forward is part of its backward. XLA handles the mesh's other axes.
 """
 
 from collections.abc import Callable

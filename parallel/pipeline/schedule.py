@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from config.command_line import UserError
 
-BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product
-
 
 class Task(NamedTuple):
     """The forward or the backward of a stage for a microbatch, printed as in JaxPP: fwd_2__0."""
@@ -29,11 +27,6 @@ class Task(NamedTuple):
     kind: str  # fwd or bwd
     stage: int
     microbatch: int
-
-    @property
-    def cost(self) -> int:
-        """The task's time, in forwards of a stage."""
-        return 1 if self.kind == "fwd" else BACKWARD
 
     def __str__(self) -> str:
         return f"{self.kind}_{self.stage}__{self.microbatch}"
@@ -123,33 +116,6 @@ class Schedule:
     def ticks(self) -> int:
         """The number of ticks of all tasks."""
         return max(self.when.values()) + 1
-
-    @cached_property
-    def spans(self) -> dict[Task, tuple[int, int]]:
-        """The start and end of each task, in forwards. A tick lasts until its busiest rank is done."""
-        spans, start = {}, 0
-        for tick in range(self.ticks):
-            busy = [start] * self.ranks  # until when
-            for task in sorted((t for t in self.when if self.when[t] == tick), key=lambda task: task.cost):
-                rank = task.stage % self.ranks
-                spans[task] = busy[rank], busy[rank] + task.cost
-                busy[rank] += task.cost
-            start = max(busy)
-        return spans
-
-    @property
-    def bubble(self) -> float:
-        """The share of its time in which a rank is idle."""
-        work = self.microbatches * self.chunks * (1 + BACKWARD)
-        return 1 - work / max(end for _, end in self.spans.values())
-
-    def held(self, rank: int) -> int:
-        """Return the most stage inputs that the rank holds at once."""
-        starts, ends = [0] * (self.ticks + 1), [0] * (self.ticks + 1)
-        for task, tick in self.when.items():
-            if task.stage % self.ranks == rank:
-                (starts if task.kind == "fwd" else ends)[tick] += 1
-        return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(self.ticks))
 
     def table(self) -> tuple[list[list[Row]], int, int]:
         """Return the rows of every tick, one for each rank, and the numbers of input and cotangent slots."""

@@ -1,6 +1,8 @@
-"""A schedule as text."""
+"""What a schedule comes to, in numbers and as text. The program that trains does not need it."""
 
-from parallel.pipeline.schedule import BACKWARD, Schedule
+from parallel.pipeline.schedule import Schedule, Task
+
+BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product
 
 
 def describe(schedule: Schedule) -> str:
@@ -11,9 +13,10 @@ def describe(schedule: Schedule) -> str:
     lines += timeline(schedule)
     lines += [
         "",
-        f"bubble: a rank is idle for {schedule.bubble:.1%} of the time, if a backward takes {BACKWARD} "
+        f"bubble: a rank is idle for {bubble(schedule):.1%} of the time, if a backward takes {BACKWARD} "
         "forwards and a tick as long as its busiest rank",
-        f"stage inputs held at a time, at most, by rank: {', '.join(str(schedule.held(r)) for r in ranks)}",
+        "stage inputs held at a time, at most, by rank: "
+        + ", ".join(str(inputs_held(schedule, rank)) for rank in ranks),
     ]
     return "\n".join(lines)
 
@@ -26,3 +29,36 @@ def timeline(schedule: Schedule) -> list[str]:
     width = max(len(text) for row in cells for cell in row for text in cell)
     rows = [[f"{f or '.':>{width}}|{b or '.':<{width}}" for f, b in row] for row in cells]
     return [f"rank {rank}  {'  '.join(row)}".rstrip() for rank, row in enumerate(rows)]
+
+
+def spans(schedule: Schedule) -> dict[Task, tuple[int, int]]:
+    """Return the start and end of each task, in forwards. A tick lasts until its busiest rank is done."""
+    found, start = {}, 0
+    for tick in range(schedule.ticks):
+        busy = [start] * schedule.ranks  # until when
+        for task in sorted((t for t in schedule.when if schedule.when[t] == tick), key=cost):
+            rank = task.stage % schedule.ranks
+            found[task] = busy[rank], busy[rank] + cost(task)
+            busy[rank] += cost(task)
+        start = max(busy)
+    return found
+
+
+def cost(task: Task) -> int:
+    """Return the task's time, in forwards of a stage."""
+    return 1 if task.kind == "fwd" else BACKWARD
+
+
+def bubble(schedule: Schedule) -> float:
+    """Return the share of its time in which a rank is idle."""
+    work = schedule.microbatches * schedule.chunks * (1 + BACKWARD)
+    return 1 - work / max(end for _, end in spans(schedule).values())
+
+
+def inputs_held(schedule: Schedule, rank: int) -> int:
+    """Return the most stage inputs that the rank holds at once."""
+    starts, ends = [0] * (schedule.ticks + 1), [0] * (schedule.ticks + 1)
+    for task, tick in schedule.when.items():
+        if task.stage % schedule.ranks == rank:
+            (starts if task.kind == "fwd" else ends)[tick] += 1
+    return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(schedule.ticks))

@@ -10,9 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from generation import engine
-from generation.decode import CHUNK, cast_products
-from generation.engine import generate
+from generation import decode as decoding
+from generation.decode import CHUNK, cast_products, generate
 from model import GPT, GPTConfig
 from tests.models import changed
 
@@ -113,27 +112,22 @@ def test_the_tokens_depend_on_the_whole_context(gpt2):
 def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2, monkeypatch):
     """And one token in so many costs a prefill, all others one token's work."""
     contexts, chunks = [], []  # the tokens that each new one reads; where prompts are read, and how much
-    prefill, decode = engine.prefill, engine.decode
+    prefill, decode = decoding.prefill, decoding.decode
 
     def spied_prefill(decoder, cache, slots, tokens, length, following, bucket):
-        chunks.append((*length.tolist(), tokens.shape[1], len(contexts)))
+        chunks.append((int(length[0]), tokens.shape[1], len(contexts)))
         return prefill(decoder, cache, slots, tokens, length, following, bucket)
 
     def spied_decode(decoder, cache, rows, n, bucket):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
         return decode(decoder, cache, rows, n, bucket)
 
-    monkeypatch.setattr(engine, "prefill", spied_prefill)
-    monkeypatch.setattr(engine, "decode", spied_decode)
+    monkeypatch.setattr(decoding, "prefill", spied_prefill)
+    monkeypatch.setattr(decoding, "decode", spied_decode)
     generated(gpt2, prompt(1, 3 * S), 3 * S)
     window = range(S // 2, S + 1)
     assert contexts == [S, *(6 * [*window])[: 3 * S - 1]]
-    half = S // 2
-    assert chunks == [
-        (0, half, 0),
-        (half, half, 0),
-        *((0, half, made) for made in range(1, 3 * S, len(window))),
-    ]
+    assert chunks == [(0, S, 0), *((0, 32, made) for made in range(1, 3 * S, len(window)))]
 
 
 # --- randomness -------------------------------------------------------------------------------------------
@@ -181,14 +175,19 @@ def test_padding_of_the_vocabulary_is_never_drawn(gpt2):
 # --- how it is run ----------------------------------------------------------------------------------------
 
 
-def test_it_is_compiled_once_for_all_lengths_and_settings(caplog):
-    """Drawing once; reading once for each of the two lengths of chunks, 16 and half of block_size."""
+def test_it_is_compiled_once_for_all_settings_and_for_lengths_of_the_same_power_of_two(caplog):
     model = make(replace(CONFIGS["gpt2"], block_size=S + 1))  # no other test's
     with jax.log_compiles():
-        for P, n in [(1, 1), (2, 5), (7, CHUNK), (S, 3), (3 * S, 3 * S)]:
+        for P, n in [(6, 20), (7, 11), (9, 22)]:
             generated(model, prompt(2, P), n, temperature=0.1 * P, top_k=P, top_p=0.9, key=jax.random.key(P))
     compiled = Counter(re.findall(r"Compiling jit\((prefill|decode)\)", caplog.text))
-    assert compiled == {"prefill": 2, "decode": 1}
+    assert compiled == {"prefill": 1, "decode": 1}
+
+
+def test_a_long_prompt_is_read_in_chunks():
+    model = make(replace(CONFIGS["llama"], block_size=300, n_layer=1))
+    start = prompt(2, 295)
+    assert_greedy(model, start, generated(model, start, 4, temperature=0))
 
 
 def test_tokens_come_as_they_are_made(gpt2):

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import LIKELIEST, decode, prefill
-from generation.engine import Engine, Request, generate, keys_of_rows
+from generation.decode import LIKELIEST, decode, generate, keys_of_rows, prefill
+from generation.engine import Engine, Request
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
 from tests.helpers import MODERN
@@ -69,8 +69,9 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
     assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
 
 
-def test_it_draws_what_sample_py_draws(model):
-    prompt, key = np.arange(7, dtype=np.int32), jax.random.key(3)
+@pytest.mark.parametrize("P", [1, 7, S - 1, S, S + 1, 3 * S])
+def test_it_draws_what_sample_py_draws(model, P):
+    prompt, key = np.arange(P, dtype=np.int32) % V, jax.random.key(3)
     settings = dict(max_new_tokens=50, temperature=0.8, top_k=20, top_p=0.95)
     rows = np.concatenate(list(generate(model, np.tile(prompt, (3, 1)), key=key, **settings)), axis=1)
     requests = [Request(prompt, row_key, **settings) for row_key in keys_of_rows(key, 3)]
@@ -99,7 +100,9 @@ def test_attention_reads_no_more_of_the_cache_than_holds_all_rows(long_model, mo
         replace(request(seed, max_new_tokens=60), prompt=np.arange(P, dtype=np.int32) % V)
         for seed, P in enumerate([3, 140, 20, 5, 73, 110, 1, 40])
     ]
-    expected = together(Engine(long_model, 3, longest=150), requests)
+    reads_all = Engine(long_model, 3)
+    reads_all.buckets = [150]
+    expected = together(reads_all, requests)
     buckets = []
 
     def spied_decode(decoder, cache, rows, n, bucket):

@@ -317,11 +317,16 @@ def test_processes_with_other_options_are_told_so(tiny, tmp_path):
 @pytest.mark.parametrize(
     "arguments, says",
     [
-        (["--coordinator=localhost:1234"], "--num_processes and --process_id belong together"),
-        (["--num_processes=2", "--process_id=0"], "give all three"),
-        (["--coordinator=a:1", "--num_processes=2", "--process_id=2"], "must be below num_processes=2"),
-        (["--coordinator=auto", "--num_processes=2"], "--coordinator=auto alone"),
-        (["--coordinator=auto"], "JAX cannot find the other processes"),
+        *(
+            (arguments, "give each one --coordinator=host:port, --num_processes and its --process_id")
+            for arguments in (
+                ["--coordinator=localhost:1234"],
+                ["--num_processes=2", "--process_id=0"],
+                ["--coordinator=a:1", "--num_processes=2", "--process_id=2"],
+                ["--coordinator=auto", "--num_processes=2"],
+                ["--coordinator=auto"],
+            )
+        ),
         (["--coordinator=localhost"], "expected host:port, or auto"),
         (["--num_processes=0"], "expected an integer, 1 or more"),
     ],

@@ -9,6 +9,7 @@ import torch
 from jax.extend.core import jaxprs_in_params
 
 from layers.compute import Compute
+from parallel.mesh import make_mesh
 from tests.helpers import distance
 from training.chunked_loss import chunked_cross_entropy, chunks
 from training.loss import cross_entropy
@@ -79,8 +80,21 @@ def test_it_is_the_plain_loss_of_all_the_logits():
 
 def test_a_gradient_is_scaled_by_what_follows_the_loss():
     x, head, targets = inputs()
-    scaled = jax.grad(lambda x: 3 * chunked_cross_entropy(x, head, targets, WHOLE))(x)
-    np.testing.assert_allclose(scaled, 3 * value_and_gradients(x, head, targets)[1], rtol=ROUNDING)
+
+    def scaled(*arguments):
+        return 3 * chunked_cross_entropy(*arguments)
+
+    _, *expected = value_and_gradients(x, head, targets)
+    _, *found = value_and_gradients(x, head, targets, loss=scaled)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, 3 * theirs, rtol=ROUNDING)
+
+
+@pytest.mark.parametrize("mesh, n_chunks", [("data:2,tensor:2", 1), ("stage:2,data:2", 2), ("stage:4", 4)])
+def test_a_device_holds_so_many_logits_and_stages_do_not_share_them(mesh, n_chunks):
+    x, _, targets = inputs(T=16)
+    with jax.set_mesh(make_mesh(mesh)):
+        assert len(chunks(x, targets, 100, max_logits=4 * 4 * 100)[0]) == n_chunks
 
 
 @pytest.mark.parametrize("compute", [WHOLE, HALVES])

@@ -31,6 +31,7 @@ from training.recipe import (
     compile_step,
     compiler_options,
     cpu_parts,
+    deferred_reduction_axes,
     in_parts,
     make_recipe,
     value_and_grad,
@@ -130,6 +131,17 @@ def test_only_a_cpu_cuts_microbatches_and_the_step_stays_the_same(monkeypatch):
     assert choose_value_and_grad(options, model) is not value_and_grad
     with on(*H100):
         assert choose_value_and_grad(options, model) is value_and_grad
+
+
+@pytest.mark.parametrize("spare, axes", [(1, ("fsdp",)), (0, ())])
+def test_weights_are_gathered_once_a_step_if_they_and_gradients_take_less_than_an_eighth_of_the_memory(
+    monkeypatch, spare, axes
+):
+    model = created(TINY).model
+    both = 2 * 4 * sum(x.size for x in jax.tree.leaves(model))
+    monkeypatch.setattr(recipe, "memory", lambda: 8 * both + spare)
+    with jax.set_mesh(make_mesh("fsdp:2")):
+        assert deferred_reduction_axes(model, current_mesh()) == axes
 
 
 # --- the recipe ---------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ from jax import lax
 
 from config.command_line import UserError
 from config.options import Options
-from generation.engine import Engine, Request, generate
+from generation.decode import generate
+from generation.engine import Engine, Request
 from hub.export import write_model
 from hub.family import which_family
 from hub.weights import FAMILIES
