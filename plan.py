@@ -99,7 +99,7 @@ def show_remedies(planned: Planned) -> None:
 
 
 def show_largest(planned: Planned) -> None:
-    best = largest(planned, say)
+    best = largest(planned)
     if best is None:
         return print("\nNot even one row per device fits.")
     print(f"\nThe largest microbatch that fits: --batch_size={best.options.batch_size}\n{summary(best)}")

@@ -39,11 +39,14 @@ def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
     assert refusal(plan.main, [*FLAGS, *words]).startswith(expected)
 
 
-@pytest.mark.parametrize("on", ["H100", "v5e:2x4"])
-def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, monkeypatch):
-    monkeypatch.setattr(target.importlib.util, "find_spec", lambda name: None)
-    line = refusal(target.absent_devices, on)
-    assert line.endswith("is not installed, for its compiler: pip install -r requirements-plan.txt")
+@pytest.mark.parametrize("on, package", [("H100", "jax-cuda13-plugin"), ("v5e:2x4", "libtpu")])
+def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, package, monkeypatch):
+    def missing(name):
+        raise target.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(target.metadata, "distribution", missing)
+    expected = f"--on={on}: its compiler, {package}, is not installed: pip install -r requirements-plan.txt"
+    assert refusal(target.absent_devices, on) == expected
 
 
 @pytest.mark.parametrize(

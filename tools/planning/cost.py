@@ -3,7 +3,7 @@
     cost = estimate(program, target, mesh_shape)
     cost.seconds, cost.by_class(), cost.by_line()
 
-docs/planning.md has the rules, and what they leave out: the times are lower bounds.
+These are lower bounds: docs/planning.md has the rules, and what they leave out.
 """
 
 from collections.abc import Callable
@@ -32,15 +32,15 @@ class Price(NamedTuple):
 
     operation: Operation
     work: str  # its class
-    bound: str  # what takes the time: products, memory, network or start
+    bound: str  # by products, memory, network or start
     seconds: float
-    memory_seconds: float = 0.0  # for its bytes alone
-    sent: float = 0.0  # bytes that a device sends
+    memory_seconds: float = 0.0  # of its bytes alone
+    sent: float = 0.0  # bytes
 
 
 @dataclass(frozen=True)
 class Row:
-    """The sum of some operations on one device in one step."""
+    """The sum of some operations in one step."""
 
     name: str
     seconds: float
@@ -58,12 +58,12 @@ class Cost:
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step that does one thing after another."""
+        """The seconds of a step that does one thing after another."""
         return total(self.prices, lambda x: x.seconds)
 
     @property
     def hidden_seconds(self) -> float:
-        """Seconds of a step that hides messages and a TPU's copies to the chip, as far as these can be."""
+        """The seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
         return max(
             total(self.prices, lambda x: 0.0 if x.operation.runs_under_others else x.seconds),
             total(self.prices, lambda x: x.memory_seconds),
@@ -72,13 +72,11 @@ class Cost:
 
     def by_class(self) -> list[Row]:
         """Return the classes of work in the order of KINDS, then communication by mesh axes."""
-        return sorted(
-            self.rows(lambda x: x.work),
-            key=lambda row: ([*KINDS, row.name].index(row.name), row.name),
-        )
+        rows = self.rows(lambda x: x.work)
+        return sorted(rows, key=lambda row: ([*KINDS, row.name].index(row.name), row.name))
 
     def by_line(self) -> list[Row]:
-        """Return what each line of this project costs, forward and backward apart, the costliest first."""
+        """Return the lines of this project, forward and backward apart, the costliest first."""
         return sorted(self.rows(lambda x: line_of(x.operation)), key=lambda row: -row.seconds)
 
     def rows(self, name: Callable[[Price], str]) -> list[Row]:
@@ -87,7 +85,7 @@ class Cost:
             groups.setdefault(name(x), []).append(x)
         return [
             Row(
-                name=name,
+                name,
                 seconds=total(group, lambda x: x.seconds),
                 flops=total(group, lambda x: x.operation.flops),
                 bytes=total(group, lambda x: x.operation.bytes),
@@ -99,7 +97,7 @@ class Cost:
         ]
 
     def sent_along(self, axes: str) -> float:
-        """Return the bytes that a device sends along these mesh axes and no other."""
+        """Return the bytes that a device sends along these mesh axes together."""
         return total([x for x in self.prices if x.work == f"network: {axes}"], lambda x: x.sent)
 
 
@@ -109,9 +107,8 @@ def total(prices: list[Price], number: Callable[[Price], float]) -> float:
 
 def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Cost:
     """Price a program for the devices of a mesh, whose axes' sizes are given in order."""
-    prices = [
-        send(x, target, mesh_shape) if x.collective else compute(x, target) for x in operations(program)
-    ]
+    found = operations(program)
+    prices = [send(x, target, mesh_shape) if x.collective else compute(x, target) for x in found]
     return Cost(prices, unknown_loops(program))
 
 
@@ -119,7 +116,8 @@ def compute(x: Operation, target: Target) -> Price:
     device = target.device
     # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
     peak = device.peak / 2 if x.dtype == "f32" and device.is_gpu else device.peak
-    products, memory = x.flops / (PRODUCT * peak), x.bytes / (MEMORY * device.bandwidth)
+    products = x.flops / (PRODUCT * peak)
+    memory = x.bytes / (MEMORY * device.bandwidth)
     start = START if device.is_gpu else 0.0  # a TPU runs the step as one program
     bound = "start" if max(products, memory) < start else "products" if products >= memory else "memory"
     return Price(x, x.kind, bound, max(products, memory) + start, memory)
@@ -138,7 +136,7 @@ def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
 
 
 def bytes_sent(x: Operation, n: int, places: int) -> float:
-    """Return what each of a collective's n devices sends around a ring of so many places."""
+    """Return the bytes that each of n devices sends for a collective, around a ring of so many places."""
     if x.collective in ("collective-permute", "collective-broadcast"):
         return float(x.message)
     return (2 if x.collective == "all-reduce" else 1) * (places - 1) / n * x.message
@@ -157,12 +155,12 @@ def line_of(x: Operation) -> str:
     """Name the innermost line of this project that says what is computed, or else the kernel."""
     what = f"({x.collective or x.kind})"
     ours = [line._replace(file=line.file.removeprefix(ROOT)) for line in x.source if ROOT in line.file]
-    telling = [line for line in ours if not GENERAL & {line.file, line.function}]
-    for file, number, function in telling or ours:
-        function = function.replace(".<locals>", "").removesuffix(".__call__")
-        backward = ", backward" if "transpose(jvp" in x.instruction.op_name else ""
-        return f"{file}:{number} {function}{backward} {what}"
-    return f"{x.instruction.name.rstrip('.0123456789')} {what}"
+    if not ours:
+        return f"{x.instruction.name.rstrip('.0123456789')} {what}"
+    line = next((line for line in ours if not GENERAL & {line.file, line.function}), ours[0])
+    function = line.function.replace(".<locals>", "").removesuffix(".__call__")
+    backward = ", backward" if "transpose(jvp" in x.instruction.op_name else ""
+    return f"{line.file}:{line.line} {function}{backward} {what}"
 
 
 def least_sent(
@@ -171,16 +169,14 @@ def least_sent(
     """Return the least bytes that a device must send in a step for its share of the weights, by mesh axis.
 
     For `fsdp` (ZeRO-3, arXiv:1910.02054), weights are gathered twice for each microbatch, in the products'
-    dtype, and gradients are summed and scattered once a step, in float32. A step that keeps whole weights
-    between microbatches (`reduce_once` in training/recipe.py) sends less. For `data`, the gradients that a
-    device keeps are summed once. Activations, which `tensor` and `stage` send, are not counted.
+    dtype, and gradients are summed and scattered once, in float32; `reduce_once` in training/recipe.py sends
+    less. For `data`, the gradients that a device keeps are summed once.
     """
     data, fsdp = mesh_shape["data"], mesh_shape["fsdp"]
     weights = parameters / mesh_shape["stage"] / mesh_shape["tensor"]  # that a device computes with
     gathered = 2 * microbatches * jnp.dtype(config.compute.dtype).itemsize
-    gradient = 4  # bytes of an element
     sent = {
-        "fsdp": (fsdp - 1) / fsdp * weights * (gathered + gradient),
-        "data": 2 * (data - 1) / data * weights / fsdp * gradient,
+        "fsdp": (fsdp - 1) / fsdp * weights * (gathered + 4),
+        "data": 2 * (data - 1) / data * weights / fsdp * 4,
     }
     return {axis: size for axis, size in sent.items() if size}

@@ -1,8 +1,7 @@
 """Plan how fast sampling can be at best. Each token reads all the weights and its sequence's keys and values.
 
-Two counts stand side by side: the least that a token has to read, by the shapes alone; and what the compiled
-loop of `generation/decode.py` reads and writes. Sequences share the reading of the weights. Sampling uses one
-device.
+Two counts stand side by side: the least, by the shapes alone, and what the compiled loop of
+`generation/decode.py` reads and writes. Sequences share the reading of the weights. Sampling uses one device.
 """
 
 import math

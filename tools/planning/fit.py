@@ -1,16 +1,8 @@
-"""Compile a training step for absent devices, see whether it fits them, and if not, find what makes it fit.
-
-planned = plan(options, target, meta)             compiles the step: half a minute to some minutes
-planned.memory.fits
-for changes in changes_that_save(planned):        options with which it may fit
-    replan(planned, **changes)
-largest(planned, say=print)                       the same with the largest microbatch that fits
-"""
+"""Compile a training step for absent devices, see whether it fits them, and find what makes it fit."""
 
 import math
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -31,8 +23,6 @@ from tools.planning.target import Target, absent_devices
 from training.recipe import compile_step
 from training.state import model_config, state_shapes
 
-UNITS = ["", "K", "M", "G", "T", "P", "E"]
-
 
 @dataclass(frozen=True)
 class Memory:
@@ -40,7 +30,7 @@ class Memory:
 
     weights: int
     optimizer: int
-    peak: int  # all: the state, the batch, temporaries and a TPU's code
+    peak: int  # all
     available: int
     temporaries: int | None = None  # None where the compiler ran out of memory
 
@@ -50,7 +40,7 @@ class Memory:
 
     @property
     def rest(self) -> int:
-        """The batch, the code, and what tiles fill up."""
+        """Bytes of the batch, a TPU's code, and what fills up its tiles."""
         return self.peak - self.weights - self.optimizer - (self.temporaries or 0)
 
 
@@ -65,8 +55,8 @@ class Planned:
     mesh_shape: dict[str, int]
     memory: Memory
     seconds: float  # that compiling took
-    text: str | None = None  # the optimised program; None if it does not compile for lack of memory
-    cost: Cost | None = None  # None with it
+    text: str | None = None  # the optimised program; None for lack of memory, as `cost` is
+    cost: Cost | None = None
 
     @cached_property
     def parameters(self) -> int:
@@ -75,7 +65,7 @@ class Planned:
 
     @property
     def tokens(self) -> int:
-        """Tokens of a step."""
+        """The tokens of a step."""
         options = self.options
         return options.gradient_accumulation_steps * options.batch_size * options.block_size
 
@@ -95,43 +85,38 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         shapes = state_shapes(config, options)
         start = time.perf_counter()
         try:
-            compiled, needed = compile_step(shapes, options), 0
+            compiled = compile_step(shapes, options)
+            needed = memory_of(compiled)
+            text = compiled.as_text()
         except jax.errors.JaxRuntimeError as error:
-            compiled, needed = None, needed_bytes(str(error))
-            if needed is None:
+            peak = needed_bytes(str(error))
+            if peak is None:
                 raise UserError(
                     f"--on={target.text}: XLA cannot compile this step, with "
                     f"attention={config.compute.attention}, mesh={options.mesh}: {str(error)[:500]}"
                 ) from error
+            needed = dict(peak=peak)
+            text = None
         seconds = time.perf_counter() - start
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
-    if compiled is None:  # for lack of memory; how much it would have needed is an answer too
-        memory = Memory(*state, peak=needed, available=target.device.usable)
-        return Planned(options, target, meta, config, sizes, memory, seconds)
-    peak, temporaries = memory_of(compiled)
-    memory = Memory(*state, peak=peak, available=target.device.usable, temporaries=temporaries)
-    text = compiled.as_text() or ""
-    cost = estimate(parse_program(text), target, sizes)
+    memory = Memory(*state, available=target.device.usable, **needed)
+    cost = estimate(parse_program(text), target, sizes) if text else None
     return Planned(options, target, meta, config, sizes, memory, seconds, text, cost)
 
 
-def memory_of(compiled: jax.stages.Compiled) -> tuple[int, int]:
+def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
     """Return all bytes that a compiled program needs of a device, and those of its temporaries."""
-    plan = compiled.memory_analysis()
-    assert plan is not None, "XLA plans the memory for GPUs and TPUs"
-    kept = plan.argument_size_in_bytes + plan.output_size_in_bytes - plan.alias_size_in_bytes
-    temporaries = plan.temp_size_in_bytes
-    return kept + temporaries + plan.generated_code_size_in_bytes, temporaries
+    sizes = compiled.memory_analysis()
+    assert sizes is not None, "XLA plans the memory for GPUs and TPUs"
+    kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    temporaries = sizes.temp_size_in_bytes
+    return dict(peak=kept + temporaries + sizes.generated_code_size_in_bytes, temporaries=temporaries)
 
 
 def bytes_held(shapes: Any) -> int:
     """Return the bytes of a device's part of a tree of shapes."""
-
-    def held(x: jax.ShapeDtypeStruct) -> int:
-        shape = x.sharding.shard_shape(x.shape) if x.sharding else x.shape
-        return math.prod(shape) * x.dtype.itemsize
-
-    return sum(map(held, jax.tree.leaves(shapes)))
+    leaves = jax.tree.leaves(shapes)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def needed_bytes(message: str) -> int | None:
@@ -140,15 +125,11 @@ def needed_bytes(message: str) -> int | None:
     if "RESOURCE_EXHAUSTED" in message or "Ran out of memory" in message:
         for pattern in patterns:
             if found := re.search(pattern, message):
-                return int(float(found[1]) * 1024 ** UNITS.index(found[2]))
+                return int(float(found[1]) * 1024 ** " KMGTPE".index(found[2] or " "))
     return None
 
 
-# What would make it fit
-
-
 def replan(planned: Planned, **changes: Any) -> Planned:
-    """Plan the same with other options. Raises UserError as `plan` does."""
     return plan(replace(planned.options, **changes), planned.target, planned.meta)
 
 
@@ -177,7 +158,7 @@ def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
     return found
 
 
-def largest(planned: Planned, say: Callable[[str], None]) -> Planned | None:
+def largest(planned: Planned) -> Planned | None:
     """Return the plan with the largest microbatch that fits, to a sixteenth; None if none does."""
     rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
     first = planned.options.batch_size // rows
@@ -185,7 +166,7 @@ def largest(planned: Planned, say: Callable[[str], None]) -> Planned | None:
 
     def fits(n: int) -> bool:
         if n not in tried:
-            say(f"trying --batch_size={n * rows}")
+            print(f"trying --batch_size={n * rows}", flush=True)
             tried[n] = replan(planned, batch_size=n * rows)
         return tried[n].memory.fits
 

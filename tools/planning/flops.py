@@ -39,7 +39,8 @@ def dot_flops(x: Instruction, lhs: Shape, contracted: list[int]) -> float:
 def convolution_flops(x: Instruction, lhs: Shape, rhs: Shape) -> float:
     """Return 2 x batch x input x output features x the pairs of positions that meet, along each axis."""
     lhs_labels, rhs_labels, out_labels = re.split("_|->", x.attribute("dim_labels") or "")
-    window, out = x.attribute("window") or "", x.shapes[0].dims
+    window = x.attribute("window") or ""
+    out = x.shapes[0].dims
 
     def number(name: str, axis: int, default: int) -> int:
         """Return the number of `name=3x1` along an axis; of padding, `pad=0_0x2_1`, the lower."""
@@ -49,7 +50,8 @@ def convolution_flops(x: Instruction, lhs: Shape, rhs: Shape) -> float:
     pairs = 1
     for label in filter(str.isdigit, lhs_labels):  # spatial axes, numbered as in the window
         axis = int(label)
-        size, dilation = lhs.dims[lhs_labels.index(label)], number("lhs_dilate", axis, 1)
+        size = lhs.dims[lhs_labels.index(label)]
+        dilation = number("lhs_dilate", axis, 1)
         outputs = np.arange(out[out_labels.index(label)])[:, None] * number("stride", axis, 1)
         kernel = np.arange(rhs.dims[rhs_labels.index(label)]) * number("rhs_dilate", axis, 1)
         at = outputs + kernel - number("pad", axis, 0)

@@ -2,9 +2,7 @@
 
     for x in operations(program): ...                 x.kind, x.flops, x.bytes, x.collective, x.times
 
-An operation is an instruction outside fusions that the device starts by itself. Bytes are those of device
-memory: each array counts once, however often the kernel uses it, but a slice as what it takes, and an update
-in place as the update.
+Each array in device memory counts its bytes once, a slice as what it takes, an update in place as the update.
 """
 
 import re
@@ -22,16 +20,15 @@ COLLECTIVES = {
     *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
     *("collective-broadcast", "ragged-all-to-all"),
 }
-# Instructions that no kernel is started for.
-FREE = {
+FREE = {  # no kernel is started for these
     *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"),
     *("replica-id", "opt-barrier", "add-dependency", "domain", "get-dimension-size", "iota"),
 }
 SLICES = {"slice", "dynamic-slice", "gather"}
 UPDATES = {"dynamic-update-slice", "scatter"}
-PASSED_ON = {"tuple", "custom-call"} | COLLECTIVES  # what a fusion gives to these, it does not read itself
+PASSED_ON = {"tuple", "custom-call"} | COLLECTIVES  # a fusion does not read what it gives to these
 SAME_BYTES = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
-TPU_MARKS = {  # TPU's custom calls that start no kernel, or one whose collective is counted by itself
+TPU_MARKS = {  # custom calls that start no kernel, or one whose collective is counted by itself
     *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
     *("AsyncCollectiveStart", "AsyncCollectiveDone"),
 }
@@ -47,9 +44,9 @@ class Operation:
     dtype: str = ""  # of the operands of its products
     read: int = 0  # bytes
     written: int = 0  # bytes
-    collective: str = ""  # the name of the collective operation, if it is one
-    message: int = 0  # bytes of the whole array that a collective moves, as a device sees it
-    groups: tuple[tuple[int, ...], ...] = ()  # the devices that take part in it together
+    collective: str = ""  # its name, if it is one
+    message: int = 0  # bytes of the whole array that it moves, as a device sees it
+    groups: tuple[tuple[int, ...], ...] = ()  # the devices that take part together
 
     @property
     def bytes(self) -> int:
@@ -57,7 +54,7 @@ class Operation:
 
     @property
     def runs_under_others(self) -> bool:
-        """Whether other kernels run at the same time: collectives, and a TPU's copies to or from the chip."""
+        """Whether other kernels run meanwhile: true of messages, and a TPU's copies to or from the chip."""
         return bool(self.collective) or self.instruction.opcode in ("copy-start", "slice-start")
 
     @property
@@ -78,20 +75,18 @@ class Operation:
 
     @property
     def source(self) -> tuple[Line, ...]:
-        """The lines of Python that led to it, innermost first."""
         return next((part.source for part in self.parts if part.source), ())
 
 
 def operations(program: Program) -> list[Operation]:
-    """List the operations of one execution of the program on a device."""
     return list(walk(program.entry, 1, set()))
 
 
 def walk(computation: Computation, times: int, met: set[str]) -> Iterator[Operation]:
-    """Yield the operations of a computation; `met` are the channels of the fused collectives so far.
+    """Yield the operations of a computation; `met` are the channels of fused collectives so far.
 
-    A loop counts its body times its trip count; of a conditional's branches, the one with the most FLOPs
-    counts, and at a tie the one with the most bytes: some device takes it.
+    Of a conditional's branches, the one with the most FLOPs counts, and at a tie the most bytes: some device
+    takes it.
     """
     for x in computation.instructions:
         if x.opcode == "while":
@@ -135,7 +130,7 @@ def bytes_moved(x: Instruction) -> tuple[int, int]:
 
 
 def read_of(parameter: Instruction, operand: Instruction) -> int:
-    """Return the bytes of an operand that a fusion reads, which has it as a parameter."""
+    """Return the bytes that a fusion reads of an operand."""
     if operand.bytes == 0:  # on the chip
         return 0
     read = 0
@@ -148,13 +143,13 @@ def read_of(parameter: Instruction, operand: Instruction) -> int:
                 read += user.tiled_bytes
             elif user.opcode in ("bitcast", "reshape", "get-tuple-element"):
                 waiting.append(user)
-            elif not (user.opcode in PASSED_ON or (user.opcode in UPDATES and first)):
+            elif not (user.opcode in PASSED_ON or (first and user.opcode in UPDATES)):
                 return operand.bytes
     return min(read, operand.bytes)
 
 
 def written_by(root: Instruction, x: Instruction) -> int:
-    """Return the bytes that a fusion writes, whose computation has this root."""
+    """Return the bytes that a fusion with this root writes."""
     if root.opcode == "custom-call" and root.target in TPU_MARKS:
         return 0
     results = root.operands if root.opcode == "tuple" else (root,)
@@ -164,7 +159,7 @@ def written_by(root: Instruction, x: Instruction) -> int:
 
 
 def update_bytes(result: Instruction) -> int:
-    """Return the bytes that a fusion writes for one result: for an update in place, those of the update."""
+    """Return the bytes that a fusion writes for one result."""
     x = result
     while x.opcode in SAME_BYTES:
         x = x.operands[0]
@@ -192,20 +187,20 @@ def fused_messages(x: Instruction, times: int, met: set[str]) -> Iterator[Operat
 
 
 def message(x: Instruction, collective: str, times: int) -> Operation:
-    """Describe a collective: which devices take part, and the bytes that it takes or gives, the larger."""
+    """Describe a collective. Its message is what it takes or gives, the larger."""
     operands = sum(operand.tiled_bytes for operand in x.operands)
     result = x.tiled_bytes
-    if x.opcode.endswith("-start") and len(x.shapes) > len(x.operands):  # the result has the operands as well
+    if x.opcode.endswith("-start") and len(x.shapes) > len(x.operands):  # the result has the operands too
         result -= operands
     size = operands if collective == "collective-permute" else max(operands, result)
     return Operation(x, times, collective=collective, message=size, groups=device_groups(x.text))
 
 
 def device_groups(text: str) -> tuple[tuple[int, ...], ...]:
-    """Return the groups of devices that take part in a collective together, in any of the forms of HLO.
+    """Return the groups of devices that take part in a collective together, in any form of HLO's.
 
-    {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0): the numbers in order, reshaped, transposed and reshaped; and
-    mesh['a'=2,'b'=2] {'b'}: along these axes of that mesh.
+    {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0): range(4) reshaped, transposed, reshaped; mesh['a'=2,'b'=2] {'b'}:
+    along these axes of that mesh.
     """
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\})", text):
         return tuple(tuple(numbers(group)) for group in re.findall(r"\{[\d, ]+\}", listed[1]))
@@ -227,15 +222,16 @@ def device_groups(text: str) -> tuple[tuple[int, ...], ...]:
 
 
 def unknown_loops(program: Program) -> int:
-    """Return how many loops have no trip count to be found. Their bodies count once."""
+    """Count the loops whose trip count cannot be found. Their bodies count once."""
     loops = (x for c in program.computations.values() for x in c.instructions if x.opcode == "while")
     return sum(trip_count(loop) is None for loop in loops)
 
 
 def trip_count(loop: Instruction) -> int | None:
-    """Return how often a loop runs its body, as XLA notes it for GPUs and CPUs; None if that is not known.
+    """Return how often a loop runs its body; None if that cannot be found.
 
-    Otherwise the condition `tuple[k] < limit` tells, with what the body adds to tuple[k] and its start.
+    XLA notes it for GPUs and CPUs. Else the condition `tuple[k] < limit` has it, with the start of tuple[k]
+    and what the body adds.
     """
     if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text):
         return int(found[1])

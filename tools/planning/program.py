@@ -3,12 +3,12 @@
     program = parse_program(compiled.as_text())
     program.entry.instructions                        in the order in which the device runs them
 
-The text is the only form in which every version of JAX gives an optimised program. An instruction is
+An instruction is
 
     %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), key=value, metadata={... stack_frame_id=7}
 
 where `{1,0}` is the order of the axes in memory, `T(8,128)` the tiles that a TPU fills, and `S(1)` a TPU's
-memory on the chip. operations.py looks at what the instructions do.
+memory on the chip.
 """
 
 import math
@@ -17,9 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-# Bits of the types whose name does not end with them.
-BITS = {"pred": 8, "token": 0, "opaque": 0}
-
+BITS = {"pred": 8, "token": 0, "opaque": 0}  # of the types whose name does not say them
 ARRAY = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](?:\{([^}]*)\})?")
 NAME = re.compile(r"%([\w.\-]+)")
 COMPUTATION = re.compile(r"^(ENTRY )?%([\w.\-]+) .*?\{\n(.*?)^\}", re.M | re.S)
@@ -39,12 +37,12 @@ class Shape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Bytes of device memory that the array takes; none if a TPU keeps it on the chip, as `S(1)` says."""
+        """The bytes of device memory that the array takes; none if a TPU keeps it on the chip."""
         return 0 if "S(" in self.layout else self.tiled_bytes
 
     @property
     def tiled_bytes(self) -> int:
-        """Bytes that the array takes wherever it is: on a TPU, whole tiles."""
+        """The bytes that the array takes wherever it is: on a TPU, whole tiles."""
         dims = list(self.dims)
         if tile := re.search(r":T\(([\d,]+)\)", self.layout):
             order = numbers(self.layout.split(":")[0])
@@ -55,8 +53,6 @@ class Shape(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of Python that was running when an instruction's operation was traced."""
-
     file: str
     line: int
     function: str
@@ -69,7 +65,7 @@ class Instruction:
     shapes: tuple[Shape, ...]  # of the result; several for a tuple
     operands: tuple["Instruction", ...] = field(repr=False)
     text: str  # all that follows the opcode
-    source: tuple[Line, ...]  # the lines of Python that led to it, innermost first; empty if unknown
+    source: tuple[Line, ...]  # that led to it, innermost first; empty if unknown
     computations: dict[str, "Computation"] = field(repr=False)  # of the whole program
     users: list["Instruction"] = field(default_factory=list, repr=False)
 
@@ -99,7 +95,7 @@ class Instruction:
         return None
 
     def called(self, *names: str) -> list["Computation"]:
-        """Return the computations that the attributes of these names have."""
+        """Return the computations that these attributes name."""
         return [self.computations[c] for name in names for c in NAME.findall(self.attribute(name) or "")]
 
 
@@ -121,7 +117,7 @@ class Program:
 
 
 def parse_program(text: str) -> Program:
-    """Parse the text of an optimised module. Raises ValueError if it has no entry computation."""
+    """Parse the text of a module. Raises ValueError if it has no entry computation."""
     stacks = parse_stacks(text.partition("\n%")[0])
     # A Pallas kernel's metadata takes lines of its own.
     text = re.sub(r'\n(?="|\}(?!, execution_thread).)', " ", text)
@@ -163,7 +159,7 @@ def balanced(text: str, start: int) -> str:
 
 
 def parse_stacks(header: str) -> dict[int, tuple[Line, ...]]:
-    """Read the tables of files, functions, locations and stack frames at the head of a module."""
+    """Read the tables at the head of a module: the lines of each stack frame, innermost first."""
     tables: dict[str, dict[int, str]] = {}
     table: dict[int, str] = {}
     for line in header.splitlines():

@@ -12,7 +12,6 @@ from tools.planning.fit import Memory, Planned
 from tools.planning.target import Target
 
 CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
-GPU_SHARE = 0.75  # of a GPU's memory: what JAX takes unless XLA_PYTHON_CLIENT_MEM_FRACTION is set
 
 
 def describe(planned: Planned) -> str:
@@ -35,20 +34,23 @@ def describe(planned: Planned) -> str:
 
 def memory_table(memory: Memory, target: Target) -> str:
     if memory.temporaries is None:
-        needed, there = memory.peak / GIB, memory.available / GIB
-        return f"\nIt does not fit: needs {needed:.1f} GiB, a {target.device.name} has {there:.2f}"
-    names = "weights", "optimizer", "temporaries", "batch, code, padding", "peak"
-    sizes = memory.weights, memory.optimizer, memory.temporaries, memory.rest, memory.peak
-    lines = [f"{name:32}{size / GIB:10.2f}" for name, size in zip(names, sizes, strict=True)]
-    verdict = "it fits" if memory.fits else "it does not fit"
-    lines[-1] += f" of {memory.available / GIB:.2f}: {verdict}"
-    if target.device.is_gpu and memory.fits and memory.peak > GPU_SHARE * target.device.memory:
+        need = f"needs {memory.peak / GIB:.1f} GiB"
+        return f"\nIt does not fit: {need}, a {target.device.name} has {memory.available / GIB:.2f}"
+    rows = {
+        "weights": memory.weights,
+        "optimizer": memory.optimizer,
+        "temporaries": memory.temporaries,
+        "batch, code, padding": memory.rest,
+        "peak": memory.peak,
+    }
+    lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
+    lines[-1] += f" of {memory.available / GIB:.2f}: {'it fits' if memory.fits else 'it does not fit'}"
+    if target.device.is_gpu and memory.fits and memory.peak > 0.75 * target.device.memory:
         lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
     return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
 
 
 def time_table(cost: Cost) -> str:
-    """Format the classes of work: of one device, in one step, at best."""
     seconds = cost.seconds
     head = f"{'ms':>9}{'share':>7}{'TFLOP':>9}{'GB':>9}{'GB sent':>9}{'kernels':>9}  bound by"
     lines = [f"\n{'time of a step at best':32}{head}"]
@@ -76,7 +78,6 @@ def assumptions(target: Target) -> str:
 
 
 def lines_table(cost: Cost) -> str:
-    """Format the ten most expensive operations, with the line of our code that made each."""
     lines = [f"\n{'ms':>9}{'share':>7}  the costliest lines"]
     for row in cost.by_line()[:10]:
         share = row.seconds / cost.seconds
@@ -85,7 +86,6 @@ def lines_table(cost: Cost) -> str:
 
 
 def short(number: float) -> str:
-    """Format a number with three digits, or all before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
@@ -109,7 +109,6 @@ def run_table(planned: Planned) -> str:
 
 
 def summary(planned: Planned) -> str:
-    """Return a plan in a few words: what it needs, and how fast it can be."""
     need = f"{planned.memory.peak / GIB:.2f} of {planned.memory.available / GIB:.2f} GiB"
     if planned.cost is None:
         return need
@@ -118,14 +117,13 @@ def summary(planned: Planned) -> str:
 
 
 def run_figures(planned: Planned) -> dict[str, float]:
-    """Return what the step's time means for a run: `mfu` only where the peak is that of the dtype."""
+    """Return what the step's time means for a run; `mfu` only where the known peak is that of the dtype."""
     assert planned.cost is not None
     options, cost, target = planned.options, planned.cost, planned.target
     tokens = float(planned.tokens * options.max_iters)
     hours = cost.hidden_seconds * options.max_iters / 3600
     figures = {
         "tokens_per_second": planned.tokens / cost.hidden_seconds,
-        "tokens_per_second_network_not_hidden": planned.tokens / cost.seconds,
         "hours": hours,
         "dollars": hours * target.count * target.device.price,
         "tokens": tokens,
@@ -138,10 +136,7 @@ def run_figures(planned: Planned) -> dict[str, float]:
 
 
 def sent_figures(planned: Planned) -> dict[str, tuple[float, float | None]]:
-    """Return what a device sends along each mesh axis, and the least, in bytes. With LoRA none is known.
-
-    What is summed over `data` and `fsdp` at once stands by itself, and has no least.
-    """
+    """Return what a device sends along each mesh axis, and the least, in bytes. With LoRA none is known."""
     cost, options = planned.cost, planned.options
     if cost is None or options.lora_rank:
         return {}

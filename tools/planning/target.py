@@ -4,16 +4,15 @@
     prepare_to_compile()                              before JAX looks for devices
     devices = absent_devices("H100:8")                for a mesh: parallel.mesh.mesh_of(devices, sizes)
 
-Programs are lowered and compiled for a mesh of them, but no array can be put there. The compilers come with
-requirements-plan.txt, and need no driver and no card.
+No array can be put there. The compilers come with requirements-plan.txt; they need no driver and no card.
 """
 
 import difflib
-import importlib.util
 import math
 import os
 import re
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, NamedTuple
 
 import jax
@@ -25,8 +24,7 @@ from config.devices import Device, known_device
 from config.files import first_line
 
 GPUS_PER_HOST = 8
-# The topologies of TPUs that can be asked for, as docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e} list them.
-# A v5p's can be far larger (up to 16x16x24); these are the ones with at most 512 chips.
+# The topologies of TPUs in docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}; of v5p, those of at most 512 chips.
 PLANE = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split()
 CUBE = "1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".split()
 TOPOLOGIES = {"v5e": PLANE, "v5p": CUBE, "v6e": PLANE}
@@ -44,8 +42,7 @@ class Gpu(NamedTuple):
     threads: int  # resident in a core
 
 
-# From openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb, read in November 2026; RTX 4090 and L4 from
-# NVIDIA's Ada white paper and data sheets.
+# From openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb; RTX 4090, L4: NVIDIA's Ada white paper.
 GPUS = {
     "RTX4090": Gpu((8, 9), 128, 128, 2.52, 72 * 1024, 100, 1536),
     "L4": Gpu((8, 9), 58, 128, 2.04, 48 * 1024, 100, 1536),
@@ -56,17 +53,17 @@ GPUS = {
     "H200": Gpu((9, 0), 132, 128, 1.98, 50 * 1024, 228, 2048),
     "B200": Gpu((10, 0), 148, 128, 1.965, 129_536, 228, 2048),
 }
-# The devices that can be planned for, by name: GPUs of a known shape, and TPUs, which libtpu describes.
+# The devices that can be planned for.
 DEVICES = {x.name: x for x in devices.DEVICES if x.name in GPUS or x.name in TOPOLOGIES}
 
 
 @dataclass(frozen=True)
 class Target:
-    """Some devices of one kind. `shape` is a TPU's topology; a GPU's is their number."""
+    """Some devices of one kind."""
 
     text: str  # as the user wrote it
     device: Device
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # a TPU's topology, or the number of GPUs
 
     @property
     def count(self) -> int:
@@ -74,12 +71,12 @@ class Target:
 
     @property
     def hosts(self) -> int:
-        """The number of machines; for TPUs, which are connected without regard to them, 1."""
+        """The number of machines; 1 for TPUs, which are connected without regard to them."""
         return -(-self.count // GPUS_PER_HOST) if self.device.is_gpu else 1
 
 
 def parse_target(text: str) -> Target:
-    """Read `--on`: a device's name, and after a colon GPUs' number or TPUs' topology. Raises UserError."""
+    """Read `--on`. Raises UserError."""
     name, _, size = text.partition(":")
     by_lower_case = {known.lower(): device for known, device in DEVICES.items()}
     device = by_lower_case.get(name.lower())
@@ -105,7 +102,7 @@ def parse_target(text: str) -> Target:
 
 
 def target_here(device_kind: str, count: int) -> Target | None:
-    """Return `count` devices of a kind, as JAX calls it, that are there; None if the table has none such."""
+    """Return `count` devices of a kind, as JAX calls it; None if there is no plan for such."""
     device = known_device(device_kind)
     return Target(device.name, device, (count,)) if device and device.name in DEVICES else None
 
@@ -124,37 +121,31 @@ def prepare_to_compile() -> None:
 
 
 def absent_devices(text: str) -> list[jax.Device]:
-    """Return the devices that `text`, as `--on` has it, names. Raises UserError; see `prepare_to_compile`."""
+    """Return the devices that `--on` names. Raises UserError."""
     target = parse_target(text)
-    modules = ("jax_plugins.xla_cuda13", "nvidia.cudnn") if target.device.is_gpu else ("libtpu",)
-    for module in modules:
-        if not is_installed(module):
-            raise UserError(
-                f"--on={text}: {module} is not installed, for its compiler: "
-                "pip install -r requirements-plan.txt"
-            )
+    packages = ("jax-cuda13-plugin", "nvidia-cudnn-cu13") if target.device.is_gpu else ("libtpu",)
     try:
+        for package in packages:
+            metadata.distribution(package)
         return topologies.get_topology_desc(**topology(target)).devices
+    except metadata.PackageNotFoundError as error:
+        advice = "pip install -r requirements-plan.txt"
+        raise UserError(f"--on={text}: its compiler, {error.name}, is not installed: {advice}") from None
     except RuntimeError as error:
         raise UserError(f"--on={text}: its compiler does not start: {first_line(error)}") from error
 
 
-def is_installed(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that should hold it
-        return False
-
-
 def topology(target: Target) -> dict[str, Any]:
-    """Describe the devices to XLA's compiler."""
-    device, hosts, size = target.device, target.hosts, "x".join(map(str, target.shape))
-    if device.is_gpu:
-        size = f"1x{hosts}x{target.count // hosts}"  # slices, machines, GPUs of each
-        found = dict(platform="cuda", topology_name="", topology=size)
-        return found | dict(target_config=gpu_config(device))
+    if target.device.is_gpu:
+        return dict(
+            platform="cuda",
+            topology_name="",
+            topology=f"1x{target.hosts}x{target.count // target.hosts}",  # slices, machines, GPUs of each
+            target_config=gpu_config(target.device),
+        )
+    size = "x".join(map(str, target.shape))
     one_chip = dict(chips_per_host_bounds=(1, 1, 1)) if target.count == 1 else {}
-    return dict(platform="tpu", topology_name=f"{device.name}:{size}") | one_chip
+    return dict(platform="tpu", topology_name=f"{target.device.name}:{size}") | one_chip
 
 
 def gpu_config(device: Device) -> str:
