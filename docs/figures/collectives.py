@@ -51,7 +51,8 @@ def count(mesh: str, options: Options = QUICKSTART, V: int = VOCABULARY) -> tupl
         if x.collective and x.message >= SMALL:
             name = mesh_axes(x, shape), x.collective
             times[name] += x.times
-            sent[name] += x.times * bytes_sent(x, n := len(x.groups[0]), n)
+            n = len(x.groups[0])
+            sent[name] += x.times * int(bytes_sent(x, n, n))
     return times, sent
 
 
