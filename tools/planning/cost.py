@@ -21,7 +21,6 @@ from tools.planning.target import GPUS_PER_HOST, Target
 
 PRODUCT, MEMORY, NETWORK = 0.8, 0.9, 0.8  # shares of the peaks that a good kernel reaches
 START = 1.5e-6  # seconds that a GPU takes to start a kernel
-
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 # These say how something is computed. The lines that call them say what.
 GENERAL = {"layers/products.py", "Linear.__call__", "compile_step"}
@@ -131,8 +130,8 @@ def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
     seconds = sent / (NETWORK * device.link)
     if hosts > 1 and device.between_hosts:  # each GPU sends its share through its own network card
         seconds = max(seconds, bytes_sent(x, n, hosts) / (NETWORK * device.between_hosts))
-    start = START if device.is_gpu else 0.0
-    return Price(x, f"network: {mesh_axes(x, mesh_shape)}", "network", seconds + start, sent=sent)
+    seconds += START if device.is_gpu else 0.0
+    return Price(x, f"network: {mesh_axes(x, mesh_shape)}", "network", seconds, sent=sent)
 
 
 def bytes_sent(x: Operation, n: int, places: int) -> float:

@@ -171,10 +171,11 @@ def parse_stacks(header: str) -> dict[int, tuple[Line, ...]]:
     for i, text in tables.get("StackFrames", {}).items():
         frame = fields(text)
         place = fields(tables["FileLocations"][frame["file_location_id"]])
-        file, function = tables["FileNames"][place["file_name_id"]], place["function_name_id"]
+        file = tables["FileNames"][place["file_name_id"]]
+        function = tables["FunctionNames"][place["function_name_id"]]
         # XLA prints a caller's number plus one, so that an outermost frame seems to call itself.
         callers = stacks.get(frame.get("parent_frame_id", 1) - 1, ())
-        stacks[i] = Line(file, place["line"], tables["FunctionNames"][function]), *callers
+        stacks[i] = Line(file, place["line"], function), *callers
     return stacks
 
 
