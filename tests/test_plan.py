@@ -1,6 +1,7 @@
 """plan.py: bad input is one line; with the compilers installed, a step is planned (-m accelerator)."""
 
 import json
+import re
 
 import pytest
 
@@ -10,13 +11,8 @@ from tools.planning import target
 from tools.planning.target import parse_target, target_here
 
 TINY = dict(
-    n_layer=2,
-    n_head=2,
-    n_embd=128,
-    block_size=128,
-    batch_size=8,
-    gradient_accumulation_steps=2,
-    max_iters=100,
+    **dict(n_layer=2, n_head=2, n_embd=128, block_size=128),
+    **dict(batch_size=8, gradient_accumulation_steps=2, max_iters=100),
 )
 FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).items()]
 
@@ -25,20 +21,14 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
     "words, expected",
     [
         ([], "--on is missing: the device to plan for, as in --on=H100; see --help"),
-        (["--on="], "--on is '', expected a name of 1 to 4095 characters"),
         (["--on=H10"], "--on=H10: unknown device 'H10'; did you mean H100? known are RTX4090, L4, "),
         (["--on=abacus"], "--on=abacus: unknown device 'abacus'; known are RTX4090, L4, A100-40GB, "),
         (["--on=H100:0"], "--on=H100:0: expected a number of GPUs, as in --on=H100:8"),
-        (["--on=H100:2x4"], "--on=H100:2x4: expected a number of GPUs, as in --on=H100:8"),
         (["--on=H100:12"], "--on=H100:12: a machine has 8 GPUs; give a multiple of that"),
         (["--on=RTX4090:16"], "--on=RTX4090:16: RTX4090 is planned on one machine, of 8 at most"),
         (["--on=v5e:3x3"], "--on=v5e:3x3: unknown topology '3x3'; v5e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, "),
         (["--on=v5p:8"], "--on=v5p:8: unknown topology '8'; v5p has 1x1x1, 2x2x1, 2x2x2, "),
-        (["--on=H100", "--vocab_size=many"], "--vocab_size is 'many', expected an integer, 1 or more"),
-        (["--on=H100", "--json="], "--json is '', expected a name of 1 to 4095 characters"),
         (["--on=H100", "--json=/dev/null/x"], "/dev/null/x: cannot be written"),
-        (["--on=H100", "--hlo=/dev/null"], "/dev/null/train_step.hlo.txt: cannot be written"),
-        (["--on=H100", "--n_head=0"], "--n_head is 0, expected an integer, 1 or more"),
         (["--on=H100:8", "--mesh=fsdp:4"], "mesh=fsdp:4 has 4 devices, and --on=H100:8 8: use all"),
         (["--on=H100:2", "--mesh=fsdp:4"], "mesh=fsdp:4 needs 4 devices, and there are 2; change its axes"),
     ],
@@ -48,25 +38,20 @@ def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
     assert refusal(plan.main, [*FLAGS, *words]).startswith(expected)
 
 
-@pytest.mark.parametrize("on", ["H100", "v5e:2x4"])
-def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, monkeypatch):
-    monkeypatch.setattr(target.importlib.util, "find_spec", lambda name: None)
-    line = refusal(target.absent_devices, on)
-    assert line.endswith("is not installed, for its compiler: pip install -r requirements-plan.txt")
+@pytest.mark.parametrize("on, package", [("H100", "jax-cuda13-plugin"), ("v5e:2x4", "libtpu")])
+def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, package, monkeypatch):
+    def missing(name):
+        raise target.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(target.metadata, "distribution", missing)
+    expected = f"--on={on}: its compiler, {package}, is not installed: pip install -r requirements-plan.txt"
+    assert refusal(target.absent_devices, on) == expected
 
 
-@pytest.mark.parametrize(
-    "text, count, shape, hosts",
-    [
-        ("h100", 1, (1,), 1),
-        ("H100:16", 16, (16,), 2),
-        ("v5e", 1, (1, 1), 1),
-        ("V5P:2x2x4", 16, (2, 2, 4), 1),
-    ],
-)
-def test_a_target_is_a_device_and_how_many(text, count, shape, hosts):
-    found = parse_target(text)
-    assert (found.count, found.shape, found.hosts) == (count, shape, hosts)
+def test_a_target_is_a_device_and_how_many():
+    found = [parse_target(text) for text in ("h100", "H100:16", "v5e", "V5P:2x2x4")]
+    assert [x.shape for x in found] == [(1,), (16,), (1, 1), (2, 2, 4)]
+    assert [(x.count, x.hosts) for x in found] == [(1, 1), (16, 2), (1, 1), (16, 1)]
 
 
 def test_a_device_that_is_there_is_found_by_its_kind():
@@ -88,10 +73,10 @@ def planned(*words: str) -> str:
 @pytest.mark.accelerator
 @pytest.mark.parametrize("words", [["--on=H100"], ["--on=v5e:2x4", "--mesh=fsdp:8"]], ids=["H100", "v5e"])
 def test_a_step_is_planned_for_devices_that_are_not_there(words, tmp_path):
-    printed = planned(*words, f"--json={tmp_path}/plan.json", f"--picture={tmp_path}/plan.png")
+    printed = planned(*words, f"--json={tmp_path}/plan.json", f"--hlo={tmp_path}/plan.txt")
     found = json.loads((tmp_path / "plan.json").read_text())
     assert "nothing below was measured" in printed and "it fits" in printed
-    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "plan.txt").read_text().startswith("HloModule jit_train_step")
     names = [row["name"] for row in found["classes"]]
     assert {"matrix products", "attention", "loss", "optimizer"} <= set(names)
     assert ("network: fsdp" in names) == (len(words) > 1)
@@ -119,9 +104,7 @@ def test_sampling_is_planned_at_least_and_as_compiled():
     printed = planned("--on=H100", "--decode", "--batch_size=4")
     assert "weights that a token reads" in printed and "Nothing was run" in printed
     most, compiled = (
-        float(
-            next(line for line in printed.splitlines() if line.startswith(name)).split()[-1].replace(",", "")
-        )
+        int(re.search(rf"^{name}.* ([\d,]+)$", printed, re.M)[1].replace(",", ""))
         for name in ("at least, 32 in", "as compiled")
     )
     assert 0 < compiled <= most  # tokens/s

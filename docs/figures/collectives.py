@@ -14,15 +14,15 @@ from dataclasses import replace
 from functools import cache
 
 import jax
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from config.options import Options
 from docs.figures import BLUE, GREEN, ORANGE, save
 from parallel.mesh import make_mesh
+from tools.planning.cost import bytes_sent, mesh_axes
+from tools.planning.operations import operations
 from tools.planning.program import parse_program
-from tools.planning.work import Kernel, kernels
 from training.recipe import compile_step
 from training.state import model_config, state_shapes
 
@@ -35,7 +35,7 @@ QUICKSTART = replace(
 VOCABULARY = 128  # a round number of characters, so that every mesh divides it
 SMALL = 1000  # bytes; what is less is a loss or the parts of a norm
 
-Sent = Counter[tuple[str, str]]  # bytes by the axes along which devices differ, and by kind
+Sent = Counter[tuple[str, str]]  # times or bytes by the axes along which devices differ, and by kind
 
 
 @cache
@@ -47,27 +47,13 @@ def count(mesh: str, options: Options = QUICKSTART, V: int = VOCABULARY) -> tupl
         shape = dict(jax.sharding.get_mesh().shape)
         step = compile_step(state_shapes(model_config(options, V), options), options)
     times, sent = Counter(), Counter()
-    for kernel in kernels(parse_program(step.as_text() or "")):
-        if kernel.collective and kernel.message >= SMALL:
-            name = axes(kernel, shape), kernel.collective
-            times[name] += kernel.times
-            sent[name] += kernel.times * bytes_sent(kernel)
+    for x in operations(parse_program(step.as_text() or "")):
+        if x.collective and x.message >= SMALL:
+            name = mesh_axes(x, shape), x.collective
+            times[name] += x.times
+            n = len(x.groups[0])
+            sent[name] += x.times * int(bytes_sent(x, n, n))
     return times, sent
-
-
-def bytes_sent(kernel: Kernel) -> int:
-    """Return what a device sends for one collective, over a ring."""
-    n = len(kernel.groups[0])
-    twice = 2 if kernel.collective == "all-reduce" else 1
-    return (
-        kernel.message if kernel.collective == "collective-permute" else twice * (n - 1) * kernel.message // n
-    )
-
-
-def axes(kernel: Kernel, mesh_shape: dict[str, int]) -> str:
-    """Name the mesh axes along which the devices differ that take part together."""
-    places = np.unravel_index(kernel.groups[0], tuple(mesh_shape.values()))
-    return ",".join(name for name, place in zip(mesh_shape, places, strict=True) if len(set(place)) > 1)
 
 
 def table(mesh: str) -> str:

@@ -10,7 +10,7 @@ from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
 from model import GPT, GPTConfig
 from tests.models import changed
-from tools.planning.ideal import least_sent
+from tools.planning.cost import least_sent
 from tools.planning.target import DEVICES
 
 playwright = pytest.importorskip(

@@ -3,71 +3,43 @@
     cost = estimate(program, target, mesh_shape)
     cost.seconds, cost.by_class(), cost.by_line()
 
-A kernel takes the longer of two times: its FLOPs at 80% of the dense bfloat16 peak, its bytes at 90% of the
-memory's bandwidth. A GPU takes 1.5 microseconds more to start it; a TPU runs the step as one program. Float32
-products run at half the peak on a GPU, as TF32, and at the full peak on a TPU, which rounds them to bfloat16.
-A collective over n devices sends (n - 1) / n of the array at 80% of the link: an all-reduce twice that, a
-permutation all of it. Between machines, each GPU sends its share through its own network card.
-
-These are lower bounds. They leave out partly filled tiles, cache misses, the network's latency, and the loop
-around the step. A pipeline's ticks count as those of its busiest rank.
+These are lower bounds: docs/planning.md has the rules, and what they leave out.
 """
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from tools.planning.program import Instruction, Line, Program
+from model import GPTConfig
+from tools.planning.operations import KINDS, Operation, operations, unknown_loops
+from tools.planning.program import Program
 from tools.planning.target import GPUS_PER_HOST, Target
-from tools.planning.work import Kernel, kernels, unknown_loops
 
 PRODUCT, MEMORY, NETWORK = 0.8, 0.9, 0.8  # shares of the peaks that a good kernel reaches
 START = 1.5e-6  # seconds that a GPU takes to start a kernel
-CLASSES = ("matrix products", "attention", "loss", "norms and elementwise", "optimizer", "copies")
-COPIES = ("copy", "copy-start", "slice-start", "transpose", "bitcast-convert")
-
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 # These say how something is computed. The lines that call them say what.
-GENERAL = ("layers/products.py", "Linear.__call__", "compile_step")
+GENERAL = {"layers/products.py", "Linear.__call__", "compile_step"}
 
 
 class Price(NamedTuple):
-    """The time and the messages of one run of a kernel."""
+    """The time and the messages of one run of an operation."""
 
-    bound: str  # what takes the time: products, memory, network or start
-    seconds: float
-    memory_seconds: float = 0.0  # for its bytes alone
-    sent: float = 0.0  # bytes that a device sends
-
-
-@dataclass(frozen=True)
-class Operation:
-    """A kernel, its price, and where it comes from."""
-
-    kernel: Kernel
+    operation: Operation
     work: str  # its class
-    line: Line | None  # of this project, that made it
-    backward: bool
-    price: Price
-
-    @property
-    def name(self) -> str:
-        """The line that made it, or else its kernel."""
-        what = self.kernel.collective or self.work
-        if self.line is None:
-            return f"{self.kernel.instruction.name.rstrip('.0123456789')} ({what})"
-        function = self.line.function.replace(".<locals>", "").removesuffix(".__call__")
-        backward = ", backward" if self.backward else ""
-        return f"{self.line.file}:{self.line.line} {function}{backward} ({what})"
+    bound: str  # by products, memory, network or start
+    seconds: float
+    memory_seconds: float = 0.0  # of its bytes alone
+    sent: float = 0.0  # bytes
 
 
 @dataclass(frozen=True)
 class Row:
-    """The sum of some operations on one device in one step."""
+    """The sum of some operations in one step."""
 
     name: str
     seconds: float
@@ -80,130 +52,130 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    operations: list[Operation]
+    prices: list[Price]
     unknown_loops: int  # whose trip count is not known; their bodies count once
 
     @property
     def seconds(self) -> float:
-        """Seconds of a step that does one thing after another."""
-        return total(self.operations, lambda x: x.price.seconds)
+        """The seconds of a step that does one thing after another."""
+        return total(self.prices, lambda x: x.seconds)
 
     @property
     def hidden_seconds(self) -> float:
-        """Seconds of a step that hides its communication, and a TPU's copies to the chip, under its work.
-
-        The memory still moves all bytes, and the network all messages.
-        """
+        """The seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
         return max(
-            total(self.operations, lambda x: 0.0 if x.kernel.runs_under_others else x.price.seconds),
-            total(self.operations, lambda x: x.price.memory_seconds),
-            total(self.operations, lambda x: x.price.seconds if x.kernel.collective else 0.0),
+            total(self.prices, lambda x: 0.0 if x.operation.runs_under_others else x.seconds),
+            total(self.prices, lambda x: x.memory_seconds),
+            total(self.prices, lambda x: x.seconds if x.operation.collective else 0.0),
         )
 
     def by_class(self) -> list[Row]:
-        """Return the classes of work in the order of CLASSES, then communication by mesh axes."""
+        """Return the classes of work in the order of KINDS, then communication by mesh axes."""
         rows = self.rows(lambda x: x.work)
-        order = [*CLASSES, *sorted(rows)]
-        return sorted(rows.values(), key=lambda row: order.index(row.name))
+        return sorted(rows, key=lambda row: ([*KINDS, row.name].index(row.name), row.name))
 
     def by_line(self) -> list[Row]:
-        """Return what each line of this project costs, forward and backward apart, the costliest first."""
-        return sorted(self.rows(lambda x: x.name).values(), key=lambda row: -row.seconds)
+        """Return the lines of this project, forward and backward apart, the costliest first."""
+        return sorted(self.rows(lambda x: line_of(x.operation)), key=lambda row: -row.seconds)
 
-    def rows(self, name: Callable[[Operation], str]) -> dict[str, Row]:
-        groups: dict[str, list[Operation]] = {}
-        for x in self.operations:
+    def rows(self, name: Callable[[Price], str]) -> list[Row]:
+        groups: dict[str, list[Price]] = {}
+        for x in self.prices:
             groups.setdefault(name(x), []).append(x)
-        return {
-            name: Row(
-                name=name,
-                seconds=total(group, lambda x: x.price.seconds),
-                flops=total(group, lambda x: x.kernel.flops),
-                bytes=total(group, lambda x: x.kernel.bytes),
-                sent=total(group, lambda x: x.price.sent),
-                kernels=sum(x.kernel.times for x in group),
-                bound=max(group, key=lambda x: x.price.seconds * x.kernel.times).price.bound,
+        return [
+            Row(
+                name,
+                seconds=total(group, lambda x: x.seconds),
+                flops=total(group, lambda x: x.operation.flops),
+                bytes=total(group, lambda x: x.operation.bytes),
+                sent=total(group, lambda x: x.sent),
+                kernels=sum(x.operation.times for x in group),
+                bound=max(group, key=lambda x: x.seconds * x.operation.times).bound,
             )
             for name, group in groups.items()
-        }
+        ]
+
+    def sent_along(self, axes: str) -> float:
+        """Return the bytes that a device sends along these mesh axes together."""
+        return total([x for x in self.prices if x.work == f"network: {axes}"], lambda x: x.sent)
 
 
-def total(operations: list[Operation], number: Callable[[Operation], float]) -> float:
-    return sum(number(x) * x.kernel.times for x in operations)
+def total(prices: list[Price], number: Callable[[Price], float]) -> float:
+    return sum(number(x) * x.operation.times for x in prices)
 
 
 def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Cost:
     """Price a program for the devices of a mesh, whose axes' sizes are given in order."""
-    operations = []
-    for kernel in kernels(program):
-        parts = parts_of(program, kernel)
-        lines = next((lines for part in parts if (lines := program.source(part))), [])
-        if kernel.collective:
-            work, price = f"network: {axes(kernel, mesh_shape)}", send(kernel, target)
-        else:
-            work, price = work_of(kernel, [part.op_name for part in parts]), compute(kernel, target)
-        backward = "transpose(jvp" in kernel.instruction.op_name
-        operations.append(Operation(kernel, work, own_line(lines), backward, price))
-    return Cost(operations, unknown_loops(program))
+    found = operations(program)
+    prices = [send(x, target, mesh_shape) if x.collective else compute(x, target) for x in found]
+    return Cost(prices, unknown_loops(program))
 
 
-def compute(kernel: Kernel, target: Target) -> Price:
+def compute(x: Operation, target: Target) -> Price:
     device = target.device
-    peak = device.peak / 2 if kernel.dtype == "f32" and device.is_gpu else device.peak
-    times = {
-        "products": kernel.flops / (PRODUCT * peak),
-        "memory": kernel.bytes / (MEMORY * device.bandwidth),
-    }
-    start = START if device.is_gpu else 0.0
-    bound = max(times, key=lambda name: times[name])
-    bound_by = bound if times[bound] >= start else "start"
-    return Price(bound_by, times[bound] + start, memory_seconds=times["memory"])
+    # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
+    peak = device.peak / 2 if x.dtype == "f32" and device.is_gpu else device.peak
+    products = x.flops / (PRODUCT * peak)
+    memory = x.bytes / (MEMORY * device.bandwidth)
+    start = START if device.is_gpu else 0.0  # a TPU runs the step as one program
+    bound = "start" if max(products, memory) < start else "products" if products >= memory else "memory"
+    return Price(x, x.kind, bound, max(products, memory) + start, memory)
 
 
-def send(kernel: Kernel, target: Target) -> Price:
+def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
     device = target.device
-    n = max((len(group) for group in kernel.groups), default=target.count)
-    hosts = max((len({i // GPUS_PER_HOST for i in group}) for group in kernel.groups), default=1)
-    if kernel.collective in ("collective-permute", "collective-broadcast"):
-        sent = across = float(kernel.message)
-    else:
-        twice = 2 if kernel.collective == "all-reduce" else 1
-        sent = twice * (n - 1) / n * kernel.message
-        across = twice * (hosts - 1) / n * kernel.message  # each GPU's share
+    n = max((len(group) for group in x.groups), default=target.count)
+    hosts = max((len({i // GPUS_PER_HOST for i in group}) for group in x.groups), default=1)
+    sent = bytes_sent(x, n, n)
     seconds = sent / (NETWORK * device.link)
-    if hosts > 1 and device.between_hosts:
-        seconds = max(seconds, across / (NETWORK * device.between_hosts))
-    return Price("network", seconds + (START if device.is_gpu else 0.0), sent=sent)
+    if hosts > 1 and device.between_hosts:  # each GPU sends its share through its own network card
+        seconds = max(seconds, bytes_sent(x, n, hosts) / (NETWORK * device.between_hosts))
+    seconds += START if device.is_gpu else 0.0
+    return Price(x, f"network: {mesh_axes(x, mesh_shape)}", "network", seconds, sent=sent)
 
 
-def axes(kernel: Kernel, mesh_shape: dict[str, int]) -> str:
+def bytes_sent(x: Operation, n: int, places: int) -> float:
+    """Return the bytes that each of n devices sends for a collective, around a ring of so many places."""
+    if x.collective in ("collective-permute", "collective-broadcast"):
+        return float(x.message)
+    return (2 if x.collective == "all-reduce" else 1) * (places - 1) / n * x.message
+
+
+def mesh_axes(x: Operation, mesh_shape: dict[str, int]) -> str:
     """Name the axes of the mesh along which a collective's devices differ."""
     differ: set[str] = set()
-    for group in kernel.groups:
+    for group in x.groups:
         places = np.array(np.unravel_index(group, tuple(mesh_shape.values())))
         differ |= {name for name, place in zip(mesh_shape, places, strict=True) if len(set(place)) > 1}
     return ",".join(name for name in mesh_shape if name in differ) or "all"
 
 
-def parts_of(program: Program, kernel: Kernel) -> list[Instruction]:
-    """Return a kernel's instruction, and of a fusion those that it holds, products first."""
-    x = kernel.instruction
-    parts = [part for name in x.called("calls") for part in program.computations[name].instructions]
-    return [x, *sorted(parts, key=lambda part: part.opcode not in ("dot", "convolution"))]
+def line_of(x: Operation) -> str:
+    """Name the innermost line of this project that says what is computed, or else the kernel."""
+    what = f"({x.collective or x.kind})"
+    ours = [line._replace(file=line.file.removeprefix(ROOT)) for line in x.source if ROOT in line.file]
+    if not ours:
+        return f"{x.instruction.name.rstrip('.0123456789')} {what}"
+    line = next((line for line in ours if not GENERAL & {line.file, line.function}), ours[0])
+    function = line.function.replace(".<locals>", "").removesuffix(".__call__")
+    backward = ", backward" if "transpose(jvp" in x.instruction.op_name else ""
+    return f"{line.file}:{line.line} {function}{backward} {what}"
 
 
-def work_of(kernel: Kernel, op_names: list[str]) -> str:
-    """Return the class of a kernel that computes, from the innermost `jax.named_scope` of its operation."""
-    for op_name in op_names:
-        if scopes := re.findall(r"\b(attention|loss|optimizer)\b", op_name):
-            return scopes[-1]
-    if kernel.flops:
-        return "matrix products"
-    return "copies" if kernel.instruction.opcode in COPIES else "norms and elementwise"
+def least_sent(
+    config: GPTConfig, mesh_shape: dict[str, int], microbatches: int, parameters: int
+) -> dict[str, float]:
+    """Return the least bytes that a device must send in a step for its share of the weights, by mesh axis.
 
-
-def own_line(lines: list[Line]) -> Line | None:
-    """Return the innermost line of this project that says what is computed, its file relative to the root."""
-    ours = [line._replace(file=line.file.removeprefix(ROOT)) for line in lines if line.file.startswith(ROOT)]
-    telling = [line for line in ours if line.file not in GENERAL and line.function not in GENERAL]
-    return next(iter(telling or ours), None)
+    For `fsdp` (ZeRO-3, arXiv:1910.02054), weights are gathered twice for each microbatch, in the products'
+    dtype, and gradients are summed and scattered once, in float32; `reduce_once` in training/recipe.py sends
+    less. For `data`, the gradients that a device keeps are summed once.
+    """
+    data, fsdp = mesh_shape["data"], mesh_shape["fsdp"]
+    weights = parameters / mesh_shape["stage"] / mesh_shape["tensor"]  # that a device computes with
+    gathered = 2 * microbatches * jnp.dtype(config.compute.dtype).itemsize
+    sent = {
+        "fsdp": (fsdp - 1) / fsdp * weights * (gathered + 4),
+        "data": 2 * (data - 1) / data * weights / fsdp * 4,
+    }
+    return {axis: size for axis, size in sent.items() if size}

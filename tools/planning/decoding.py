@@ -1,19 +1,17 @@
 """Plan how fast sampling can be at best. Each token reads all the weights and its sequence's keys and values.
 
-Two counts stand side by side: the least that a token has to read, by the shapes alone; and what the compiled
-program of `generation/decode.py` reads and writes, by the rules of work.py, which may be more. The sequences
-of a batch share the reading of the weights, and each has a cache of its own. Sampling uses one device.
+Two counts stand side by side: the least, by the shapes alone, and what the compiled loop of
+`generation/decode.py` reads and writes. Sequences share the reading of the weights. Sampling uses one device.
 """
 
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P
 
-from config.devices import GIB
+from config.devices import GIB, Device
 from config.options import Options
 from data.meta import Meta
 from generation.decode import Rows, decode, start
@@ -21,71 +19,58 @@ from model import GPTConfig
 from parallel.mesh import AXES, mesh_of
 from tools.planning.cost import MEMORY, Cost, estimate
 from tools.planning.program import parse_program
-from tools.planning.report import costliest
+from tools.planning.report import lines_table
 from tools.planning.target import Target, absent_devices
 from training.state import model_config
 
-
-@dataclass(frozen=True)
-class PlannedDecoding:
-    """The compiled loop that draws tokens for each of B sequences."""
-
-    config: GPTConfig
-    B: int
-    needed: int  # bytes of device memory
-    cost: Cost  # of one token each: how often the loop runs is not known, so its body counts once
+ONE = dict.fromkeys(AXES, 1)  # a mesh of one device
 
 
-def plan_decoding(options: Options, target: Target, meta: Meta) -> PlannedDecoding:
-    """Compile the loop of sampling for one of the target's devices."""
-    ones = (1,) * len(AXES)
-    with jax.set_mesh(mesh_of(absent_devices(target.text)[:1], ones)):
+def plan_decoding(options: Options, target: Target, meta: Meta) -> str:
+    """Compile the loop of sampling for one of the target's devices, and format what a token of it takes."""
+    with jax.set_mesh(mesh_of(absent_devices(target.text)[:1], tuple(ONE.values()))):
         config = model_config(options, meta.vocab_size)
-        here = jax.NamedSharding(jax.sharding.get_mesh(), P())
-
-        def shaped(tree):
-            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here), tree)
-
-        def begin():
-            model = config.build(jax.random.key(0))
-            return start(model, options.batch_size, config.vocab_size)
-
-        decoder, cache = (shaped(x) for x in jax.eval_shape(begin))
-        rows = Rows.empty(options.batch_size)
-        compiled = decode.lower(decoder, cache, rows, np.int32(1), config.block_size).compile()
+        compiled = compile_decoding(config, options.batch_size)
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
-    program = parse_program(compiled.as_text() or "")
-    return PlannedDecoding(
-        config, options.batch_size, needed, estimate(program, target, dict.fromkeys(AXES, 1))
+    # How often the loop runs is not known, so that its body counts once: a token of each sequence.
+    cost = estimate(parse_program(compiled.as_text() or ""), target, ONE)
+    return decoding_table(config, target.device, options.batch_size, needed, cost)
+
+
+def compile_decoding(config: GPTConfig, B: int) -> jax.stages.Compiled:
+    here = jax.NamedSharding(jax.sharding.get_mesh(), P())
+    decoder, cache = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+        jax.eval_shape(lambda: start(config.build(jax.random.key(0)), B, config.vocab_size)),
     )
+    return decode.lower(decoder, cache, Rows.empty(B), np.int32(1), config.block_size).compile()
 
 
-def decoding_table(planned: PlannedDecoding, target: Target) -> str:
+def decoding_table(config: GPTConfig, device: Device, B: int, needed: int, cost: Cost) -> str:
     """Format what a token reads, at least and as compiled, and how many tokens a second that allows."""
-    device, config, B, T = target.device, planned.config, planned.B, planned.config.block_size
-    weights, cache = weight_bytes(config), cache_bytes(config)
-    verdict = "it fits" if planned.needed <= device.usable else "it does not fit"
-    lines = [
-        f"A plan for sampling on one {device.name} ({device.kind}). Nothing was run or measured.\n",
-        f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.compute.dtype}",
-        f"{f'cache of {B} x {T:,} tokens':40}{B * T * cache / GIB:10.3f} GiB",
-        f"{'memory of the compiled program':40}{planned.needed / GIB:10.3f} GiB "
-        f"of {device.usable / GIB:.2f}: {verdict}",
-        f"\n{'a token for each of the sequences':40}{'ms':>10}{'GB':>10}{'tokens/s':>12}",
-    ]
+    T, weights, cache = config.block_size, weight_bytes(config), cache_bytes(config)
+    verdict = "it fits" if needed <= device.usable else "it does not fit"
 
     def row(name: str, seconds: float, size: float) -> str:
         return f"{name:40}{1e3 * seconds:10.3f}{size / 1e9:10.3f}{B / seconds:12,.0f}"
 
+    lines = [
+        f"A plan for sampling on one {device.name} ({device.kind}). Nothing was run or measured.\n",
+        f"{'weights that a token reads':40}{weights / GIB:10.3f} GiB in {config.compute.dtype}",
+        f"{f'cache of {B} x {T:,} tokens':40}{B * T * cache / GIB:10.3f} GiB",
+        f"{'memory of the compiled program':40}{needed / GIB:10.3f} GiB "
+        f"of {device.usable / GIB:.2f}: {verdict}",
+        f"\n{'a token for each of the sequences':40}{'ms':>10}{'GB':>10}{'tokens/s':>12}",
+    ]
     for length in (T // 4, T // 2, T):
         least = weights + B * length * cache
         lines.append(row(f"at least, {length:,} in the cache", least / (MEMORY * device.bandwidth), least))
-    classes, seconds = planned.cost.by_class(), planned.cost.seconds
-    lines.append(row("as compiled", seconds, math.fsum(row.bytes for row in classes)))
+    classes = cost.by_class()
+    lines.append(row("as compiled", cost.seconds, math.fsum(x.bytes for x in classes)))
     lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]
-    return "\n".join([*lines, costliest(planned.cost.by_line(), seconds)])
+    return "\n".join([*lines, lines_table(cost)])
 
 
 def weight_bytes(config: GPTConfig) -> int:

@@ -1,20 +1,10 @@
-"""Compile a training step for absent devices, see whether it fits them, and if not, find what makes it fit.
-
-    planned = plan(options, target, meta)             compiles the step: half a minute to some minutes
-    planned.memory.fits
-    for other in remedies(planned, target, meta): ... what may fit, planned in turn
-    largest(planned, target, meta)                    the same with the largest microbatch that fits
-
-The step is the very `train_step` of a run, compiled for the state's shapes on a mesh of devices that are not
-there. A compiler that runs out of the device's memory says how much it would have needed, which is an answer
-too.
-"""
+"""Compile a training step for absent devices, see whether it fits them, and find what makes it fit."""
 
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -31,9 +21,7 @@ from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.target import Target, absent_devices
 from training.recipe import compile_step
-from training.state import TrainState, model_config, state_shapes
-
-UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40, "P": 2**50, "E": 2**60}
+from training.state import model_config, state_shapes
 
 
 @dataclass(frozen=True)
@@ -42,7 +30,7 @@ class Memory:
 
     weights: int
     optimizer: int
-    peak: int  # all: the state, the batch, temporaries and a TPU's code
+    peak: int  # all
     available: int
     temporaries: int | None = None  # None where the compiler ran out of memory
 
@@ -52,7 +40,7 @@ class Memory:
 
     @property
     def rest(self) -> int:
-        """The batch, the code, and what tiles fill up."""
+        """Bytes of the batch, a TPU's code, and what fills up its tiles."""
         return self.peak - self.weights - self.optimizer - (self.temporaries or 0)
 
 
@@ -61,12 +49,25 @@ class Planned:
     """A step that was compiled, or for which the compiler had too little memory."""
 
     options: Options
+    target: Target
+    meta: Meta
     config: GPTConfig
     mesh_shape: dict[str, int]
     memory: Memory
     seconds: float  # that compiling took
-    text: str | None  # the optimised program; None if it does not compile for lack of memory
-    cost: Cost | None  # None with it
+    text: str | None = None  # the optimised program; None for lack of memory, as `cost` is
+    cost: Cost | None = None
+
+    @cached_property
+    def parameters(self) -> int:
+        model = jax.eval_shape(lambda: self.config.build(jax.random.key(0)))
+        return sum(x.size for x in jax.tree.leaves(model))
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of a step."""
+        options = self.options
+        return options.gradient_accumulation_steps * options.batch_size * options.block_size
 
 
 def plan(options: Options, target: Target, meta: Meta) -> Planned:
@@ -85,88 +86,65 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         start = time.perf_counter()
         try:
             compiled = compile_step(shapes, options)
+            needed = memory_of(compiled)
+            text = compiled.as_text()
         except jax.errors.JaxRuntimeError as error:
-            needed = needed_bytes(str(error))
-            if needed is None:
+            peak = needed_bytes(str(error))
+            if peak is None:
                 raise UserError(
                     f"--on={target.text}: XLA cannot compile this step, with "
                     f"attention={config.compute.attention}, mesh={options.mesh}: {str(error)[:500]}"
                 ) from error
-            memory = Memory(*state_bytes(shapes), peak=needed, available=target.device.usable)
-            return Planned(options, config, sizes, memory, time.perf_counter() - start, None, None)
+            needed = dict(peak=peak)
+            text = None
         seconds = time.perf_counter() - start
-    text = compiled.as_text() or ""
-    cost = estimate(parse_program(text), target, sizes)
-    return Planned(options, config, sizes, memory_of(compiled, shapes, target), seconds, text, cost)
+    state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
+    memory = Memory(*state, available=target.device.usable, **needed)
+    cost = estimate(parse_program(text), target, sizes) if text else None
+    return Planned(options, target, meta, config, sizes, memory, seconds, text, cost)
 
 
-def memory_of(compiled: jax.stages.Compiled, shapes: TrainState, target: Target) -> Memory:
-    plan = compiled.memory_analysis()
-    assert plan is not None, "XLA plans the memory for GPUs and TPUs"
-    peak = (
-        plan.argument_size_in_bytes
-        + plan.output_size_in_bytes
-        - plan.alias_size_in_bytes
-        + plan.temp_size_in_bytes
-        + plan.generated_code_size_in_bytes
-    )
-    available = target.device.usable
-    return Memory(*state_bytes(shapes), peak=peak, available=available, temporaries=plan.temp_size_in_bytes)
+def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
+    """Return all bytes that a compiled program needs of a device, and those of its temporaries."""
+    sizes = compiled.memory_analysis()
+    assert sizes is not None, "XLA plans the memory for GPUs and TPUs"
+    kept = sizes.argument_size_in_bytes + sizes.output_size_in_bytes - sizes.alias_size_in_bytes
+    temporaries = sizes.temp_size_in_bytes
+    return dict(peak=kept + temporaries + sizes.generated_code_size_in_bytes, temporaries=temporaries)
 
 
-def state_bytes(shapes: TrainState) -> tuple[int, int]:
-    """Return the bytes of a device's part of the weights, and of the optimizer's state."""
-
-    def held(x: jax.ShapeDtypeStruct) -> int:
-        shape = x.sharding.shard_shape(x.shape) if x.sharding else x.shape
-        return math.prod(shape) * x.dtype.itemsize
-
-    weights, optimizer = (
-        sum(held(x) for x in jax.tree.leaves(tree)) for tree in (shapes.model, shapes.opt_state)
-    )
-    return weights, optimizer
+def bytes_held(shapes: Any) -> int:
+    """Return the bytes of a device's part of a tree of shapes."""
+    leaves = jax.tree.leaves(shapes)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def needed_bytes(message: str) -> int | None:
     """Return the bytes that a compiler says it would need; None for another error than a lack of memory."""
-    if "RESOURCE_EXHAUSTED" not in message and "Ran out of memory" not in message:
-        return None
-    for pattern in (
-        r"Used ([\d.]+)([KMGTPE]?)i?B? of",
-        r"\(([\d.]+)([KMGTPE]?)\) exceeds",
-        r"([\d.]+)([KMGT])iB",
-    ):
-        if found := re.search(pattern, message):
-            return int(float(found[1]) * UNITS[found[2]])
+    patterns = r"Used ([\d.]+)([KMGTPE]?)i?B? of", r"\(([\d.]+)([KMGTPE]?)\) exceeds", r"([\d.]+)([KMGT])iB"
+    if "RESOURCE_EXHAUSTED" in message or "Ran out of memory" in message:
+        for pattern in patterns:
+            if found := re.search(pattern, message):
+                return int(float(found[1]) * 1024 ** " KMGTPE".index(found[2] or " "))
     return None
 
 
-# What would make it fit
+def replan(planned: Planned, **changes: Any) -> Planned:
+    return plan(replace(planned.options, **changes), planned.target, planned.meta)
 
 
-def remedies(planned: Planned, target: Target, meta: Meta) -> Iterator[tuple[str, Planned]]:
-    """Plan changes of the options that need less memory, and yield each with its name."""
-    for changes in changes_that_save(planned, target):
-        try:
-            yield describe_changes(changes), plan(replace(planned.options, **changes), target, meta)
-        except UserError:  # a mesh that the model cannot be split over
-            continue
-
-
-def changes_that_save(planned: Planned, target: Target) -> list[dict[str, Any]]:
-    """Return options to change: weights split over all devices, and with that smaller microbatches and remat.
-
-    The microbatches are as many as would fit if temporaries shrank with them.
-    """
-    options, memory = planned.options, planned.memory
+def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
+    """Return options to change: weights split over all devices, smaller microbatches, remat."""
+    options, memory, devices = planned.options, planned.memory, planned.target.count
     found: list[dict[str, Any]] = []
     split: dict[str, Any] = {}
-    if planned.mesh_shape["stage"] == 1 and planned.mesh_shape["fsdp"] < target.count:
-        split = dict(mesh=f"fsdp:{target.count}")
+    if planned.mesh_shape["stage"] == 1 and planned.mesh_shape["fsdp"] < devices:
+        split = dict(mesh=f"fsdp:{devices}")
         found.append(split)
-    rows = target.count if split else planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
+    rows = devices if split else planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
     state = memory.weights + memory.optimizer
-    room = memory.available - (state / target.count if split else state)
+    room = memory.available - (state / devices if split else state)
+    # As many microbatches as would fit if temporaries shrank with them.
     parts = next((n for n in (2, 4, 8, 16, 32) if memory.peak - state <= 0.95 * n * room), None)
     smaller: dict[str, Any] = {}
     if parts and options.batch_size % (parts * rows) == 0:
@@ -180,26 +158,19 @@ def changes_that_save(planned: Planned, target: Target) -> list[dict[str, Any]]:
     return found
 
 
-def describe_changes(changes: dict) -> str:
-    return " ".join(f"--{name}={value}" for name, value in changes.items())
-
-
-def largest(planned: Planned, target: Target, meta: Meta, say: Callable[[str], None]) -> Planned | None:
-    """Return the plan with the largest microbatch that fits, to a sixteenth; None if not even one row does.
-
-    Memory is nearly linear in the microbatch: two plans give a line, and the guess from it is tried, then
-    others near it. `say` is told of each try.
-    """
+def largest(planned: Planned) -> Planned | None:
+    """Return the plan with the largest microbatch that fits, to a sixteenth; None if none does."""
     rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
     first = planned.options.batch_size // rows
     tried: dict[int, Planned] = {first: planned}
 
     def fits(n: int) -> bool:
         if n not in tried:
-            say(f"trying --batch_size={n * rows}")
-            tried[n] = plan(replace(planned.options, batch_size=n * rows), target, meta)
+            print(f"trying --batch_size={n * rows}", flush=True)
+            tried[n] = replan(planned, batch_size=n * rows)
         return tried[n].memory.fits
 
+    # Memory is nearly linear in the microbatch: two plans give a line, and a first guess.
     fits(second := max(1, first // 2) if first > 1 and not planned.memory.fits else 2 * first)
     slope = (tried[second].memory.peak - planned.memory.peak) / (second - first)
     n = max(1, int(first + (planned.memory.available - planned.memory.peak) / max(slope, 1.0)))

@@ -4,18 +4,16 @@
     prepare_to_compile()                              before JAX looks for devices
     devices = absent_devices("H100:8")                for a mesh: parallel.mesh.mesh_of(devices, sizes)
 
-A mesh of them is used like any other, inside `jax.set_mesh`: programs are lowered and compiled for it, and
-can be looked at, but no array can be put there. The compilers come with requirements-plan.txt:
-libtpu for TPUs, JAX's CUDA plugin for NVIDIA's GPUs. They need no driver and no card.
+No array can be put there. The compilers come with requirements-plan.txt; they need no driver and no card.
 """
 
 import difflib
-import importlib.util
 import math
 import os
 import re
 from dataclasses import dataclass
-from typing import Any
+from importlib import metadata
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -24,24 +22,48 @@ from config import devices
 from config.command_line import UserError
 from config.devices import Device, known_device
 from config.files import first_line
-from tools.planning.gpus import GPUS, describe_gpu
 
-# The devices that can be planned for, by name: GPUs of a known shape, and TPUs, which libtpu describes.
-DIMENSIONS = {"v5e": 2, "v5p": 3, "v6e": 2}  # of a TPU's topology
-DEVICES = {
-    device.name: device for device in devices.DEVICES if device.name in GPUS or device.name in DIMENSIONS
-}
 GPUS_PER_HOST = 8
-INSTALL = "pip install -r requirements-plan.txt"
+# The topologies of TPUs in docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}; of v5p, those of at most 512 chips.
+PLANE = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split()
+CUBE = "1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".split()
+TOPOLOGIES = {"v5e": PLANE, "v5p": CUBE, "v6e": PLANE}
+
+
+class Gpu(NamedTuple):
+    """The shape of a GPU, which XLA asks for when it chooses kernels and their tiles."""
+
+    capability: tuple[int, int]  # CUDA compute capability
+    cores: int  # streaming multiprocessors
+    lanes: int  # float32 units of a core
+    clock: float  # GHz
+    cache: int  # KiB of L2
+    shared: int  # KiB of a core's shared memory
+    threads: int  # resident in a core
+
+
+# From openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb; RTX 4090, L4: NVIDIA's Ada white paper.
+GPUS = {
+    "RTX4090": Gpu((8, 9), 128, 128, 2.52, 72 * 1024, 100, 1536),
+    "L4": Gpu((8, 9), 58, 128, 2.04, 48 * 1024, 100, 1536),
+    "A100-40GB": Gpu((8, 0), 108, 64, 1.41, 40 * 1024, 164, 2048),
+    "A100": Gpu((8, 0), 108, 64, 1.41, 40 * 1024, 164, 2048),
+    "H100-PCIe": Gpu((9, 0), 114, 128, 1.755, 50 * 1024, 228, 2048),
+    "H100": Gpu((9, 0), 132, 128, 1.98, 50 * 1024, 228, 2048),
+    "H200": Gpu((9, 0), 132, 128, 1.98, 50 * 1024, 228, 2048),
+    "B200": Gpu((10, 0), 148, 128, 1.965, 129_536, 228, 2048),
+}
+# The devices that can be planned for.
+DEVICES = {x.name: x for x in devices.DEVICES if x.name in GPUS or x.name in TOPOLOGIES}
 
 
 @dataclass(frozen=True)
 class Target:
-    """Some devices of one kind. `shape` is a TPU's topology; a GPU's is their number."""
+    """Some devices of one kind."""
 
     text: str  # as the user wrote it
     device: Device
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # a TPU's topology, or the number of GPUs
 
     @property
     def count(self) -> int:
@@ -49,13 +71,13 @@ class Target:
 
     @property
     def hosts(self) -> int:
-        """The number of machines; for TPUs, which are connected without regard to them, 1."""
+        """The number of machines; 1 for TPUs, which are connected without regard to them."""
         return -(-self.count // GPUS_PER_HOST) if self.device.is_gpu else 1
 
 
 def parse_target(text: str) -> Target:
-    """Read `--on`: a device's name, and after a colon GPUs' number or TPUs' topology. Raises UserError."""
-    name, colon, size = text.partition(":")
+    """Read `--on`. Raises UserError."""
+    name, _, size = text.partition(":")
     by_lower_case = {known.lower(): device for known, device in DEVICES.items()}
     device = by_lower_case.get(name.lower())
     if device is None:
@@ -63,20 +85,15 @@ def parse_target(text: str) -> Target:
         advice = f"did you mean {by_lower_case[nearest[0]].name}? " if nearest else ""
         raise UserError(f"--on={text}: unknown device {name!r}; {advice}known are {', '.join(DEVICES)}")
     if device.is_gpu:
-        return gpu_target(text, device, size if colon else "1")
-    return tpu_target(text, device, size if colon else "x".join("1" * DIMENSIONS[device.name]))
-
-
-def target_here(device_kind: str, count: int) -> Target | None:
-    """Return `count` devices of a kind, as JAX calls it, that are there; None if the table has none such."""
-    device = known_device(device_kind)
-    return Target(device.name, device, (count,)) if device and device.name in DEVICES else None
-
-
-def gpu_target(text: str, device: Device, size: str) -> Target:
-    if not re.fullmatch(r"[1-9]\d{0,4}", size):
-        raise UserError(f"--on={text}: expected a number of GPUs, as in --on={device.name}:8")
-    target = Target(text, device, (int(size),))
+        size = size or "1"
+        if not re.fullmatch(r"[1-9]\d{0,4}", size):
+            raise UserError(f"--on={text}: expected a number of GPUs, as in --on={device.name}:8")
+    else:
+        known = TOPOLOGIES[device.name]
+        size = size or known[0]
+        if size not in known:
+            raise UserError(f"--on={text}: unknown topology {size!r}; {device.name} has {', '.join(known)}")
+    target = Target(text, device, tuple(map(int, size.split("x"))))
     if target.hosts > 1 and target.count % GPUS_PER_HOST:
         raise UserError(f"--on={text}: a machine has {GPUS_PER_HOST} GPUs; give a multiple of that")
     if target.hosts > 1 and device.between_hosts is None:
@@ -84,73 +101,73 @@ def gpu_target(text: str, device: Device, size: str) -> Target:
     return target
 
 
-def tpu_target(text: str, device: Device, size: str) -> Target:
-    sizes = tpu_topologies(device)
-    if not re.fullmatch(r"\d+(x\d+)*", size) or (shape := tuple(map(int, size.split("x")))) not in sizes:
-        known = ", ".join("x".join(map(str, shape)) for shape in sizes)
-        raise UserError(f"--on={text}: unknown topology {size!r}; {device.name} has {known}")
-    return Target(text, device, shape)
-
-
-def tpu_topologies(device: Device) -> list[tuple[int, ...]]:
-    """List the topologies that can be asked for, as docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e} do.
-
-    A v5p's can be far larger (up to 16x16x24); these are the ones with at most 512 chips.
-    """
-    if DIMENSIONS[device.name] == 2:
-        return [(1, 1), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)]
-    cubes = [(4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8)]
-    return [(1, 1, 1), (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), *cubes]
+def target_here(device_kind: str, count: int) -> Target | None:
+    """Return `count` devices of a kind, as JAX calls it; None if there is no plan for such."""
+    device = known_device(device_kind)
+    return Target(device.name, device, (count,)) if device and device.name in DEVICES else None
 
 
 def prepare_to_compile() -> None:
-    """Set what the compilers of absent devices need. Call it before anything asks JAX for its devices.
-
-    JAX itself computes on the CPU. libtpu is told not to ask a cloud about the machine, and that other
-    programs may use it too, since none holds a TPU. XLA's autotuner would time kernels on the card; without
-    it, XLA takes its own first choice.
-    """
-    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"
-    os.environ["TPU_SKIP_MDS_QUERY"] = "1"
+    """Set what the compilers of absent devices need. Call it before anything asks JAX for its devices."""
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # by several programs: none holds a TPU
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu asks no cloud about the machine
     os.environ["TPU_WORKER_HOSTNAMES"] = "localhost"
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # or libtpu warns; the topology decides
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings that it finds no driver
+    # The autotuner would time kernels on the card; without it, XLA takes its own first choice.
     if "xla_gpu_autotune_level" not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()
     jax.config.update("jax_platforms", "cpu")
 
 
 def absent_devices(text: str) -> list[jax.Device]:
-    """Return the devices that `text`, as `--on` has it, names. Raises UserError; see `prepare_to_compile`."""
+    """Return the devices that `--on` names. Raises UserError."""
     target = parse_target(text)
-    check_installed(target.device)
+    packages = ("jax-cuda13-plugin", "nvidia-cudnn-cu13") if target.device.is_gpu else ("libtpu",)
     try:
-        return describe_topology(target).devices
+        for package in packages:
+            metadata.distribution(package)
+        return topologies.get_topology_desc(**topology(target)).devices
+    except metadata.PackageNotFoundError as error:
+        advice = "pip install -r requirements-plan.txt"
+        raise UserError(f"--on={text}: its compiler, {error.name}, is not installed: {advice}") from None
     except RuntimeError as error:
         raise UserError(f"--on={text}: its compiler does not start: {first_line(error)}") from error
 
 
-def describe_topology(target: Target) -> topologies.TopologyDescription:
+def topology(target: Target) -> dict[str, Any]:
     if target.device.is_gpu:
-        return topologies.get_topology_desc(
+        return dict(
             platform="cuda",
             topology_name="",
             topology=f"1x{target.hosts}x{target.count // target.hosts}",  # slices, machines, GPUs of each
-            target_config=describe_gpu(target.device),
+            target_config=gpu_config(target.device),
         )
     size = "x".join(map(str, target.shape))
-    one_chip: dict[str, Any] = {"chips_per_host_bounds": (1, 1, 1)} if target.count == 1 else {}
-    return topologies.get_topology_desc(
-        platform="tpu", topology_name=f"{target.device.name}:{size}", **one_chip
-    )
+    one_chip = dict(chips_per_host_bounds=(1, 1, 1)) if target.count == 1 else {}
+    return dict(platform="tpu", topology_name=f"{target.device.name}:{size}") | one_chip
 
 
-def check_installed(device: Device) -> None:
-    """Raise UserError if the compiler for a device is not installed."""
-    for module in ("jax_plugins.xla_cuda13", "nvidia.cudnn") if device.is_gpu else ("libtpu",):
-        try:
-            found = importlib.util.find_spec(module)
-        except ModuleNotFoundError:  # of the package that should hold it
-            found = None
-        if found is None:
-            raise UserError(f"--on={device.name}: {module} is not installed, for its compiler: {INSTALL}")
+def gpu_config(device: Device) -> str:
+    """Write a GPU as XLA's GpuTargetConfigProto, in protobuf's text format."""
+    gpu = GPUS[device.name]
+    major, minor = gpu.capability
+    # sm_90a, sm_100a: Hopper's and Blackwell's own instructions.
+    features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
+    return f"""
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 12 }}
+device_description_str: "{device.kind}"
+gpu_device_info {{
+  name: "{device.kind}" device_vendor: "NVIDIA Corporation" device_address_bits: 64
+  cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}
+  core_count: {gpu.cores} fpus_per_core: {gpu.lanes} clock_rate_ghz: {gpu.clock}
+  device_memory_size: {device.memory} memory_bandwidth: {int(device.bandwidth)}
+  l2_cache_size: {1024 * gpu.cache} shared_memory_per_core: {1024 * gpu.shared}
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {1024 * (gpu.shared - 1)}
+  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: {gpu.threads}
+  thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+"""

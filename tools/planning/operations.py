@@ -1,0 +1,259 @@
+"""List what a compiled program runs on a device: its kernels and messages, with the work of each.
+
+    for x in operations(program): ...                 x.kind, x.flops, x.bytes, x.collective, x.times
+
+Each array in device memory counts its bytes once, a slice as what it takes, an update in place as the update.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from tools.planning.flops import product_flops
+from tools.planning.program import Computation, Instruction, Line, Program, numbers
+
+KINDS = ("matrix products", "attention", "loss", "norms and elementwise", "optimizer", "copies")
+COPIES = {"copy", "copy-start", "slice-start", "transpose", "bitcast-convert"}
+COLLECTIVES = {
+    *("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute"),
+    *("collective-broadcast", "ragged-all-to-all"),
+}
+FREE = {  # no kernel is started for these
+    *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "partition-id"),
+    *("replica-id", "opt-barrier", "add-dependency", "domain", "get-dimension-size", "iota"),
+}
+SLICES = {"slice", "dynamic-slice", "gather"}
+UPDATES = {"dynamic-update-slice", "scatter"}
+PASSED_ON = {"tuple", "custom-call"} | COLLECTIVES  # a fusion does not read what it gives to these
+SAME_BYTES = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
+TPU_MARKS = {  # custom calls that start no kernel, or one whose collective is counted by itself
+    *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
+    *("AsyncCollectiveStart", "AsyncCollectiveDone"),
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A kernel or a message, and the work of one run of it."""
+
+    instruction: Instruction
+    times: int  # how often it runs in one execution of the program
+    flops: float = 0.0
+    dtype: str = ""  # of the operands of its products
+    read: int = 0  # bytes
+    written: int = 0  # bytes
+    collective: str = ""  # its name, if it is one
+    message: int = 0  # bytes of the whole array that it moves, as a device sees it
+    groups: tuple[tuple[int, ...], ...] = ()  # the devices that take part together
+
+    @property
+    def bytes(self) -> int:
+        return self.read + self.written
+
+    @property
+    def runs_under_others(self) -> bool:
+        """Whether other kernels run meanwhile: true of messages, and a TPU's copies to or from the chip."""
+        return bool(self.collective) or self.instruction.opcode in ("copy-start", "slice-start")
+
+    @property
+    def parts(self) -> list[Instruction]:
+        """The instruction, and of a fusion those that it holds, products first."""
+        parts = [part for fused in self.instruction.called("calls") for part in fused.instructions]
+        return [self.instruction, *sorted(parts, key=lambda x: x.opcode not in ("dot", "convolution"))]
+
+    @property
+    def kind(self) -> str:
+        """The innermost `jax.named_scope` that KINDS has, or else what it computes."""
+        for part in self.parts:
+            if scopes := re.findall(r"\b(attention|loss|optimizer)\b", part.op_name):
+                return scopes[-1]
+        if self.flops:
+            return "matrix products"
+        return "copies" if self.instruction.opcode in COPIES else "norms and elementwise"
+
+    @property
+    def source(self) -> tuple[Line, ...]:
+        return next((part.source for part in self.parts if part.source), ())
+
+
+def operations(program: Program) -> list[Operation]:
+    return list(walk(program.entry, 1, set()))
+
+
+def walk(computation: Computation, times: int, met: set[str]) -> Iterator[Operation]:
+    """Yield the operations of a computation; `met` are the channels of fused collectives so far.
+
+    Of a conditional's branches, the one with the most FLOPs counts, and at a tie the most bytes: some device
+    takes it.
+    """
+    for x in computation.instructions:
+        if x.opcode == "while":
+            yield from walk(x.called("body")[0], times * (trip_count(x) or 1), met)
+        elif x.opcode == "conditional":
+            branches = x.called("branch_computations", "true_computation", "false_computation")
+            yield from max((list(walk(branch, times, met)) for branch in branches), key=work)
+        elif x.opcode in ("call", "async-start"):
+            yield from walk(x.called("to_apply", "calls")[0], times, met)
+        elif x.opcode.removesuffix("-start") in COLLECTIVES:
+            yield message(x, x.opcode.removesuffix("-start"), times)
+        elif x.opcode not in FREE and not x.opcode.endswith(("-done", "-update")):
+            if x.opcode == "fusion":
+                yield from fused_messages(x, times, met)
+            yield Operation(x, times, *product_flops(x), *bytes_moved(x))
+
+
+def work(branch: list[Operation]) -> tuple[float, float]:
+    return sum(x.flops * x.times for x in branch), sum((x.bytes + x.message) * x.times for x in branch)
+
+
+# Bytes
+
+
+def bytes_moved(x: Instruction) -> tuple[int, int]:
+    """Return the bytes that a kernel reads, and those that it writes."""
+    if x.opcode == "fusion":
+        (fused,) = x.called("calls")
+        return sum(map(read_of, fused.parameters, x.operands)), written_by(fused.root, x)
+    if x.opcode == "custom-call" and x.target in TPU_MARKS:
+        return 0, 0
+    if x.opcode in SLICES:
+        return x.bytes, x.bytes
+    if x.opcode == "dynamic-update-slice":
+        return x.operands[1].bytes, x.operands[1].bytes
+    if x.opcode in ("copy-start", "slice-start"):  # the result has the operand and a token as well
+        moved = min(x.shapes[:2], key=lambda shape: shape.tiled_bytes)
+        to = x.shapes[0] if x.opcode == "copy-start" else moved
+        return moved.tiled_bytes if x.operands[0].shapes[0].bytes else 0, to.bytes
+    return sum(operand.bytes for operand in dict.fromkeys(x.operands)), x.bytes
+
+
+def read_of(parameter: Instruction, operand: Instruction) -> int:
+    """Return the bytes that a fusion reads of an operand."""
+    if operand.bytes == 0:  # on the chip
+        return 0
+    read = 0
+    waiting = [parameter]
+    while waiting:
+        x = waiting.pop()
+        for user in x.users:
+            first = user.operands[0] is x
+            if user.opcode in SLICES and first:
+                read += user.tiled_bytes
+            elif user.opcode in ("bitcast", "reshape", "get-tuple-element"):
+                waiting.append(user)
+            elif not (user.opcode in PASSED_ON or (first and user.opcode in UPDATES)):
+                return operand.bytes
+    return min(read, operand.bytes)
+
+
+def written_by(root: Instruction, x: Instruction) -> int:
+    """Return the bytes that a fusion with this root writes."""
+    if root.opcode == "custom-call" and root.target in TPU_MARKS:
+        return 0
+    results = root.operands if root.opcode == "tuple" else (root,)
+    if len(results) != len(x.shapes):
+        return x.bytes
+    return sum(min(shape.bytes, update_bytes(y)) for y, shape in zip(results, x.shapes, strict=True))
+
+
+def update_bytes(result: Instruction) -> int:
+    """Return the bytes that a fusion writes for one result."""
+    x = result
+    while x.opcode in SAME_BYTES:
+        x = x.operands[0]
+    if x is result and x.opcode in COLLECTIVES | {"parameter"}:  # passed on
+        return 0
+    if x.opcode == "dynamic-update-slice":
+        return x.operands[1].tiled_bytes
+    if x.opcode == "scatter":  # adds to what is there: reads it, and writes it
+        return 2 * sum(y.tiled_bytes for y in x.operands[len(x.operands) // 2 + 1 :])
+    return result.tiled_bytes
+
+
+# Messages
+
+
+def fused_messages(x: Instruction, times: int, met: set[str]) -> Iterator[Operation]:
+    """Yield the collectives within a fusion, once each: a TPU's is in all kernels that run meanwhile."""
+    (fused,) = x.called("calls")
+    for y in fused.instructions:
+        channel = y.attribute("channel_id") or y.name
+        if y.opcode in COLLECTIVES and channel not in met:
+            met.add(channel)
+            scattered = y.opcode == "all-reduce" and fused.root.opcode == "dynamic-slice"
+            yield message(y, "reduce-scatter" if scattered else y.opcode, times)
+
+
+def message(x: Instruction, collective: str, times: int) -> Operation:
+    """Describe a collective. Its message is what it takes or gives, the larger."""
+    operands = sum(operand.tiled_bytes for operand in x.operands)
+    result = x.tiled_bytes
+    if x.opcode.endswith("-start") and len(x.shapes) > len(x.operands):  # the result has the operands too
+        result -= operands
+    size = operands if collective == "collective-permute" else max(operands, result)
+    return Operation(x, times, collective=collective, message=size, groups=device_groups(x.text))
+
+
+def device_groups(text: str) -> tuple[tuple[int, ...], ...]:
+    """Return the groups of devices that take part in a collective together, in any form of HLO's.
+
+    {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0): range(4) reshaped, transposed, reshaped; mesh['a'=2,'b'=2] {'b'}:
+    along these axes of that mesh.
+    """
+    if listed := re.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\})", text):
+        return tuple(tuple(numbers(group)) for group in re.findall(r"\{[\d, ]+\}", listed[1]))
+    if mesh := re.search(r"replica_groups=mesh\[(.*?)\](.*?) \{(.*?)\}", text):
+        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
+        along = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", mesh[3])]
+        of = list(sizes.values())
+        order = [axis for axis in range(len(of)) if axis not in along] + along
+        shape = [-1, int(np.prod([of[axis] for axis in along]))]
+    elif tiled := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
+        shape, of, order = (numbers(part or "") for part in tiled.groups())
+    else:
+        return ()
+    ids = np.arange(np.prod(of)).reshape(of).transpose(order or None).reshape(shape)
+    return tuple(map(tuple, ids.tolist()))
+
+
+# Loops
+
+
+def unknown_loops(program: Program) -> int:
+    """Count the loops whose trip count cannot be found. Their bodies count once."""
+    loops = (x for c in program.computations.values() for x in c.instructions if x.opcode == "while")
+    return sum(trip_count(loop) is None for loop in loops)
+
+
+def trip_count(loop: Instruction) -> int | None:
+    """Return how often a loop runs its body; None if that cannot be found.
+
+    XLA notes it for GPUs and CPUs. Else the condition `tuple[k] < limit` has it, with the start of tuple[k]
+    and what the body adds.
+    """
+    if found := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.text):
+        return int(found[1])
+    test, last, given = loop.called("condition")[0].root, loop.called("body")[0].root, loop.operands[0]
+    if test.opcode != "compare" or "direction=LT" not in test.text:
+        return None
+    counter, limit = test.operands
+    if (counter.opcode, given.opcode, last.opcode) != ("get-tuple-element", "tuple", "tuple"):
+        return None
+    k = int(counter.attribute("index") or -1)
+    next_one = last.operands[k]
+    added = next_one.operands if next_one.opcode == "add" else ()
+    known = [number for x in (limit, given.operands[k], *added) if (number := literal(x)) is not None]
+    if len(known) != 3:
+        return None
+    end, start, step = known
+    return -(-(end - start) // step)
+
+
+def literal(x: Instruction) -> int | None:
+    """Return the integer that an instruction stands for; None if it is no constant."""
+    while x.opcode in ("copy", "bitcast", "convert"):
+        x = x.operands[0]
+    number = x.text.partition(")")[0].lstrip("(") if x.opcode == "constant" else ""
+    return int(number) if re.fullmatch(r"-?\d+", number) else None
