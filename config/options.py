@@ -1,9 +1,7 @@
-"""The options of a training run in one dataclass: the name, type, default and meaning of each.
+"""The options of a training run in one dataclass: the name, type, limits, default, meaning and role of each.
 
-`parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones: the defaults
-below, which are nanoGPT's; what init_from names (the options of the run that it resumes, or the shape of the
-weights that it starts from); config files; the command line. Like `command_line.py`, which reads the last
-two, this file imports neither JAX nor NumPy.
+A later source wins: the defaults below, which are nanoGPT's; what init_from names (the options of the run
+that it resumes, or the shape of the weights that it starts from); config files; the command line.
 """
 
 import os
@@ -29,16 +27,15 @@ from config.command_line import (
     option_types,
 )
 from config.files import read_json
-from config.shape import ModelShape
 
 
 class Role(Enum):
-    """Say what an option means to a model and a run, besides its value."""
+    """What an option means to a model and a run, besides its value."""
 
-    VARIANT = "belongs to an idea in variants.py, and decides which arrays a model has"
-    ADAPTER = "decides which adapters a LoRA run trains and how the weights below are stored: to be kept, too"
+    VARIANT = "of an idea in variants.py; decides which arrays a model has"
+    ADAPTER = "decides which adapters a LoRA run trains, and how the weights below are stored"
     ONCE = "says what one command does, or where: a resumed run does not take it from its options.json"
-    FREE = "leaves the loss as it is, but for noise: what is evaluated and kept, where, how precisely"
+    FREE = "leaves the loss as it is, but for noise"
 
 
 T = TypeVar("T")
@@ -49,8 +46,31 @@ Free = Annotated[T, Role.FREE]
 
 
 @dataclass(frozen=True)
+class ModelShape:
+    """The options that shape a model, which `Options` and `GPTConfig` inherit."""
+
+    block_size: Count = 1024  # tokens per sequence
+    n_layer: Count = 12  # blocks
+    n_head: Count = 12  # attention heads
+    n_kv_head: Count | None = None  # key/value heads, shared by groups of query heads; None: n_head
+    n_embd: Count = 768  # width of the residual stream
+    n_hidden: Count | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
+    position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary (arXiv:2104.09864)
+    rope_theta: Positive = 10000.0  # base of the rotary frequencies
+    rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
+    norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # of about as many parameters; gelu: GPT-2's
+    bias: bool = False  # biases in the linear layers and layernorms
+    qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
+    window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head is the token embedding, transposed
+    dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
+
+
+@dataclass(frozen=True)
 class Options(ModelShape):
-    """The options of train.py. A comment is the text in `--help`; a type has the limits and the role."""
+    """The options of train.py. A comment is the text in `--help`."""
 
     program: ClassVar[str] = "train.py"
     purpose: ClassVar[str] = "Train a GPT."
@@ -137,7 +157,7 @@ def with_role(*roles: Role) -> tuple[str, ...]:
 
 
 VARIANTS = with_role(Role.VARIANT)
-# These decide which arrays a model has and what they mean: a resumed run has to keep them.
+# What a resumed run has to keep: which arrays a model has, and what they mean.
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 LORA = with_role(Role.ADAPTER)
 NOT_RESUMED = with_role(Role.ONCE)
@@ -145,34 +165,29 @@ FREE = with_role(Role.ONCE, Role.FREE)
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
+ShapeOf = Callable[[str], dict[str, Any]]  # from a name such as gpt2 to the options that its weights decide
 
-def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | None = None) -> Options:
-    """Read the options of a command line. `--help` prints them all and exits. Raises UserError.
 
-    `shape_of` maps a name such as gpt2, from `--init_from=gpt2`, to the options that its weights decide.
-    """
+def parse_options(argv: list[str], shape_of: ShapeOf | None = None) -> Options:
+    """Read the options of a command line. `--help` prints them all and exits. Raises UserError."""
     return complete_options(given(argv, Options), shape_of)
 
 
-def complete_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
-    """Return the options of a command line that sets these `values`, as `parse_options`. Raises UserError."""
-    options = replace(starting_options(values, shape_of), **values)
-    if options.overwrite and options.init_from in RESUMING:
-        raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
-    return options
+def complete_options(values: dict[str, Any], shape_of: ShapeOf | None) -> Options:
+    """Return the options of a command line that sets these `values`.
 
-
-def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
-    """Return the options that `values` override: the resumed run's, those of given weights, or the defaults.
-
-    Raises UserError where `values` contradict the shape of the weights.
+    The others are the resumed run's, those of the weights that init_from names, or the defaults. Raises
+    UserError where `values` contradict the shape of the weights.
     """
     init_from = values.get("init_from", Options.init_from)
-    path = os.path.join(values.get("out_dir", Options.out_dir), "options.json")
+    path = Path(values.get("out_dir", Options.out_dir), "options.json")
+    if init_from in RESUMING and values.get("overwrite"):
+        raise UserError(f"overwrite=True starts anew, but init_from={init_from} may go on; drop one")
     if init_from in RESUMING and os.path.lexists(path):
-        return replace(read_options(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
+        once = {name: getattr(Options, name) for name in NOT_RESUMED}
+        return replace(read_options(str(path)), **once | values)
     if init_from in ("scratch", *RESUMING):
-        return Options()
+        return Options(**values)
     if shape_of is None:
         raise UserError(f"init_from={init_from}: expected one of scratch, {', '.join(RESUMING)} here")
     shape = shape_of(init_from)
@@ -183,7 +198,7 @@ def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str,
             raise UserError(
                 f"{name}={ours}, but {init_from} has {name}={theirs}: leave it out, in a config too{fewer}"
             )
-    return replace(Options(), **shape)
+    return Options(**shape | values)
 
 
 def read_options(path: str) -> Options:
@@ -193,3 +208,19 @@ def read_options(path: str) -> Options:
     except ValueError as error:
         raise UserError(f"{path}: cannot be read as options: {error}") from error
     return Options.from_json(values, origin=path)
+
+
+SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
+
+
+def check_shape(config) -> None:
+    """Raise ValueError for the GPTConfig of an impossible model."""
+    for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
+        if (value := getattr(config, name)) is not None and not value > 0:
+            raise ValueError(f"{name}={value} must be above 0")
+    if config.n_embd % config.n_head:
+        raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
+    if config.n_head % config.kv_heads:
+        raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
+    if config.position == "rope" and config.head_size % 2:
+        raise ValueError(f"rope needs an even head size: n_embd / n_head is {config.head_size}")

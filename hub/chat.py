@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from config.command_line import UserError
-from config.files import LISTS, read_json, read_text
+from config.files import read_json, read_text
 
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")  # names that a template may use
 
@@ -16,7 +16,7 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
     """
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
-        config = read_json(path, LISTS) if path.is_file() else {}
+        config = read_json(path) if path.is_file() else {}
         template = config.get("chat_template")
         if isinstance(template, list):  # of named ones
             named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
+from config.command_line import UserError
 from config.options import Options
 from data.tokenizer import end_of_text, from_json
-from hub.family import Family, entries, to_theirs
-from hub.gpt2 import GPT2
-from model import GPT
+from hub.families import FAMILIES, GPT2, Family
+from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from: OpenAI's own two files, which transformers reads as they are.
@@ -39,6 +39,47 @@ A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT.
 """
 
 
+# The options that decide a model's family. So do biases, unless the family has them: they may be 0.
+DECIDING = ("mlp", "position", "norm", "qk_norm", "window", "n_kv_head", "n_hidden", "attention_gate")
+
+
+def which_family(config: GPTConfig) -> Family:
+    """Return the family of a model. Raises UserError, with the options that stand in the way."""
+    reasons = []
+    for family in FAMILIES.values():
+        if not (found := obstacles(family, config)):
+            return family
+        reasons.append(f"for {family.architecture}: {', '.join(found)}")
+    raise UserError(
+        "no class of transformers computes this model; train one with the options of a class that does. "
+        f"What stands in the way, {'; '.join(reasons)}"
+    )
+
+
+def obstacles(family: Family, config: GPTConfig) -> list[str]:
+    """List the options that keep a model from being of this family: those that config.json cannot say."""
+    ours = resolved(config)
+    try:
+        theirs = resolved(family.read_config(write_config(family, config)))
+    except ValueError as error:
+        return [str(error)]
+    deciding = DECIDING if family.biases else (*DECIDING, "bias")
+    return [f"{name}={ours[name]}, not {theirs[name]}" for name in deciding if ours[name] != theirs[name]]
+
+
+def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
+    """Return the entries of config.json."""
+    sizes = {theirs: resolved(config)[ours] for ours, theirs in family.sizes.items()}
+    rest = {name: value for name, value in family.write_rest(config).items() if value is not None}
+    return sizes | rest | {"tie_word_embeddings": config.tie_embeddings}
+
+
+def resolved(config: GPTConfig) -> dict[str, Any]:
+    """Return a config's fields, with numbers in place of None."""
+    numbers = {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
+    return {"attention_gate": False} | vars(config) | numbers
+
+
 def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
     eot = end_of_text(tokenizer)
@@ -48,7 +89,7 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
         "model_type": family.model_type,
         "torch_dtype": "float32",
     }
-    write_json(folder / "config.json", config | family.write_config(model.config) | special)
+    write_json(folder / "config.json", config | write_config(family, model.config) | special)
     write_json(folder / "generation_config.json", special)
     write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
 
@@ -70,12 +111,11 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         from variants import without_multipliers  # here, because a plain model needs no variants
 
         model = without_multipliers(model)
-    layout, parts = entries(family, model.config), {}
-    for path, array in jax.tree.leaves_with_path(model):
-        entry, array = layout[leaf_name(path)], np.asarray(array)
-        for i in range(entry.layers or 1):
-            part = to_theirs(array[i] if entry.layers else array, entry.tensor)
-            parts.setdefault(entry.name(i), {})[entry.tensor.part] = part
+    parts = {}
+    for path, leaf in jax.tree.leaves_with_path(model):
+        tensor, array = family.tensors[leaf_name(path)], np.asarray(leaf)
+        for i, one in enumerate(array if leaf_name(path).startswith("blocks.") else array[None]):
+            parts.setdefault(tensor.name.format(i=i), {})[tensor.part] = tensor.to_theirs(one)
     return {name: np.concatenate([of[i] for i in sorted(of)], axis=-1) for name, of in parts.items()}
 
 
@@ -155,7 +195,7 @@ def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
         tensor = family.tensors[f"{name}.weight"]
         for i in range(model.config.n_layer):
             a = arrays[f"{name}.lora_a"][i].T
-            b = to_theirs(arrays[f"{name}.lora_b"][i], tensor)  # laid out as their matrix, with r for `in`
+            b = tensor.to_theirs(arrays[f"{name}.lora_b"][i])  # laid out as their matrix, with r for `in`
             b = b.T if family is GPT2 else b
             after = tensor.parts - 1 - tensor.part
             b = np.pad(b, [(tensor.part * len(b), after * len(b)), (0, 0)])

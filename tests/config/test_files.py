@@ -95,14 +95,6 @@ def test_no_file_outside_of_its_folder_is_opened_and_the_folder_may_be_a_link(tm
         open_file(folder / "out" / "file", root=folder)
 
 
-def test_a_file_with_another_name_elsewhere_is_read_and_not_written(tmp_path):
-    (tmp_path / "file").write_text("text")
-    os.link(tmp_path / "file", tmp_path / "other")
-    assert open_file(tmp_path / "other").read() == b"text"
-    with pytest.raises(OSError, match="link"):
-        open_file(tmp_path / "other", "ab")
-
-
 def test_a_blob_of_hugging_faces_cache_is_read_through_its_link(tmp_path):
     snapshot, blobs = tmp_path / "snapshots" / "0123", tmp_path / "blobs"
     snapshot.mkdir(parents=True), blobs.mkdir()
@@ -118,9 +110,8 @@ def test_a_blob_of_hugging_faces_cache_is_read_through_its_link(tmp_path):
 def test_json_larger_than_it_can_be_is_not_read(tmp_path):
     with open(tmp_path / "values.json", "wb") as file:
         file.truncate(2**40)  # which takes no room
-    with pytest.raises(ValueError, match="larger than 1 MiB"):
+    with pytest.raises(ValueError, match="larger than 128 MiB"):
         read_json(tmp_path / "values.json")
-    assert "larger than 128 MiB" in refusal(check_tree, tmp_path)
 
 
 def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):

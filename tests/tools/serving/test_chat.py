@@ -8,7 +8,7 @@ import pytest
 from config.command_line import UserError
 from data.tokenizer import CharTokenizer
 from hub.chat import read_chat_template
-from hub.gpt2 import GPT2
+from hub.families import GPT2
 from model import GPTConfig
 from serve import load_chat
 from tests.helpers import refusal

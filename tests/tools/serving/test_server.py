@@ -122,8 +122,8 @@ def test_a_path_or_method_that_there_is_not(server, post):
     [
         (["--host=0.0.0.0"], "give an --api_key"),
         (["--host=example.org"], "give an --api_key"),
-        (["--api_key=short"], "--api_key is ***, expected 8 characters or more"),
-        (["--port=70000"], "a port, from 0 to 65535"),
+        (["--api_key=short"], "--api_key is ***: String should match pattern '^[!-~]{8,}$'"),
+        (["--port=70000"], "--port is 70000: it should be less than 65536"),
         (["--slots=0"], "an integer, 1 or more"),
         (["--overflow=wrap"], "one of window, error"),
         (["--slot=1"], "did you mean slots?"),
