@@ -3,9 +3,8 @@
     class SampleOptions: ...                       a frozen dataclass: names, types, defaults and meanings
     SampleOptions(**given(argv, SampleOptions))    the defaults, with the options that a user sets over them
 
-A later source wins: the dataclass's defaults, config files, then `--key=value` (or `--key value`). pydantic
-checks values against types and limits; tyro prints the help. A config file is Python and runs when it is
-read, with all that the user may do: run only config files that you trust.
+A later source wins: the defaults, config files, then `--key=value` (or `--key value`). pydantic checks the
+values, tyro prints the help. A config file is Python, and may do all that the user may.
 
 This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
 """
@@ -32,20 +31,17 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 
 class UserError(Exception):
-    """A mistake of the user. Its one line says which file or option is wrong, why, and what to do."""
+    """A mistake of the user, in one line: which file or option is wrong, why, and what to do."""
 
     def __init__(self, text: str):
         line = " ".join(text.split())  # one line, even around another library's message
         line = line if len(line) < 1000 else f"{line[:700]} ... {line[-300:]}"
-        # A terminal would obey an escape sequence, which may stand in a file's name: it becomes "?".
+        # A terminal would obey an escape sequence, as in a file's name: it becomes "?".
         super().__init__("".join(c if c.isprintable() else "?" for c in line))
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command's `main(argv)`, and exit with the status that it returns, if any, when that is not 0.
-
-    A `UserError` prints as one line on stderr and exits with status 2.
-    """
+    """Run a command's `main(argv)`, and exit with its status. A `UserError` is one line, and status 2."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     try:
@@ -83,34 +79,24 @@ Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py'
 
 
 def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
-    """Return the checked values that a command line and its config files set, by name. Raises UserError.
-
-    `cls` is a frozen dataclass with the command's name, `program`, and its `purpose`, such as `Options`.
-    """
+    """Return the checked values that a command line and its config files set, by name. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         show_help(cls)
     texts, words = take_options(argv, option_types(cls, limits=False) | TORCH_ONLY)
-    found = {}  # (where an error begins, value) by name
+    found = {}
     for word in words:
         if word.startswith("--"):
             check_name(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
-        found |= {name: (f"{word}: ", value) for name, value in run_config(word, cls).items()}
-    found |= {name: ("--", value) for name, value in texts.items()}
-    for name in found.keys() & TORCH_ONLY.keys():
-        del found[name]
-        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
-    return {
-        name: check_value(name, from_torch(name, value), origin, cls)
-        for name, (origin, value) in found.items()
-    }
+        found |= check_values(run_config(word, cls), f"{word}: ", cls)
+    return found | check_values(texts, "--", cls)
 
 
 def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
     """Return a command's own options, and the words for another reader. Raises UserError."""
     texts, words = take_options(argv, option_types(own, limits=False))
-    return own(**{name: check_value(name, value, "--", own) for name, value in texts.items()}), words
+    return own(**check_values(texts, "--", own)), words
 
 
 @cache
@@ -121,7 +107,7 @@ def option_types(cls: type[Any], limits: bool = True) -> dict[str, Any]:
 
 
 def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values, unchecked, of the options in a command line that `kinds` names, and the other words.
+    """Return the values, unchecked, of the options that `kinds` names, and the other words.
 
     `--key` alone sets an option of type bool. Raises UserError for any other one without a value.
     """
@@ -148,7 +134,7 @@ BOOLS = {"true": True, "false": False}
 
 
 def parse_text(text: str, kind: Any) -> Any:
-    """Return the value that a text spells for an option of this type; the text itself, if it spells none."""
+    """Return the value that a text spells for an option of this type, or the text itself."""
     kinds = {kind, *get_args(kind)}
     if text == "None" and type(None) in kinds:
         return None
@@ -160,10 +146,9 @@ def parse_text(text: str, kind: Any) -> Any:
 
 
 def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
-    """Run a config file in a namespace of its own, and return its public names with their values.
+    """Run a config file, and return the values of its public names, but for modules, functions and classes.
 
-    Modules, functions and classes are left out, unless they have the name of an option of `cls`. Raises
-    UserError, with the line, for a file that is missing or fails.
+    Raises UserError, with the line, for a file that is missing or fails.
     """
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
@@ -190,17 +175,23 @@ FROM_TORCH = {  # PyTorch's values, and JAX's
 }
 
 
-def from_torch(name: str, value: Any) -> Any:
-    """Return JAX's value for one that was written for PyTorch, and print a note."""
-    for theirs, ours in FROM_TORCH.items():
-        if re.fullmatch(theirs, f"{name}={value}"):
-            print(f"note: {name}={value} becomes {ours}", file=sys.stderr)
-            return ours
-    return value
+def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[str, Any]:
+    """Return values as `check_value`, with JAX's in place of PyTorch's, of which it prints a note."""
+    found = {}
+    for name, value in values.items():
+        if name in TORCH_ONLY:
+            print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
+            continue
+        for theirs, ours in FROM_TORCH.items():
+            if re.fullmatch(theirs, f"{name}={value}"):
+                print(f"note: {name}={value} becomes {ours}", file=sys.stderr)
+                value = ours
+        found[name] = check_value(name, value, origin, cls)
+    return found
 
 
 def check_name(name: str, origin: str, cls: type[Any]) -> str:
-    """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`, if not."""
+    """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`."""
     if name not in option_types(cls):
         nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
@@ -211,7 +202,7 @@ def check_name(name: str, origin: str, cls: type[Any]) -> str:
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
     """Return `value` in the type of option `name` of `cls`. 1e5 passes as an int and 1 as a float, True not.
 
-    Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
+    Raises UserError, which begins with `origin`: `--`, or a file's name.
     """
     kind = option_types(cls)[check_name(name, origin, cls)]
     if isinstance(value, float) and value.is_integer() and value < 2**64:

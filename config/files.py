@@ -22,34 +22,29 @@ GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 LARGEST = 2**27  # bytes of a text or JSON file; it may hold a tokenizer, of which Gemma's has 2**25
 
 
-def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
-    """Open a regular file below `root`, by default its own folder. Only `root` itself may be a symlink.
+def open_file(path: Path, mode: str = "rb") -> IO[Any]:
+    """Open a regular file. Raises OSError.
 
-    A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
+    A `mode` with "w" would empty a file before it is checked: give "xb".
     """
-    folder = Path(os.path.realpath(path.parent))
-    if not folder.is_relative_to(os.path.realpath(root or folder)):
-        raise OSError(errno.ELOOP, f"a link leads out of {root}", str(path))
-    place, blob = folder / path.name, Path(os.path.realpath(path))
     # In Hugging Face's cache each file of a snapshot is a link to a blob beside the snapshots.
+    folder, blob = path.parent.resolve(), path.resolve()
     if folder.parent.name == "snapshots" and blob.parent == folder.parents[1] / "blobs":
-        place = blob
+        path = blob
     with suppress(FileNotFoundError):
-        check_regular(str(place))
-    return open(place, mode, encoding=None if "b" in mode else "utf-8", opener=open_no_link)
+        check_regular(path)
+    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=open_no_link)
 
 
 def open_no_link(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
-def check_regular(path: str) -> None:
+def check_regular(path: Path | str) -> None:
     """Raise OSError for a link, a device or a FIFO."""
     mode = os.lstat(path).st_mode
-    if stat.S_ISLNK(mode):
-        raise OSError(errno.ELOOP, "a link; only the folder as a whole may be one", path)
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise OSError(errno.EINVAL, "not a regular file", path)
+        raise OSError(errno.EINVAL, "a link, or not a regular file", str(path))
 
 
 def check_tree(folder: Path) -> None:
@@ -74,29 +69,25 @@ def reading(path: Path) -> Generator[None]:
         raise UserError(f"{named}: cannot be read ({why}): put that right; nothing was changed") from None
 
 
-def read_text(path: Path, root: Path | None = None) -> str:
-    """Read a text file as `open_file` opens it.
-
-    Raises one of `GONE`, UserError when it cannot be read, and ValueError when its content is not UTF-8 or
-    too large.
-    """
-    with reading(path), open_file(path, root=root) as file:
+def read_text(path: Path) -> str:
+    """Read a text file. Raises one of `GONE`, UserError as `reading`, or ValueError for bad content."""
+    with reading(path), open_file(path) as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
         raise ValueError(f"larger than {LARGEST >> 20} MiB, which it can never be")
     return content.decode("utf-8")
 
 
-def read_json(path: Path, root: Path | None = None) -> Any:
-    """Read a JSON file. Raises ValueError when it is missing or damaged; UserError as `read_text` does."""
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises ValueError when it is missing or damaged; UserError as `reading`."""
     try:
-        return parse_json(read_text(path, root))
+        return parse_json(read_text(path))
     except GONE as error:
         raise ValueError(error.strerror) from None
 
 
 def parse_json(text: str) -> Any:
-    """Return the values of a JSON text. Raises ValueError, also for nesting that Python cannot follow."""
+    """Return the values of a JSON text. Raises ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -104,7 +95,7 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole(value: Any, below: int = 2**32) -> bool:
-    """Tell whether a JSON value is an integer of a size that an axis may have. True is not."""
+    """Tell whether a JSON value is an integer of a possible size. True is none."""
     return type(value) is int and abs(value) < below
 
 
@@ -114,16 +105,13 @@ def is_number(value: Any) -> bool:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Tell whether a name in a file is that of a file in the same folder, and not a path out of it."""
+    """Tell whether a name in a file is that of a file in the same folder, and no path out of it."""
     return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,200}", name, re.ASCII) is not None
 
 
 @contextmanager
 def written(path: Path, advice: str) -> Generator[IO[bytes]]:
-    """Yield a file to fill, which is then renamed to `path`, atomically even if the power goes.
-
-    Raises UserError, which ends in the `advice`, when that cannot be done.
-    """
+    """Yield a file to fill, which then becomes `path`. Raises UserError, which ends in the `advice`."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -145,7 +133,7 @@ def write_whole(path: Path, text: str, advice: str = "choose another --out_dir")
 
 
 def check_writable(path: Path, advice: str) -> None:
-    """Raise UserError, which ends in the `advice`, when a file could not be written. Leaves it as it is."""
+    """Raise UserError, as `written` would, for a file that could not be written. Leaves it as it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()

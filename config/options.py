@@ -22,7 +22,7 @@ from config.command_line import (
     Positive,
     Seed,
     UserError,
-    check_value,
+    check_values,
     given,
     option_types,
 )
@@ -140,15 +140,15 @@ class Options(ModelShape):
     remat: Free[Literal["none", "block", "dots"]] = "none"  # recompute blocks, or all but products, backward
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as plain JSON values, for `options.json` and for checkpoints."""
+        """Return the options as JSON values, for `options.json` and checkpoints."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
-        """Make options from `to_json`'s values, the rest at their defaults. Errors begin with `origin`."""
+        """Make options from `to_json`'s values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        return cls(**{name: check_value(name, value, f"{origin}: ", cls) for name, value in values.items()})
+        return cls(**check_values(values, f"{origin}: ", cls))
 
 
 def with_role(*roles: Role) -> tuple[str, ...]:
@@ -174,11 +174,7 @@ def parse_options(argv: list[str], shape_of: ShapeOf | None = None) -> Options:
 
 
 def complete_options(values: dict[str, Any], shape_of: ShapeOf | None) -> Options:
-    """Return the options of a command line that sets these `values`.
-
-    The others are the resumed run's, those of the weights that init_from names, or the defaults. Raises
-    UserError where `values` contradict the shape of the weights.
-    """
+    """Return the options of a command line that sets these `values`. Raises UserError."""
     init_from = values.get("init_from", Options.init_from)
     path = Path(values.get("out_dir", Options.out_dir), "options.json")
     if init_from in RESUMING and values.get("overwrite"):

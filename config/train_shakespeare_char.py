@@ -1,9 +1,8 @@
 """Train nanoGPT's baby GPT on Shakespeare, character by character, with nanoGPT's hyperparameters.
 
-nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100; that figure is nanoGPT's.
-The MLP here is SwiGLU with as many parameters. --mlp=gelu is nanoGPT's, with GPT-2's tanh form of GELU where
-nanoGPT's `nn.GELU()` is the exact one: over the 100 steps of warmup, from equal weights, losses differed by
-1.2e-5; at twice the rate after a short warmup, by 3e-4 to 2e-3.
+nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100. The MLP here is SwiGLU
+with as many parameters. --mlp=gelu is nanoGPT's, in GPT-2's tanh form: over the 100 steps of warmup, losses
+differed from those of nanoGPT's exact form by 1.2e-5.
 """
 
 out_dir = "out-shakespeare-char"
@@ -12,7 +11,6 @@ eval_iters = 200
 log_interval = 10
 always_save_checkpoint = False  # keep the best checkpoint, from before the model overfits
 
-wandb_log = False
 wandb_project = "shakespeare-char"
 wandb_run_name = "mini-gpt"
 

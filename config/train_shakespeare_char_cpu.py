@@ -1,12 +1,8 @@
-"""Train a smaller baby GPT on a laptop's CPU, as nanoGPT's README suggests for machines without a GPU.
-
-nanoGPT's README reports a validation loss of 1.88 after about 3 minutes; that figure is nanoGPT's.
-"""
+"""Train a smaller baby GPT on a laptop's CPU. nanoGPT's README reports a validation loss of 1.88."""
 
 out_dir = "out-shakespeare-char-cpu"
 eval_interval = 250
 eval_iters = 20  # noisier than 200, and ten times as quick
-log_interval = 1
 always_save_checkpoint = False
 
 dataset = "shakespeare_char"

@@ -1,7 +1,6 @@
 """Families of models in Hugging Face's format: GPT-2, Llama, and Mistral, a Llama with a sliding window.
 
-A family is a table that weights.py reads with and export.py writes with. It names the tensor of each of our
-arrays, and gives a pattern of einops from their axes to ours:
+A family's table names the tensor of each of our arrays, with a pattern of einops from their axes to ours:
 
     "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 

@@ -21,19 +21,17 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
-from config.files import is_plain_name, open_file, read_json, read_text, reading
+from config.files import open_file, read_json, read_text, reading
 from data.tokenizer import check_description
 from hub.families import FAMILIES, GPT2, Family
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-FLOATS = [np.dtype(x) for x in ("float64", "float32", "float16", jnp.bfloat16)]  # types of weights
+FLOATS = ("float64", "float32", "float16", "bfloat16")  # types of weights
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
-FILES = [  # what is downloaded
-    *("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-]
+FILES = ["config.json", "model.safetensors", "model-*.safetensors"]  # what is downloaded
+FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 
 @dataclass(frozen=True)
@@ -47,8 +45,8 @@ class Pretrained:
     def load(self, shapes: GPT) -> GPT:
         """Load the model with the dtypes and shardings of `shapes`; without a sharding, on the first device.
 
-        `shapes` has the shape of `config`, perhaps with a smaller block_size: the position embeddings beyond
-        it are left out. Raises UserError when the tensors are not those that config.json says.
+        `shapes` may have a smaller block_size: position embeddings beyond it are left out. Raises UserError
+        when the tensors are not those that config.json says.
         """
         tensors = Tensors(self.folder, self.family.prefix)
         model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
@@ -113,8 +111,7 @@ def locate(name: str) -> Path:
     if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise UserError(
             f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
-            f"{', '.join(OPENAI)}, a folder, or a model of the Hugging Face hub as in "
-            "HuggingFaceTB/SmolLM2-135M"
+            f"{', '.join(OPENAI)}, a folder, or a model of the hub as in HuggingFaceTB/SmolLM2-135M"
         )
     import huggingface_hub  # here, because a folder needs none of it, and it takes long to import
 
@@ -130,23 +127,16 @@ def locate(name: str) -> Path:
 
 @cache
 def open_pretrained(name: str) -> Pretrained:
-    """Open the checkpoint that `--init_from=<name>` means.
-
-    Raises UserError when there is none, or when its config.json is damaged or of a model we do not have.
-    """
+    """Open the checkpoint that `--init_from=<name>` means. Raises UserError."""
     folder = locate(name)
     path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: give a folder with config.json and model.safetensors")
     try:
-        values = read_json(path)
-        if not isinstance(values, dict):
+        if not isinstance(values := read_json(path), dict):
             raise ValueError("expected a JSON object")
-        for kind, family in FAMILIES.items():
-            if values.get("model_type") == kind:
-                return Pretrained(folder, family, family.read_config(values))
-        kinds = ", ".join(FAMILIES)
-        raise ValueError(f"model_type is {spell(values.get('model_type'))}, and only {kinds} can be read")
+        kind, kinds = values.get("model_type"), ", ".join(FAMILIES)
+        if (family := FAMILIES.get(str(kind))) is None:
+            raise ValueError(f"model_type is {spell(kind)}, and only {kinds} can be read")
+        return Pretrained(folder, family, family.read_config(values))
     except ValueError as error:  # not JSON, or not a model of ours
         raise UserError(f"{path}: cannot be used: {error}") from None
 
@@ -157,7 +147,15 @@ class Tensors:
     def __init__(self, folder: Path, prefix: str):
         self.folder = folder
         self.files = {}  # of each tensor: its open file, and its name there
-        for path in weight_files(folder):
+        one = folder / "model.safetensors"
+        paths = [one] if one.is_file() else sorted(folder.glob("model-*.safetensors"))
+        if not paths:
+            raise UserError(
+                f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run "
+                "code, and is never read: if you trust it, convert it with transformers: "
+                "from_pretrained(<it>).save_pretrained(<new folder>)"
+            )
+        for path in paths:
             try:
                 with reading(path), open_file(path):  # which refuses what safe_open would follow
                     file = safe_open(path, framework="numpy")
@@ -174,34 +172,12 @@ class Tensors:
         self.unread.discard(name)
         file, there = self.files[name]
         array = file.get_tensor(there)
-        if array.dtype not in FLOATS:
-            raise self.wrong(
-                f"tensor {name} is {array.dtype}, and only {', '.join(map(str, FLOATS))} are read"
-            )
+        if str(array.dtype) not in FLOATS:
+            raise self.wrong(f"tensor {name} is {array.dtype}, and only {', '.join(FLOATS)} are read")
         return array
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Find a checkpoint's safetensors files: one, or the shards that an index names. Raises UserError."""
-    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if one.is_file():
-        return [one]
-    if not index.is_file():
-        raise UserError(
-            f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run code, "
-            "and is never read: if you trust it, convert it with transformers: from_pretrained(<it>)"
-            ".save_pretrained(<new folder>)"
-        )
-    try:
-        match read_json(index):
-            case {"weight_map": dict(shard_of)} if shard_of and all(map(is_plain_name, shard_of.values())):
-                return [folder / name for name in sorted(set(shard_of.values()))]
-        raise ValueError("its weight_map is to give a file in the same folder for each tensor")
-    except ValueError as error:
-        raise UserError(f"{index}: cannot be read as an index of shards ({error})") from None
 
 
 def place(array: np.ndarray, sharding: Sharding) -> jax.Array:

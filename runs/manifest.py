@@ -104,7 +104,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest. Raises Damaged, or UserError for a read error or another format."""
     path = checkpoint / "manifest" / "metadata"
     try:
-        values = dict(read_json(path, root=checkpoint.parents[1]))
+        values = dict(read_json(path))
         if (written := values.get("format", 1)) != FORMAT:
             raise UserError(
                 f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "

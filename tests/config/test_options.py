@@ -68,11 +68,8 @@ def error(*argv):
 # --- defaults and sources ---------------------------------------------------------------------------------
 
 
-def test_defaults_are_nanogpts():
-    assert parse_options(flags(NANOGPT_DEFAULTS)) == Options()
-
-
-def test_defaults_pass_their_own_checks():
+def test_defaults_are_nanogpts_and_pass_their_own_checks():
+    assert parse_options(flags(NANOGPT_DEFAULTS)) == parse_options([]) == Options()
     assert Options.from_json(Options().to_json(), origin="defaults") == Options()
 
 
@@ -132,21 +129,16 @@ def test_a_config_file_is_python_as_nanogpts_are(config):
 
 
 def test_a_config_file_runs_in_a_namespace_of_its_own(config):
-    assert "NameError" in error(config("batch_size = len(DEFAULTS)\n"))
     first, second = config("_size = 3\n", "first.py"), config("batch_size = _size\n", "second.py")
     assert "NameError" in error(first, second)
-    assert parse_options([config("def load(argv): return None\nbatch_size = 3\n")]).batch_size == 3
-    assert parse_options([]) == Options()
 
 
 @pytest.mark.parametrize(
     "given, becomes, notices",
     [
         ("device='cuda'", "cuda", 0),
-        ("device='gpu'", "cuda", 1),
         ("device='cuda:12'", "cuda", 1),
         ("device='mps'", "cpu", 1),
-        ("dtype='bfloat16'", "bfloat16", 0),
         ("dtype='float16'", "bfloat16", 1),
         ("compile=False", None, 1),
         ("backend='gloo'", None, 1),
@@ -173,11 +165,8 @@ def test_a_resumed_run_keeps_its_options_below_config_files_and_the_command_line
     path = config("batch_size = 8\nblock_size = 64\n")
     options = parse_options([path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65"])
     assert (options.n_embd, options.n_kv_head, options.batch_size, options.block_size) == (32, 2, 8, 65)
-
-
-def test_a_resumed_run_is_where_it_is_found_and_does_not_overwrite(run):
-    options = parse_options([f"--out_dir={run}", "--init_from=resume"])
-    assert (options.out_dir, options.init_from, options.overwrite) == (run, "resume", False)
+    assert (options.out_dir, options.init_from, options.overwrite) == (run, init_from, False)
+    assert "overwrite=True" in error(path, f"--init_from={init_from}", "--overwrite=True")
 
 
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
@@ -247,15 +236,10 @@ def test_words_of_any_length_and_depth_are_one_line(text, form):
     assert len(error(form.format(text))) < 1100
 
 
-def test_a_name_unlike_any_option_points_to_help():
-    assert error("--xyzzy=1") == "--xyzzy is not an option; python train.py --help lists them all"
-
-
 @pytest.mark.parametrize(
     "name, value, says",
     [
         ("batch_size", "'12'", "'12': it should be a valid integer"),
-        ("batch_size", "[1]", "[1]: it should be a valid integer"),
         ("batch_size", "None", "None: it should be a valid integer"),
         ("batch_size", "True", "True: it should be a valid integer"),
         ("n_kv_head", "'two'", "'two': it should be a valid integer"),
@@ -263,9 +247,7 @@ def test_a_name_unlike_any_option_points_to_help():
         ("learning_rate", "float('nan')", "nan: it should be "),
         ("learning_rate", "10 ** 400", "1000"),
         ("bias", "1", "1: it should be a valid boolean"),
-        ("bias", "'True'", "'True': it should be a valid boolean"),
         ("dataset", "5", "5: it should be a valid string"),
-        ("wandb_project", "None", "None: it should be a valid string"),
         ("optimizer", "'adam'", "'adam': it should be 'adamw', 'muon' or 'normuon'"),
         ("device", "7", "7: it should be 'auto', 'cpu', 'cuda' or 'tpu'"),
     ],
@@ -286,10 +268,15 @@ def test_a_wrong_value_in_a_config_file_is_named(name, value, says, config):
         ("--mlp=relu", "--mlp is 'relu': it should be 'swiglu', 'gelu' or 'relu2'"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
         ("--seed", "--seed needs a value; see --help"),
+        ("--seed --overwrite", "--seed needs a value; see --help"),
+        ("--xyzzy=1", "--xyzzy is not an option; python train.py --help lists them all"),
+        ("-x", "-x: expected a config file (NAME.py) or --key=value; see --help"),
+        ("batch_size=3", "batch_size=3: expected a config file (NAME.py) or --key=value; see --help"),
+        ("nowhere.py", "nowhere.py: there is no such config file"),
     ],
 )
 def test_a_wrong_value_on_the_command_line_is_named(argument, text):
-    assert error(argument) == text
+    assert error(*argument.split()) == text
 
 
 @pytest.mark.parametrize(
@@ -315,25 +302,10 @@ def test_values_out_of_range_are_refused(outside, at_the_edge, names):
         assert getattr(parse_options([f"--{name}={at_the_edge}"]), name) == at_the_edge
 
 
-@pytest.mark.parametrize("words", [["--seed", "--overwrite"], ["--seed", "--n_layer=2"]])
-def test_a_key_without_a_value(words):
-    assert error(*words) == "--seed needs a value; see --help"
-
-
 @pytest.mark.parametrize("words", ["--overwrite --bias false", "--overwrite True --bias=false"])
 def test_an_option_that_is_true_or_false_may_stand_alone(words):
     options = parse_options([*words.split(), "--seed=3", "--eval_only"])
     assert (options.overwrite, options.bias, options.eval_only, options.seed) == (True, False, True, 3)
-
-
-@pytest.mark.parametrize("word", ["shakespeare", "-x", "batch_size=3"])
-def test_a_word_that_is_neither_a_config_file_nor_an_option(word):
-    assert error(word).startswith(f"{word}: expected a config file")
-
-
-def test_a_missing_config_file(tmp_path):
-    path = str(tmp_path / "nowhere.py")
-    assert error(path) == f"{path}: there is no such config file"
 
 
 @pytest.mark.parametrize(
@@ -375,12 +347,6 @@ def test_a_commands_own_options_are_taken_and_train_pys_are_left():
 
 
 # --- commands ---------------------------------------------------------------------------------------------
-
-
-COMMAND = (  # a command that reads options and does nothing with them
-    "from config.command_line import command; from config.options import parse_options; "
-    "command(parse_options)"
-)
 
 
 INTERRUPTED = """
@@ -443,7 +409,7 @@ def test_a_command_can_be_interrupted_unless_ctrl_c_is_ignored(inherited, within
 
 
 def test_help_lists_every_option_with_its_default_and_meaning():
-    done = run_python("-c", COMMAND, "--help")
+    done = run_python("-c", "from config.options import parse_options; parse_options(['--help'])")
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.replace("│", " ").split())
     for field in fields(Options):
@@ -456,29 +422,23 @@ def test_help_lists_every_option_with_its_default_and_meaning():
 
 @pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8:strict", "n\udcff")])
 def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text):
-    """As `sample.py --start` may have it: a byte that is not UTF-8 becomes half a character."""
+    """As a token may be: a byte that is not UTF-8 becomes half a character."""
     program = f"from config.command_line import command; command(lambda argv: print({ascii(text)}))"
-    done = run_python("-c", program, PYTHONIOENCODING=encoding)
-    assert (done.stdout, done.stderr) == ("n?\n", "")
+    assert run_python("-c", program, PYTHONIOENCODING=encoding).stdout == "n?\n"
 
 
-@pytest.mark.parametrize(
-    "meanwhile",
-    [
-        "pass",
-        "threading.Thread(target=time.sleep, args=(3600,)).start()",  # what works on holds nothing up
-        "sys.stdout.write('text')",  # and what was written is not lost
-    ],
-)
-def test_ctrl_c_ends_a_command_quietly_with_status_130(meanwhile):
+def test_ctrl_c_ends_a_command_quietly_with_status_130():
+    """A thread that works on does not hold it up, and what was written is not lost."""
     done = run_python(
         "-c",
         "import sys, threading, time; from config.command_line import command\n"
-        f"def interrupted(argv):\n  {meanwhile}\n  raise KeyboardInterrupt\n"
+        "def interrupted(argv):\n"
+        "  threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        "  sys.stdout.write('text')\n"
+        "  raise KeyboardInterrupt\n"
         "command(interrupted)",
     )
-    assert (done.returncode, done.stderr) == (130, "")
-    assert done.stdout == ("text" if "write" in meanwhile else "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "text", "")
 
 
 def test_options_are_read_without_importing_jax_or_numpy():
