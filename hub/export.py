@@ -1,7 +1,4 @@
-"""A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's.
-
-Weights are float32, and the same model writes the same bytes.
-"""
+"""A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's."""
 
 import json
 from dataclasses import replace
@@ -31,11 +28,8 @@ pipeline_tag: text-generation
 
 # {name}
 
-A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT.
-
-| data set | iterations | best validation loss |
-|---|---|---|
-| {dataset} | {iteration} | {loss} |
+A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT on {dataset}
+for {iteration} iterations. Its best validation loss is {loss}.
 """
 
 
@@ -57,7 +51,7 @@ def which_family(config: GPTConfig) -> Family:
 
 
 def obstacles(family: Family, config: GPTConfig) -> list[str]:
-    """List the options that keep a model from being of this family: those that config.json cannot say."""
+    """List the options that config.json cannot say, which keep a model from being of this family."""
     ours = resolved(config)
     try:
         theirs = resolved(family.read_config(write_config(family, config)))
@@ -76,20 +70,15 @@ def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
 
 def resolved(config: GPTConfig) -> dict[str, Any]:
     """Return a config's fields, with numbers in place of None."""
-    numbers = {"n_kv_head": config.kv_heads, "n_hidden": config.hidden}
-    return {"attention_gate": False} | vars(config) | numbers
+    return {"attention_gate": False, **vars(config), "n_kv_head": config.kv_heads, "n_hidden": config.hidden}
 
 
 def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
     eot = end_of_text(tokenizer)
     special = {"bos_token_id": eot, "eos_token_id": eot}
-    config = {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "torch_dtype": "float32",
-    }
-    write_json(folder / "config.json", config | write_config(family, model.config) | special)
+    kind = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": "float32"}
+    write_json(folder / "config.json", kind | write_config(family, model.config) | special)
     write_json(folder / "generation_config.json", special)
     write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
 
@@ -141,12 +130,11 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
         case _:
             print("note: transformers has no tokenizer for the tokens of this run: none is written")
             return
-    settings = {"tokenizer_class": kind, "model_max_length": block_size}
-    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, "model_max_length": block_size})
 
 
 def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:
-    """Write the model card, README.md, which the hub shows; `facts` are the other fields of CARD."""
+    """Write the model card, README.md; `facts` are the other fields of CARD."""
     parameters = sum(x.size for x in jax.tree.leaves(with_biases(model, family)))
     card = CARD.format(architecture=family.architecture, parameters=parameters, **facts)
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -159,8 +147,8 @@ def write_json(path: Path, values: dict) -> None:
 def write_adapters(folder: Path, model: GPT, family: Family, options: Options, base: str) -> None:
     """Write adapter_model.safetensors and adapter_config.json; `base` is the model below the adapters."""
     found = adapters(model, family)
-    named = {f"{name}.lora_{x}": pair[x] for name, pair in found.items() for x in pair}
-    named = {f"base_model.model.{name}.weight": array for name, array in named.items()}
+    name = "base_model.model.{}.lora_{}.weight"
+    named = {name.format(layer, x): pair[x] for layer, pair in found.items() for x in pair}
     write_tensors(folder / "adapter_model.safetensors", named)
     layer = family.tensors["blocks.ln_1.weight"].name.split("{")[0] + "0."
     ranks = {name.removeprefix(layer): len(x["A"]) for name, x in found.items() if name.startswith(layer)}

@@ -6,8 +6,7 @@ A family's table names the tensor of each of our arrays, with a pattern of einop
 
 so each layer i has a matrix (H C, D), which becomes our (D, H, C).
 
-GPT-2: Radford et al., Language Models are Unsupervised Multitask Learners, 2019. Llama: arXiv:2302.13971,
-2407.21783. Mistral: arXiv:2310.06825.
+Llama: arXiv:2302.13971, 2407.21783. Mistral: arXiv:2310.06825. GPT-2: Radford et al., 2019.
 """
 
 from collections.abc import Callable
@@ -58,7 +57,7 @@ class Family:
     tied: bool  # whether the head is the embedding where config.json does not say
     sizes: dict[str, str]  # fields of GPTConfig that are numbers, and what config.json calls them
     read_rest: Callable[[dict[str, Any]], dict[str, Any]]  # the other fields; raises ValueError
-    write_rest: Callable[[GPTConfig], dict[str, Any]]  # the other entries, of the nearest model of the family
+    write_rest: Callable[[GPTConfig], dict[str, Any]]  # the other entries, of the nearest such model
     not_weights: str  # a regular expression for other tensors of a checkpoint
     tensors: dict[str, Tensor]  # by our names
 
@@ -108,11 +107,8 @@ def write_gpt2(config: GPTConfig) -> dict[str, Any]:
     }
 
 
-AS_OURS = [
-    f"{layer}.{array}"
-    for layer in ("ln_1", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
-    for array in ("weight", "bias")
-]
+LAYERS = ("ln_1", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")  # named and laid out as ours
+AS_OURS = [f"{layer}.{array}" for layer in LAYERS for array in ("weight", "bias")]
 
 GPT2 = Family(
     model_type="gpt2",
@@ -148,7 +144,7 @@ GPT2 = Family(
     },
 )
 
-# All of Meta's models with rope_type "llama3" have these values; see layers/attention.py.
+# All models with rope_type "llama3" have these values.
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
 
 

@@ -3,8 +3,7 @@
     pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
     model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
 
-Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model. They come from
-safetensors files alone, one or several shards: nothing is unpickled, and torch is not needed.
+Weights come from safetensors files alone, and go to their devices a tensor at a time.
 """
 
 import os
@@ -71,10 +70,9 @@ class Pretrained:
                 )
             return tensor.to_ours(theirs.astype(like.dtype, copy=False), self.config)
 
-        if name == "wpe":
-            return place(read(None, self.config.block_size, like.shape[1])[: like.shape[0]], sharding)
         if not name.startswith("blocks."):
-            return place(read(None, *like.shape), sharding)
+            rows = self.config.block_size if name == "wpe" else like.shape[0]
+            return place(read(None, rows, *like.shape[1:])[: like.shape[0]], sharding)
         layers, *shape = like.shape
         tensors.read(tensor.name.format(i=layers - 1))  # before memory is taken for a damaged number
         of_a_layer = sharding

@@ -142,7 +142,7 @@ def test_the_card_says_what_the_model_is(tmp_path):
     card = (run_export(run, tmp_path / "bard") / "README.md").read_text()
     parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
     assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
-    assert "| shakespeare | 0 | 2.5000 |" in card
+    assert "on shakespeare\nfor 0 iterations. Its best validation loss is 2.5000." in card
 
 
 def test_characters_have_no_tokenizer_there(tmp_path, capsys):

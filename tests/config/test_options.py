@@ -91,19 +91,15 @@ def test_a_value_may_follow_its_key_and_the_last_one_wins():
     "argument, value",
     [
         ("--max_iters=1e5", 100000),
-        ("--max_iters=0", 0),
         ("--learning_rate=1", 1.0),
         ("--bias=True", True),
         ("--decay_lr=False", False),
-        ("--n_kv_head=4", 4),
         ("--n_kv_head=None", None),
         ("--position=rope", "rope"),
         ("--wandb_run_name=1e5", "1e5"),  # text stays text, whatever it looks like
-        ("--profile=2026", "2026"),
         ("--profile=None", None),
         ("--wandb_run_name=a=b", "a=b"),
         ("--wandb_run_name=", ""),
-        ("--out_dir=my.py", "my.py"),
     ],
 )
 def test_values_on_the_command_line(argument, value):
@@ -178,37 +174,28 @@ def test_without_options_json_a_resumed_run_starts_from_the_defaults(tmp_path, i
 @pytest.mark.parametrize(
     "content, says",
     [
-        ('{"n_embd": 32', "options.json"),
-        ("[]", "object"),
+        ('{"n_embd": 32', "cannot be read as options"),
+        ("[]", "expected a JSON object"),
         ('{"n_embed": 32}', "n_embed is not an option"),
         ('{"n_embd": "32"}', "n_embd is '32': it should be a valid integer"),
-        ('{"learning_rate": NaN}', "learning_rate is nan: it should be"),
     ],
 )
 def test_a_bad_options_json_is_named(run, content, says):
     path = Path(run, "options.json")
     path.write_text(content)
-    text = error(f"--out_dir={run}", "--init_from=resume")
-    assert text.startswith(str(path)) and says in text
-
-
-def test_options_survive_json_and_missing_ones_keep_their_defaults(tmp_path):
-    path = tmp_path / "options.json"
-    options = replace(Options(), n_kv_head=3, position="rope", learning_rate=1 / 3)
-    path.write_text(json.dumps(options.to_json()))
-    assert read_options(str(path)) == options
-    path.write_text('{"n_layer": 3}')
-    assert read_options(str(path)) == replace(Options(), n_layer=3)
+    assert error(f"--out_dir={run}", "--init_from=resume").startswith(f"{path}: {says}")
 
 
 def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     path = tmp_path / "options.json"
     path.write_text(json.dumps({"batch_size": 3, "learning_rate": 1e-3, "dataset": "x", "n_kv_head": 2}))
+    assert read_options(str(path)) == replace(
+        Options(), batch_size=3, learning_rate=1e-3, dataset="x", n_kv_head=2
+    )
     free = ("an empty object instead", *asdict(Options()))
     said = assert_named(path, lambda: read_options(str(path)), free)
-    wrong = {f"batch_size is {what}" for what in NOT_VALUES} - {"batch_size is 2^31"}
-    wrong |= {"learning_rate is true", "learning_rate is infinity", "learning_rate is a huge integer"}
-    wrong |= {"dataset is a text", "dataset is a long text", "n_kv_head is true"}
+    wrong = {f"batch_size is {what}" for what in NOT_VALUES} | {"learning_rate is infinity"}
+    wrong |= {"learning_rate is true", "dataset is a text", "dataset is a long text", "n_kv_head is true"}
     assert wrong <= {what for what, line in said.items() if line is not None}
 
 
@@ -223,11 +210,10 @@ def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     ],
 )
 def test_a_typo_names_the_nearest_option(typo, nearest, config):
-    assert f"did you mean {nearest}?" in error(f"--{typo}=1")
-    assert f"did you mean {nearest}?" in error(f"--{typo}")
     path = config(f"{typo.replace('-', '_')} = 1\n")
-    text = error(path)
-    assert path in text and f"did you mean {nearest}?" in text
+    for word, begins in ((f"--{typo}=1", "--"), (f"--{typo}", "--"), (path, f"{path}: ")):
+        text = error(word)
+        assert text.startswith(begins) and f"is not an option; did you mean {nearest}?" in text
 
 
 @pytest.mark.parametrize("text", ["1" * 20_000, "[" * 20_000, "(" * 190, "{[]: 1}", "9" * 30])
@@ -385,11 +371,8 @@ def test_ctrl_c_during_the_imports_ends_a_command_quietly(script, modules):
 
 def test_a_program_that_only_imports_the_reader_of_options_is_interrupted_as_ever():
     """Such as one of Modal's containers, which is told by SIGINT that its machine is taken away."""
-    done = run_python(
-        "-c",
-        "import tools.cloud.supervise, data.prepare, data.registry, signal\n"
-        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
-    )
+    unchanged = "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    done = run_python("-c", f"import tools.cloud.supervise, data.prepare, signal; {unchanged}")
     assert done.returncode == 0, done.stderr
 
 
@@ -454,10 +437,7 @@ def test_options_are_read_without_importing_jax_or_numpy():
 
 
 def test_the_baby_gpt_has_nanogpts_hyperparameters():
-    baby = asdict(parse_options([str(ROOT / "config/train_shakespeare_char.py")]))
-    nanogpt = asdict(parse_options(flags(BABY)))
-    names = {word.partition("=")[0] for word in NANOGPT_DEFAULTS.split()}
-    assert {name: baby[name] for name in names} == {name: nanogpt[name] for name in names}
+    assert parse_options([str(ROOT / "config/train_shakespeare_char.py")]) == parse_options(flags(BABY))
 
 
 def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():
