@@ -63,8 +63,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
 
 
 INT32 = 2**31  # devices count in int32
-FLOAT32 = 3.4e38  # about the largest; devices compute inf with more
-
+FLOAT32 = 3.4e38  # devices compute inf with more
 Name = Annotated[str, Field(min_length=1, max_length=4095, pattern=r"^[^\x00]*$")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
@@ -109,7 +108,7 @@ def option_types(cls: type[Any], limits: bool = True) -> dict[str, Any]:
 def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return the values, unchecked, of the options that `kinds` names, and the other words.
 
-    `--key` alone sets an option of type bool. Raises UserError for any other one without a value.
+    `--key` alone sets an option of type bool. Raises UserError.
     """
     values, rest, words = {}, [], deque(argv)
     while words:
@@ -120,7 +119,7 @@ def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any]
             rest.append(word)
             continue
         if not equals:
-            if kinds[name] is bool and not (words and words[0].lower() in BOOLS):
+            if kinds[name] is bool and not (words and words[0].lower() in ("true", "false")):
                 text = "true"
             elif words and not words[0].startswith("--"):
                 text = words.popleft()
@@ -130,26 +129,20 @@ def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any]
     return values, rest
 
 
-BOOLS = {"true": True, "false": False}
-
-
 def parse_text(text: str, kind: Any) -> Any:
     """Return the value that a text spells for an option of this type, or the text itself."""
     kinds = {kind, *get_args(kind)}
     if text == "None" and type(None) in kinds:
         return None
     if kind is bool:
-        return BOOLS.get(text.lower(), text)
+        return {"true": True, "false": False}.get(text.lower(), text)
     with suppress(ValueError):
         return float(text) if kinds & {int, float} else text
     return text
 
 
 def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
-    """Run a config file, and return the values of its public names, but for modules, functions and classes.
-
-    Raises UserError, with the line, for a file that is missing or fails.
-    """
+    """Run a config file, and return its public values, but no modules or functions. Raises UserError."""
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
     try:
@@ -223,7 +216,7 @@ spell = _cut.repr  # a value as an error shows it: as Python writes it, cut if i
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """The command line of a script that has no config files. A mistake in it is one line, too."""
+    """The command line of a script that has no config files."""
 
     def __init__(self, about: str | None):
         raw = argparse.RawDescriptionHelpFormatter

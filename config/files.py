@@ -1,7 +1,7 @@
 """Files that the programs read and write.
 
-A run, data or hub folder may be damaged, or somebody else's: symlinks, devices and FIFOs there are refused.
-Bad JSON is an error of one line. Writing is atomic.
+A run, data or hub folder may be somebody else's: symlinks, devices and FIFOs there are refused. Writing is
+atomic.
 """
 
 import errno
@@ -23,21 +23,16 @@ LARGEST = 2**27  # bytes of a text or JSON file; it may hold a tokenizer, of whi
 
 
 def open_file(path: Path, mode: str = "rb") -> IO[Any]:
-    """Open a regular file. Raises OSError.
-
-    A `mode` with "w" would empty a file before it is checked: give "xb".
-    """
+    """Open a regular file, to write with "xb" or "ab". Raises OSError."""
     # In Hugging Face's cache each file of a snapshot is a link to a blob beside the snapshots.
     folder, blob = path.parent.resolve(), path.resolve()
     if folder.parent.name == "snapshots" and blob.parent == folder.parents[1] / "blobs":
         path = blob
     with suppress(FileNotFoundError):
         check_regular(path)
-    return open(path, mode, encoding=None if "b" in mode else "utf-8", opener=open_no_link)
-
-
-def open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
+    encoding = None if "b" in mode else "utf-8"
+    no_link = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # nor a FIFO, put there meanwhile
+    return open(path, mode, encoding=encoding, opener=lambda x, flags: os.open(x, flags | no_link, 0o666))
 
 
 def check_regular(path: Path | str) -> None:

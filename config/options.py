@@ -32,9 +32,9 @@ from config.files import read_json
 class Role(Enum):
     """What an option means to a model and a run, besides its value."""
 
-    VARIANT = "of an idea in variants.py; decides which arrays a model has"
-    ADAPTER = "decides which adapters a LoRA run trains, and how the weights below are stored"
-    ONCE = "says what one command does, or where: a resumed run does not take it from its options.json"
+    VARIANT = "of an idea in variants.py, which decides which arrays a model has"
+    ADAPTER = "of LoRA: which adapters are trained, and how the weights below are stored"
+    ONCE = "what one command does, or where: a resumed run does not take it from its options.json"
     FREE = "leaves the loss as it is, but for noise"
 
 
