@@ -1,12 +1,12 @@
 """Read the command line of any command, and report a user's mistake in one line.
 
     class SampleOptions: ...                       a frozen dataclass: names, types, defaults and meanings
-    SampleOptions(**given(argv, SampleOptions))    the defaults, with the options that a user sets over them
+    SampleOptions(**given(argv, SampleOptions))    with what a user sets
 
 A later source wins: the defaults, config files, then `--key=value` (or `--key value`). pydantic checks the
 values, tyro prints the help. A config file is Python, and may do all that the user may.
 
-This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
+This file imports neither JAX nor NumPy, which take long.
 """
 
 import argparse
@@ -34,7 +34,7 @@ class UserError(Exception):
     """A mistake of the user, in one line: which file or option is wrong, why, and what to do."""
 
     def __init__(self, text: str):
-        line = " ".join(text.split())  # one line, even around another library's message
+        line = " ".join(text.split())
         line = line if len(line) < 1000 else f"{line[:700]} ... {line[-300:]}"
         # A terminal would obey an escape sequence, as in a file's name: it becomes "?".
         super().__init__("".join(c if c.isprintable() else "?" for c in line))
@@ -52,7 +52,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+    except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
     except KeyboardInterrupt:

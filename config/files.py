@@ -19,13 +19,13 @@ from typing import IO, Any
 from config.command_line import UserError
 
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
-LARGEST = 2**27  # bytes of a text or JSON file; it may hold a tokenizer, of which Gemma's has 2**25
+LARGEST = 2**27  # bytes of a text or JSON file; Gemma's tokenizer has 2**25
 
 
 def open_file(path: Path, mode: str = "rb") -> IO[Any]:
     """Open a regular file, to write with "xb" or "ab". Raises OSError."""
     # In Hugging Face's cache each file of a snapshot is a link to a blob beside the snapshots.
-    folder, blob = path.parent.resolve(), path.resolve()
+    folder, blob = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     if folder.parent.name == "snapshots" and blob.parent == folder.parents[1] / "blobs":
         path = blob
     with suppress(FileNotFoundError):
@@ -53,7 +53,7 @@ def check_tree(folder: Path) -> None:
 
 @contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Turn an error of reading, unless the file is gone, into a UserError: the file is not damaged."""
+    """Turn an error of reading into a UserError, unless the file is gone."""
     try:
         yield
     except GONE:
@@ -65,7 +65,7 @@ def reading(path: Path) -> Generator[None]:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file. Raises one of `GONE`, UserError as `reading`, or ValueError for bad content."""
+    """Read a text file. Raises `GONE`, UserError as `reading`, or ValueError for bad content."""
     with reading(path), open_file(path) as file:
         content = file.read(LARGEST + 1)
     if len(content) > LARGEST:
@@ -110,7 +110,7 @@ def written(path: Path, advice: str) -> Generator[IO[bytes]]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # of a killed process with this number, or planted
+        temporary.unlink(missing_ok=True)  # of a killed process, or planted
         with open_file(temporary, "xb") as file:
             yield file
         put_in_place(temporary, path)
@@ -128,7 +128,7 @@ def write_whole(path: Path, text: str, advice: str = "choose another --out_dir")
 
 
 def check_writable(path: Path, advice: str) -> None:
-    """Raise UserError, as `written` would, for a file that could not be written. Leaves it as it is."""
+    """Raise UserError, as `written` would, but leave the file as it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=path.parent).close()
@@ -139,7 +139,7 @@ def check_writable(path: Path, advice: str) -> None:
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a complete file. After a loss of power, all of it is there, or the file before it."""
+    """Rename a complete file, so that after a loss of power it or the one before it is there."""
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
@@ -155,12 +155,12 @@ def sync(path: Path) -> None:
         finally:
             os.close(number)
     except OSError:
-        if not is_folder:  # Windows opens no folder, and some file systems have no fsync of one
+        if not is_folder:  # which Windows and some file systems do not sync
             raise
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made again. It may be missing."""
+    """Return the folder, perhaps missing, for what can be made again."""
     return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
 
 

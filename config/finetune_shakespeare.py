@@ -6,13 +6,13 @@ If memory is short, give --init_from=gpt2. Then: python sample.py --out_dir=out-
 out_dir = "out-shakespeare"
 eval_interval = 5
 eval_iters = 40
-always_save_checkpoint = False  # keep the best checkpoint, from before the model overfits
+always_save_checkpoint = False
 
 wandb_project = "shakespeare"
 wandb_run_name = "ft"
 
 dataset = "shakespeare"
-init_from = "gpt2-xl"  # the largest GPT-2
+init_from = "gpt2-xl"
 
 # 9.2 steps of 32 x 1,024 tokens read the text once.
 batch_size = 1

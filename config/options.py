@@ -1,7 +1,7 @@
 """The options of a training run in one dataclass: the name, type, limits, default, meaning and role of each.
 
-A later source wins: the defaults below, which are nanoGPT's; what init_from names (the options of the run
-that it resumes, or the shape of the weights that it starts from); config files; the command line.
+A later source wins: the defaults, which are nanoGPT's; the options of the run, or the shape of the weights,
+that init_from names; config files; the command line.
 """
 
 import os
@@ -76,13 +76,13 @@ class Options(ModelShape):
     purpose: ClassVar[str] = "Train a GPT."
 
     # output and evaluation
-    out_dir: Once[Name] = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
-    eval_interval: Free[Count] = 2000  # steps between evaluations, each of which may save a checkpoint
+    out_dir: Once[Name] = "out"  # folder of the run
+    eval_interval: Free[Count] = 2000  # steps between evaluations, which save checkpoints
     log_interval: Free[Count] = 1  # steps between lines of metrics.jsonl
     eval_iters: Free[BatchCount] = 200  # batches per evaluation and split; -1: the whole split, in order
     eval_only: Once[bool] = False  # evaluate once, then stop
-    always_save_checkpoint: Free[bool] = True  # save at each evaluation, not only at the lowest val loss
-    keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep; the best is always kept
+    always_save_checkpoint: Free[bool] = True  # save at each evaluation, not only the best
+    keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep, besides the best
     init_from: Once[Name] = "scratch"  # scratch, resume, auto (resume a run if any), gpt2, hub id, folder
     overwrite: Once[bool] = False  # start anew in an out_dir that already holds a run
     seed: Free[Seed] = 1337  # for the initial weights, the batches and dropout
@@ -102,12 +102,12 @@ class Options(ModelShape):
     attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
     mup_base_width: Variant[NonNegativeInt] = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
     mup_base_n_head: Variant[NonNegativeInt] = 0  # n_head of the model with that n_embd; 0: this one's
-    # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
+    # LoRA (arXiv:2106.09685): train small adapters beside the weights
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
     lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"  # of the weights they add to
-    lora_merge: Once[Name | None] = None  # write the run in out_dir to this folder, adapters merged, and stop
+    lora_merge: Once[Name | None] = None  # write the run to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
@@ -127,7 +127,7 @@ class Options(ModelShape):
     pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = "1f1b"  # order of a stage's work
     virtual_stages: Free[Count] = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     show_sharding: Once[bool] = False  # print which device holds which part of each parameter, and stop
-    # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
+    # many processes; without these, the launcher (SLURM, Open MPI, TPU pods) is asked
     coordinator: Once[Address | None] = None  # host:port of process 0; auto: JAX asks the launcher
     num_processes: Once[Count | None] = None  # how many processes train together
     process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0
@@ -157,7 +157,7 @@ def with_role(*roles: Role) -> tuple[str, ...]:
 
 
 VARIANTS = with_role(Role.VARIANT)
-# What a resumed run has to keep: which arrays a model has, and what they mean.
+# What a resumed run has to keep
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 LORA = with_role(Role.ADAPTER)
 NOT_RESUMED = with_role(Role.ONCE)

@@ -28,5 +28,5 @@ learning_rate = 2e-3
 max_iters = 5000
 lr_decay_iters = 5000
 min_lr = 2e-4
-beta2 = 0.99  # a longer average, because a step sees few tokens
+beta2 = 0.99
 warmup_iters = 100

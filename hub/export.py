@@ -17,7 +17,7 @@ from hub.families import FAMILIES, GPT2, Family
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-# Where tiktoken gets GPT-2's vocabulary from: OpenAI's own two files, which transformers reads as they are.
+# Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
 CARD = """\
@@ -84,7 +84,7 @@ def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None
 
 
 def with_biases(model: GPT, family: Family) -> GPT:
-    """Return the model with biases of 0 where its family has biases and it has none. It computes the same."""
+    """Return the model with biases of 0 where its family has biases and it has none."""
     if not family.biases:
         return model
     ours = {leaf_name(path): array for path, array in jax.tree.leaves_with_path(model)}
@@ -174,8 +174,8 @@ def write_adapters(folder: Path, model: GPT, family: Family, options: Options, b
 def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
     """Return PEFT's A (r, in) and B (out, r) of each of their layers, by its name.
 
-    Where a layer of theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank:
-    the rows of A are ours one after another, and B has ours on its diagonal.
+    Where theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank: A's rows are
+    ours one after another, and B has ours on its diagonal.
     """
     arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
     found = {}
