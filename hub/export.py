@@ -174,8 +174,8 @@ def write_adapters(folder: Path, model: GPT, family: Family, options: Options, b
 def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
     """Return PEFT's A (r, in) and B (out, r) of each of their layers, by its name.
 
-    Where theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank: A's rows are
-    ours one after another, and B has ours on its diagonal.
+    Where theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank: A's rows
+    are ours one after another, and B has ours on its diagonal.
     """
     arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
     found = {}
