@@ -176,7 +176,7 @@ def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[st
             print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
             continue
         for theirs, ours in FROM_TORCH.items():
-            if re.fullmatch(theirs, f"{name}={value}"):
+            if isinstance(value, str) and re.fullmatch(theirs, f"{name}={value}"):
                 print(f"note: {name}={value} becomes {ours}", file=sys.stderr)
                 value = ours
         found[name] = check_value(name, value, origin, cls)

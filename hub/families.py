@@ -22,7 +22,7 @@ from model import GPTConfig
 
 
 class Tensor(NamedTuple):
-    """The tensor of their format that holds one of our arrays, alone or with others."""
+    """The tensor of theirs that holds one of our arrays, alone or with others."""
 
     name: str  # theirs; {i} stands for the layer
     pattern: str = "... -> ..."  # from their axes to ours; `c` is the head size C
@@ -52,7 +52,7 @@ class Family:
 
     model_type: str  # in config.json
     architecture: str  # the class of transformers
-    prefix: str  # of all tensors but the head's; checkpoints without a head leave it out
+    prefix: str  # of all tensors but the head's; some checkpoints leave it out
     biases: bool  # whether its layers have them
     tied: bool  # whether the head is the embedding where config.json does not say
     sizes: dict[str, str]  # fields of GPTConfig that are numbers, and what config.json calls them
@@ -87,7 +87,7 @@ def read_number(values: dict[str, Any], name: str, kind: type[int] | type[float]
 
 
 def check_entries(values: dict[str, Any], ours: dict[str, Any]) -> None:
-    """Raise ValueError where config.json asks for what our model, described by `ours`, does not do."""
+    """Raise ValueError where config.json asks for what our model, `ours`, does not do."""
     for name, value in ours.items():
         if values.get(name) not in (None, value):
             raise ValueError(f"{name} is {spell(values[name])}, and only {value!r} can be computed here")

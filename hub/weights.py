@@ -103,7 +103,7 @@ class Pretrained:
 
 
 def locate(name: str) -> Path:
-    """Find the folder that `--init_from=<name>` means, or download a model of the hub. Raises UserError."""
+    """Find the folder that `--init_from=<name>` means, or download it. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
     if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
