@@ -106,10 +106,7 @@ def option_types(cls: type[Any], limits: bool = True) -> dict[str, Any]:
 
 
 def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values, unchecked, of the options that `kinds` names, and the other words.
-
-    `--key` alone sets an option of type bool. Raises UserError.
-    """
+    """Return the values, unchecked, of the options that `kinds` names, and the other words."""
     values, rest, words = {}, [], deque(argv)
     while words:
         word = words.popleft()
@@ -184,7 +181,7 @@ def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[st
 
 
 def check_name(name: str, origin: str, cls: type[Any]) -> str:
-    """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`."""
+    """Return `name` if it is an option of `cls`. Raises UserError after `origin`: `--`, or a file."""
     if name not in option_types(cls):
         nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
@@ -193,10 +190,7 @@ def check_name(name: str, origin: str, cls: type[Any]) -> str:
 
 
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in the type of option `name` of `cls`. 1e5 passes as an int and 1 as a float, True not.
-
-    Raises UserError, which begins with `origin`: `--`, or a file's name.
-    """
+    """Return `value` in the type of an option: 1e5 as an int, 1 as a float, True as neither. Raises UserError."""
     kind = option_types(cls)[check_name(name, origin, cls)]
     if isinstance(value, float) and value.is_integer() and value < 2**64:
         value = int(value)
