@@ -190,7 +190,7 @@ def check_name(name: str, origin: str, cls: type[Any]) -> str:
 
 
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in the type of an option: 1e5 as an int, 1 as a float, True as neither. Raises UserError."""
+    """Return `value` in an option's type: 1e5 as an int, 1 as a float, True as neither. Raises UserError."""
     kind = option_types(cls)[check_name(name, origin, cls)]
     if isinstance(value, float) and value.is_integer() and value < 2**64:
         value = int(value)

@@ -148,10 +148,7 @@ def test_sample_writes_what_transformers_finds_likeliest(tmp_path, monkeypatch, 
     assert capsys.readouterr().out == f"{bytes(tokens).decode(errors='replace')}\n{sample.SEPARATOR}\n"
 
 
-def test_weights_without_a_tokenizer_cannot_write(folder):
+def test_weights_without_a_tokenizer_write_nothing_and_are_not_evaluated_on_a_text(folder, tiny_data):
     assert "there is no tokenizer.json, and without" in refusal(sample.main, [f"--init_from={folder}"])
-
-
-def test_weights_without_a_tokenizer_are_not_evaluated_on_a_text(folder, tiny_data):
     text = refusal(evaluate.main, [f"--init_from={folder}", f"--dataset={tiny_data}", "--device=cpu"])
     assert "there is no tokenizer.json, so what its tokens mean is not known" in text
