@@ -21,9 +21,7 @@ from typing import ClassVar, Literal
 from safetensors import SafetensorError
 
 from config.command_line import Name, UserError, command, given
-from hub.export import write_adapters, write_card, write_model, write_tokenizer
-from hub.family import which_family
-from hub.weights import FAMILIES
+from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
 from runs.load import load_run_with_adapters
 from training.lora import merge
 
@@ -50,7 +48,7 @@ def export_model(options: ExportOptions, folder: Path) -> None:
     """Write weights, tokenizer and model card."""
     model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
     model = merge(model) if manifest.options.lora_rank else model
-    family = which_family(FAMILIES, model.config)
+    family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
     name, loss = Path(options.to).resolve().name, manifest.best_val_loss
@@ -72,7 +70,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
             "(mup_base_width): leave out --format=peft"
         )
     base = manifest.base["init_from"]
-    write_adapters(folder, model, which_family(FAMILIES, model.config), manifest.options, base)
+    write_adapters(folder, model, which_family(model.config), manifest.options, base)
     print(f"adapters of iter {iteration}, for {base}: {options.to}")
 
 

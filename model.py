@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from config.shape import ModelShape, check_shape
+from config.options import ModelShape, check_shape
 from layers.attention import Attend, Positions, causal_attention
 from layers.compute import Compute
 from layers.dropout import DropoutKey, dropout, split_key
@@ -35,7 +35,7 @@ from layers.stack import apply_blocks
 
 @dataclass(frozen=True)
 class GPTConfig(ModelShape):
-    """The shape of a model, see config/shape.py, and how it is computed. Raises ValueError."""
+    """The shape of a model, see config/options.py, and how it is computed. Raises ValueError."""
 
     vocab_size: int = 50304
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document

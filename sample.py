@@ -20,8 +20,9 @@ from typing import Annotated, ClassVar, Literal
 
 import jax
 import numpy as np
+from pydantic import Field
 
-from config.command_line import Count, Limit, Name, NonNegative, Seed, UserError, command, given
+from config.command_line import Count, Name, NonNegative, Seed, UserError, command, given
 from data.tokenizer import Tokenizer
 from generation.decode import generate
 from runs.hardware import choose_device, keep_compiled_programs
@@ -30,8 +31,8 @@ from runs.sizes import check_cache
 
 SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
 
-Text = Annotated[str, Limit("a text that is not empty", bool)]
-Probability = Annotated[float, Limit("a number above 0, up to 1", lambda x: 0 < x <= 1)]
+Text = Annotated[str, Field(min_length=1)]
+Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)

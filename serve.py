@@ -21,8 +21,9 @@ from typing import Annotated, ClassVar, Literal
 
 import jax
 from jax.sharding import Mesh
+from pydantic import Field
 
-from config.command_line import Count, Limit, Name, UserError, command, given
+from config.command_line import Count, Name, UserError, command, given
 from data.tokenizer import Tokenizer, end_of_text
 from generation.engine import Engine
 from hub.chat import read_chat_template
@@ -38,15 +39,11 @@ from tools.serving.run import Run
 from tools.serving.served import Served
 from tools.serving.worker import Worker
 
-Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)]
-ApiKey = Annotated[str, Limit("8 characters or more, of ASCII, without spaces", lambda x: is_key(x))]
+Port = Annotated[int, Field(ge=0, lt=2**16)]
+ApiKey = Annotated[str, Field(pattern="^[!-~]{8,}$")]  # a header of HTTP takes it
 
 FINISH = 30  # seconds that running requests are given after SIGTERM
 LOOK = 1.0  # seconds between looks for a new checkpoint
-
-
-def is_key(text: str) -> bool:
-    return len(text) >= 8 and text.isascii() and text.isprintable() and " " not in text
 
 
 @dataclass(frozen=True)

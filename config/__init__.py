@@ -1,5 +1,5 @@
 """The options of every command, their readers, and a file for each experiment that sets them.
 
-`options.py` and `shape.py` hold the options of train.py, `command_line.py` reads every command's, `files.py`
-opens and writes files, and `devices.py` knows GPUs and TPUs. The other files are experiments.
+`options.py` has those of train.py, `command_line.py` reads every command's, `files.py` opens and writes
+files, and `devices.py` knows GPUs and TPUs. The other files are experiments.
 """

@@ -1,19 +1,19 @@
 """Read the command line of any command, and report a user's mistake in one line.
 
     class SampleOptions: ...                       a frozen dataclass: names, types, defaults and meanings
-    SampleOptions(**given(argv, SampleOptions))    the defaults, with the options that a user sets over them
+    SampleOptions(**given(argv, SampleOptions))    with what a user sets
 
-A later source wins: the dataclass's defaults, config files, then `--key=value` (or `--key value`). A config
-file is Python and runs when it is read, with all that the user may do: run only config files that you trust.
+A later source wins: the defaults, config files, then `--key=value` (or `--key value`). pydantic checks the
+values, tyro prints the help. A config file is Python, and may do all that the user may.
 
-This file imports neither JAX nor NumPy, so that a mistyped option is answered at once.
+This file imports neither JAX nor NumPy, which take long.
 """
 
 import argparse
-import ast
 import difflib
 import os
 import re
+import reprlib
 import runpy
 import signal
 import sys
@@ -21,32 +21,27 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from io import TextIOWrapper
 from types import ModuleType
-from typing import Annotated, Any, ClassVar, Literal, Protocol, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-LONGEST_LINE = 1000  # characters of an error
-LONGEST_LITERAL = 200  # characters; Python's parser runs out of stack in a longer, deeply nested text
+from pydantic import Field, TypeAdapter, ValidationError
 
 
 class UserError(Exception):
-    """A mistake of the user. Its one line says which file or option is wrong, why, and what to do."""
+    """A mistake of the user, in one line: which file or option is wrong, why, and what to do."""
 
     def __init__(self, text: str):
-        line = " ".join(text.split())  # one line, even around another library's message
-        if len(line) > LONGEST_LINE:
-            line = f"{line[: LONGEST_LINE - 300]} ... {line[-300:]}"
-        # A terminal would obey an escape sequence, which may stand in a file's name: it becomes "?".
+        line = " ".join(text.split())
+        line = line if len(line) < 1000 else f"{line[:700]} ... {line[-300:]}"
+        # A terminal would obey an escape sequence, as in a file's name: it becomes "?".
         super().__init__("".join(c if c.isprintable() else "?" for c in line))
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command's `main(argv)`, and exit with the status that it returns, if any, when that is not 0.
-
-    A `UserError` prints as one line on stderr and exits with status 2.
-    """
+    """Run a command's `main(argv)`, and exit with its status. A `UserError` is one line, and status 2."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     try:
@@ -57,7 +52,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # the reader of our output has gone, as in `... | head`
+    except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
     except KeyboardInterrupt:
@@ -67,84 +62,51 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
-@dataclass(frozen=True)
-class Limit:
-    """A condition that an option's value has to meet, and the words for it in an error."""
-
-    text: str
-    holds: Callable[[Any], object] = lambda x: True  # whose truth counts
-
-
 INT32 = 2**31  # devices count in int32
-FLOAT32 = float.fromhex("0x1.fffffep127")  # the largest; devices compute inf with more
-
-Name = Annotated[str, Limit("a name of 1 to 4095 characters", lambda x: 0 < len(x) < 4096 and "\0" not in x)]
-Count = Annotated[int, Limit("an integer, 1 or more (below 2^31)", lambda x: 1 <= x < INT32)]
-NonNegativeInt = Annotated[int, Limit("an integer, 0 or more (below 2^31)", lambda x: 0 <= x < INT32)]
-BatchCount = Annotated[
-    int, Limit("an integer, 1 or more (below 2^31), or -1", lambda x: 1 <= x < INT32 or x == -1)
-]
-Seed = Annotated[int, Limit("an integer from 0 to 4294967295", lambda x: 0 <= x < 2**32)]
-Positive = Annotated[float, Limit("a number above 0 (at most 3.4e38)", lambda x: 0 < x <= FLOAT32)]
-NonNegative = Annotated[float, Limit("a number, 0 or more (at most 3.4e38)", lambda x: 0 <= x <= FLOAT32)]
-Fraction = Annotated[float, Limit("a number from 0 up to, but not including, 1", lambda x: 0 <= x < 1)]
-Address = Annotated[str, Limit("host:port, or auto", re.compile(r"auto|.+:\d{1,5}").fullmatch)]
-
-
-class CommandOptions(Protocol):
-    """A command's options: a frozen dataclass with the command's name and purpose, such as `Options`."""
-
-    program: ClassVar[str]
-    purpose: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
-
+FLOAT32 = 3.4e38  # devices compute inf with more
+Name = Annotated[str, Field(min_length=1, max_length=4095, pattern=r"^[^\x00]*$")]
+Count = Annotated[int, Field(ge=1, lt=INT32)]
+NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
+BatchCount = Count | Literal[-1]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
+NonNegative = Annotated[float, Field(ge=0, le=FLOAT32)]
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+Address = Annotated[str, Field(pattern=r"^(auto|.+:[0-9]{1,5})$")]
 
 Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's
 
 
-def given(argv: list[str], cls: type[CommandOptions]) -> dict[str, Any]:
+def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
     """Return the checked values that a command line and its config files set, by name. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         show_help(cls)
-    texts, paths = take_words(argv, option_types(cls) | TORCH_ONLY)
-    found = {}  # (where an error begins, value) by name
-    for path in paths:
-        if path.startswith("--"):
-            check_name(path[2:].partition("=")[0].replace("-", "_"), "--", cls)
-        if not path.endswith(".py") or path.startswith("-"):
-            raise UserError(f"{shorten(path)}: expected a config file (NAME.py) or --key=value; see --help")
-        found |= {name: (f"{path}: ", value) for name, value in run_config(path, cls).items()}
-    found |= {name: ("--", value) for name, value in texts.items()}
-    for name in [name for name in found if name in TORCH_ONLY]:
-        del found[name]
-        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
-    return {
-        name: check_value(name, translate_from_torch(name, value), origin, cls)
-        for name, (origin, value) in found.items()
-    }
+    texts, words = take_options(argv, option_types(cls, limits=False) | TORCH_ONLY)
+    found = {}
+    for word in words:
+        if word.startswith("--"):
+            check_name(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
+        if not word.endswith(".py"):
+            raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
+        found |= check_values(run_config(word, cls), f"{word}: ", cls)
+    return found | check_values(texts, "--", cls)
 
 
 def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
-    """Take a command's own options from its words. Return them, and the words for another reader.
-
-    Raises UserError.
-    """
-    values, rest = take_words(argv, option_types(own))
-    return own(**{name: check_value(name, value, "--", own) for name, value in values.items()}), rest
+    """Return a command's own options, and the words for another reader. Raises UserError."""
+    texts, words = take_options(argv, option_types(own, limits=False))
+    return own(**check_values(texts, "--", own)), words
 
 
 @cache
-def option_types(cls: type[Any]) -> dict[str, Any]:
-    """Return the type of each option of `cls` by its name, `Annotated` limits included."""
-    hints = get_type_hints(cls, include_extras=True)
+def option_types(cls: type[Any], limits: bool = True) -> dict[str, Any]:
+    """Return the type of each option of `cls` by its name, with its limits and roles or without."""
+    hints = get_type_hints(cls, include_extras=limits)
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def take_words(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values, unchecked, of the options in a command line that `kinds` names, and the other words.
-
-    `--key` alone sets an option of type bool. Raises UserError for any other one without a value.
-    """
+def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values, unchecked, of the options that `kinds` names, and the other words."""
     values, rest, words = {}, [], deque(argv)
     while words:
         word = words.popleft()
@@ -153,63 +115,31 @@ def take_words(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], 
         if not key.startswith("--") or name not in kinds:
             rest.append(word)
             continue
-        base, limit, optional = read_type(kinds[name])
         if not equals:
-            if base is bool and not (words and words[0].lower() in ("true", "false")):
-                text = "True"
+            if kinds[name] is bool and not (words and words[0].lower() in ("true", "false")):
+                text = "true"
             elif words and not words[0].startswith("--"):
                 text = words.popleft()
             else:
-                raise UserError(f"{key} needs a value: {limit.text}")
-        if base is bool:
-            values[name] = {"true": True, "false": False}.get(text.lower(), text)
-        elif base is str and not (optional and text == "None"):  # even if it spells a number
-            values[name] = text
-        else:
-            values[name] = parse_literal(text)
+                raise UserError(f"{key} needs a value; see --help")
+        values[name] = parse_text(text, kinds[name])
     return values, rest
 
 
-def read_type(kind: Any) -> tuple[type, Limit, bool]:
-    """Return the basic type of an option, the limit of its values, and whether it may be None as well."""
-    limit, optional = None, False
-    while get_origin(kind) not in (None, Literal):
-        limit = next((extra for extra in get_args(kind) if isinstance(extra, Limit)), limit)
-        optional |= type(None) in get_args(kind)
-        kind = get_args(kind)[0]
-    if get_origin(kind) is Literal:
-        return str, Limit(f"one of {', '.join(get_args(kind))}", get_args(kind).__contains__), optional
-    return kind, limit or Limit("True or False" if kind is bool else "a string"), optional
+def parse_text(text: str, kind: Any) -> Any:
+    """Return the value that a text spells for an option of this type, or the text itself."""
+    kinds = {kind, *get_args(kind)}
+    if text == "None" and type(None) in kinds:
+        return None
+    if kind is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    with suppress(ValueError):
+        return float(text) if kinds & {int, float} else text
+    return text
 
 
-def parse_literal(text: str) -> Any:
-    """Return the Python value that `text` spells, or `text` itself, if it spells none."""
-    if len(text) > LONGEST_LITERAL:
-        return text
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return text
-
-
-def spell(value: Any) -> str:
-    """Return a value as an error shows it: as Python writes it, cut if it is long."""
-    try:
-        return shorten(repr(value))
-    except Exception:  # of an integer of thousands of digits, of lists in lists in lists
-        return f"{type(value).__name__} too large to show"
-
-
-def shorten(text: str) -> str:
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
-    """Run a config file in a namespace of its own, and return its public names with their values.
-
-    Modules, functions and classes are left out, unless they have the name of an option of `cls`. Raises
-    UserError, with the line, for a file that is missing or fails.
-    """
+def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
+    """Run a config file, and return its public values, but no modules or functions. Raises UserError."""
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
     try:
@@ -227,54 +157,60 @@ def run_config(path: str, cls: type[CommandOptions]) -> dict[str, Any]:
     }
 
 
-TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, and their types
-FROM_TORCH = [  # (option, PyTorch's value, JAX's, and a remark if the two are not quite the same)
-    ("dtype", "float16", "bfloat16", "which needs no loss scaling"),
-    ("device", "mps", "cpu", "the nearest that JAX supports"),
-    ("device", "gpu", "cuda", None),
-    ("device", r"cuda:\d+", "cuda", "and CUDA_VISIBLE_DEVICES chooses among GPUs"),
-]
+TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, which are ignored
+FROM_TORCH = {  # PyTorch's values, and JAX's
+    r"dtype=float16": "bfloat16",  # which needs no loss scaling
+    r"device=mps": "cpu",
+    r"device=(gpu|cuda:\d+)": "cuda",  # CUDA_VISIBLE_DEVICES chooses among GPUs
+}
 
 
-def translate_from_torch(name: str, value: Any) -> Any:
-    """Return JAX's value for one that was written for PyTorch. Prints a note if they differ in meaning."""
-    for option, theirs, ours, remark in FROM_TORCH:
-        if name == option and isinstance(value, str) and re.fullmatch(theirs, value):
-            if remark:
-                print(f"note: {name}={value} becomes {ours}, {remark}", file=sys.stderr)
-            return ours
-    return value
+def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[str, Any]:
+    """Return values as `check_value`, with JAX's in place of PyTorch's, of which it prints a note."""
+    found = {}
+    for name, value in values.items():
+        if name in TORCH_ONLY:
+            print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
+            continue
+        for theirs, ours in FROM_TORCH.items():
+            if isinstance(value, str) and re.fullmatch(theirs, f"{name}={value}"):
+                print(f"note: {name}={value} becomes {ours}", file=sys.stderr)
+                value = ours
+        found[name] = check_value(name, value, origin, cls)
+    return found
 
 
-def check_name(name: str, origin: str, cls: type[CommandOptions]) -> str:
-    """Return `name` if it is an option of `cls`. Raises UserError, which begins with `origin`, if not."""
+def check_name(name: str, origin: str, cls: type[Any]) -> str:
+    """Return `name` if it is an option of `cls`. Raises UserError after `origin`: `--`, or a file."""
     if name not in option_types(cls):
-        nearest = difflib.get_close_matches(name, option_types(cls), n=1)
+        nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
         advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
-        raise UserError(f"{origin}{shorten(name)} is not an option; {advice}")
+        raise UserError(f"{origin}{name} is not an option; {advice}")
     return name
 
 
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in the type of option `name` of `cls`. 1e5 passes as an int and 1 as a float, True not.
+    """Return `value` in an option's type: 1e5 as an int, 1 as a float, True as neither. Raises UserError."""
+    kind = option_types(cls)[check_name(name, origin, cls)]
+    if isinstance(value, float) and value.is_integer() and value < 2**64:
+        value = int(value)
+    try:
+        return value_reader(kind).validate_python(value, strict=True)
+    except ValidationError as error:
+        shown = "***" if name == "api_key" else spell(value)
+        why = " or ".join(each["msg"].replace("Input", "it") for each in error.errors())
+        raise UserError(f"{origin}{name} is {shown}: {why}") from None
 
-    Raises UserError, which begins with `origin` (`--`, or a file's name), for an unknown name or bad value.
-    """
-    kind, limit, optional = read_type(option_types(cls)[check_name(name, origin, cls)])
-    if value is None and optional:
-        return None
-    if kind in (int, float) and isinstance(value, int | float) and not isinstance(value, bool):
-        with suppress(OverflowError, ValueError):  # of inf, nan, or an integer that no float can be
-            if (number := kind(value)) == value and limit.holds(number):
-                return number
-    elif type(value) is kind and limit.holds(value):
-        return value
-    shown = "***" if name == "api_key" else spell(value)
-    raise UserError(f"{origin}{name} is {shown}, expected {limit.text}{', or None' if optional else ''}")
+
+value_reader = cache(TypeAdapter)  # of a type
+
+_cut = reprlib.Repr()
+_cut.maxstring = _cut.maxother = 60
+spell = _cut.repr  # a value as an error shows it: as Python writes it, cut if it is long
 
 
 class ScriptParser(argparse.ArgumentParser):
-    """The command line of a script that has no config files. A mistake in it is one line, too."""
+    """The command line of a script that has no config files."""
 
     def __init__(self, about: str | None):
         raw = argparse.RawDescriptionHelpFormatter
@@ -284,16 +220,16 @@ class ScriptParser(argparse.ArgumentParser):
         """Return the options' values. Raises UserError."""
         for word in argv:
             if not word or re.fullmatch("--[a-z_]+=", word):
-                raise UserError(f"{word or repr(word)}: a value is missing there; see --help")
+                self.error(f"{word or repr(word)}: a value is missing there")
         return self.parse_args(argv)
 
     def error(self, message: str):
         raise UserError(f"{message}; see --help")
 
 
-def show_help(cls: type[CommandOptions]) -> None:
+def show_help(cls: type[Any]) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
-    import tyro  # here, because it takes longer to import than everything else does to run
+    import tyro  # here, because only --help needs it
 
     tyro.cli(
         cls,

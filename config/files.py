@@ -1,7 +1,7 @@
 """Files that the programs read and write.
 
-A run, data or hub folder may be damaged, or somebody else's. `open_file` refuses symlinks, devices and FIFOs
-there; bad JSON, or JSON larger than its kind can be, is an error of one line. Writing is atomic.
+A run, data or hub folder may be somebody else's: symlinks, devices and FIFOs there are refused. Writing is
+atomic.
 """
 
 import errno
@@ -10,6 +10,7 @@ import math
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -18,74 +19,41 @@ from typing import IO, Any
 from config.command_line import UserError
 
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
-
-# The most bytes that a file may have, by what it holds.
-SETTINGS = 2**20  # options, a config.json
-LISTS = 2**24  # of tensors, or of special tokens
-TOKENIZER = 2**26  # a tokenizer.json; Gemma's, one of the largest, has 2**25
-HOLDS_TOKENIZER = 2**27  # JSON in which a tokenizer.json is a string
+LARGEST = 2**27  # bytes of a text or JSON file; Gemma's tokenizer has 2**25
 
 
-def open_file(path: Path, mode: str = "rb", root: Path | None = None) -> IO[Any]:
-    """Open a regular file below `root`, by default its own folder. Only `root` itself may be a symlink.
-
-    A `mode` with "w" would empty a file before it is checked: give "xb". Raises OSError.
-    """
-    folder = Path(os.path.realpath(path.parent))
-    if not folder.is_relative_to(os.path.realpath(root or folder)):
-        raise OSError(errno.ELOOP, f"a link leads out of {root}", str(path))
-    place, blob = folder / path.name, Path(os.path.realpath(path))
+def open_file(path: Path, mode: str = "rb") -> IO[Any]:
+    """Open a regular file, to write with "xb" or "ab". Raises OSError."""
     # In Hugging Face's cache each file of a snapshot is a link to a blob beside the snapshots.
+    folder, blob = Path(os.path.realpath(path.parent)), Path(os.path.realpath(path))
     if folder.parent.name == "snapshots" and blob.parent == folder.parents[1] / "blobs":
-        place = blob
-    return open(place, mode, encoding=None if "b" in mode else "utf-8", opener=open_regular)
+        path = blob
+    with suppress(FileNotFoundError):
+        check_regular(path)
+    encoding = None if "b" in mode else "utf-8"
+    no_link = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)  # nor a FIFO, put there meanwhile
+    return open(path, mode, encoding=encoding, opener=lambda x, flags: os.open(x, flags | no_link, 0o666))
 
 
-def open_regular(path: str, flags: int) -> int:
-    """Open as os.open does, but only a regular file."""
-    with suppress(FileNotFoundError):  # looked at first, because opening may act on a device
-        check_regular(path, os.lstat(path), flags)
-    number = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0), 0o666)
-    try:
-        check_regular(path, os.fstat(number), flags)
-    except OSError:
-        os.close(number)
-        raise
-    return number
-
-
-def check_regular(path: str, found: os.stat_result, flags: int = os.O_RDONLY) -> None:
-    """Raise OSError unless it is a regular file; to write in, it may have no second name elsewhere."""
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if stat.S_ISLNK(found.st_mode) or (flags & (os.O_WRONLY | os.O_RDWR) and found.st_nlink > 1):
-        raise OSError(errno.ELOOP, "a link; only the folder as a whole may be one", path)
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", path)
+def check_regular(path: Path | str) -> None:
+    """Raise OSError for a link, a device or a FIFO."""
+    mode = os.lstat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise OSError(errno.EINVAL, "a link, or not a regular file", str(path))
 
 
 def check_tree(folder: Path) -> None:
-    """Raise UserError for what `open_file` would refuse in a folder and below, where Orbax opens the files.
-
-    Orbax reads metadata whatever its size, so only TensorStore's data, in folders `d`, may be large.
-    """
-
-    def refuse(error: OSError) -> None:
-        if not isinstance(error, GONE):  # a run that goes on may delete files
-            raise error
-
+    """Raise UserError for what `open_file` would refuse in a folder whose files Orbax opens."""
     with reading(folder):
-        for parent, folders, files in os.walk(folder, onerror=refuse):
+        for parent, folders, files in os.walk(folder):
             for path in (parent, *(os.path.join(parent, name) for name in folders + files)):
-                with suppress(FileNotFoundError, IsADirectoryError):
-                    check_regular(path, found := os.lstat(path))
-                    if found.st_size > HOLDS_TOKENIZER and os.path.basename(parent) != "d":
-                        raise OSError(errno.EFBIG, too_large(HOLDS_TOKENIZER), path)
+                with suppress(FileNotFoundError):  # a run that goes on may delete files
+                    check_regular(path)
 
 
 @contextmanager
 def reading(path: Path) -> Generator[None]:
-    """Turn an error of reading, unless the file is gone, into a UserError: the file is not damaged."""
+    """Turn an error of reading into a UserError, unless the file is gone."""
     try:
         yield
     except GONE:
@@ -96,33 +64,25 @@ def reading(path: Path) -> Generator[None]:
         raise UserError(f"{named}: cannot be read ({why}): put that right; nothing was changed") from None
 
 
-def read_text(path: Path, most: int = SETTINGS, root: Path | None = None) -> str:
-    """Read a text file as `open_file` opens it.
-
-    Raises one of `GONE`, UserError when it cannot be read, and ValueError when its content is not UTF-8 or
-    has more than `most` bytes.
-    """
-    with reading(path), open_file(path, root=root) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise ValueError(too_large(most))
+def read_text(path: Path) -> str:
+    """Read a text file. Raises `GONE`, UserError as `reading`, or ValueError for bad content."""
+    with reading(path), open_file(path) as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError(f"larger than {LARGEST >> 20} MiB, which it can never be")
     return content.decode("utf-8")
 
 
-def too_large(most: int) -> str:
-    return f"larger than {most / 2**20:g} MiB, which it can never be"
-
-
-def read_json(path: Path, most: int = SETTINGS, root: Path | None = None) -> Any:
-    """Read a JSON file. Raises ValueError when it is missing or damaged; UserError as `read_text` does."""
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises ValueError when it is missing or damaged; UserError as `reading`."""
     try:
-        return parse_json(read_text(path, most, root))
+        return parse_json(read_text(path))
     except GONE as error:
         raise ValueError(error.strerror) from None
 
 
 def parse_json(text: str) -> Any:
-    """Return the values of a JSON text. Raises ValueError, also for nesting that Python cannot follow."""
+    """Return the values of a JSON text. Raises ValueError."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -130,7 +90,7 @@ def parse_json(text: str) -> Any:
 
 
 def is_whole(value: Any, below: int = 2**32) -> bool:
-    """Tell whether a JSON value is an integer of a size that an axis may have. True is not."""
+    """Tell whether a JSON value is an integer of a possible size. True is none."""
     return type(value) is int and abs(value) < below
 
 
@@ -140,20 +100,25 @@ def is_number(value: Any) -> bool:
 
 
 def is_plain_name(name: Any) -> bool:
-    """Tell whether a name in a file is that of a file in the same folder, and not a path out of it."""
+    """Tell whether a name in a file is that of a file in the same folder, and no path out of it."""
     return isinstance(name, str) and re.fullmatch(r"\w[\w.-]{0,200}", name, re.ASCII) is not None
 
 
 @contextmanager
 def written(path: Path, advice: str) -> Generator[IO[bytes]]:
-    """Yield a file to fill, which is then renamed to `path`, atomically even if the power goes.
-
-    Raises UserError, which ends in the `advice`, when that cannot be done.
-    """
-    with _beside(path, advice) as temporary:
+    """Yield a file to fill, which then becomes `path`. Raises UserError, which ends in the `advice`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.unlink(missing_ok=True)  # of a killed process, or planted
         with open_file(temporary, "xb") as file:
             yield file
         put_in_place(temporary, path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written ({error.strerror}): {advice}") from None
+    finally:
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def write_whole(path: Path, text: str, advice: str = "choose another --out_dir") -> None:
@@ -163,29 +128,18 @@ def write_whole(path: Path, text: str, advice: str = "choose another --out_dir")
 
 
 def check_writable(path: Path, advice: str) -> None:
-    """Raise UserError, which ends in the `advice`, when a file could not be written. Leaves it as it is."""
-    with _beside(path, advice) as temporary:
-        open_file(temporary, "xb").close()
-        if path.is_dir():
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-
-
-@contextmanager
-def _beside(path: Path, advice: str) -> Generator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Raise UserError, as `written` would, but leave the file as it is."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)  # of a killed process with this number, or planted
-        yield temporary
+        tempfile.TemporaryFile(dir=path.parent).close()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     except OSError as error:
         raise UserError(f"{path}: cannot be written ({error.strerror}): {advice}") from None
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
-    """Rename a complete file. After a loss of power, all of it is there, or the file before it."""
+    """Rename a complete file, so that after a loss of power it or the one before it is there."""
     sync(temporary)
     os.replace(temporary, path)
     sync(path.parent)
@@ -193,23 +147,21 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk. Raises OSError."""
+    is_folder = path.is_dir()
     try:
-        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO would have it wait
+        number = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)  # Windows syncs what it may write
         try:
             os.fsync(number)
         finally:
             os.close(number)
     except OSError:
-        if not path.is_dir():  # Windows opens no folder, and some file systems have no fsync of one
+        if not is_folder:  # which Windows and some file systems do not sync
             raise
 
 
 def cache_folder() -> Path:
-    """Return the folder for what can be made again. It may be missing."""
-    try:
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "nanojaxgpt"
-    except RuntimeError:  # a user without a home, for whom nothing can be kept
-        return Path(os.devnull) / "nanojaxgpt"
+    """Return the folder, perhaps missing, for what can be made again."""
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
 
 
 def first_line(error: BaseException) -> str:

@@ -1,9 +1,7 @@
-"""The options of a training run in one dataclass: the name, type, default and meaning of each.
+"""The options of a training run in one dataclass: the name, type, limits, default, meaning and role of each.
 
-`parse_options(argv)` turns a command line into `Options`. Later sources win over earlier ones: the defaults
-below, which are nanoGPT's; what init_from names (the options of the run that it resumes, or the shape of the
-weights that it starts from); config files; the command line. Like `command_line.py`, which reads the last
-two, this file imports neither JAX nor NumPy.
+A later source wins: the defaults, which are nanoGPT's; the options of the run, or the shape of the weights,
+that init_from names; config files; the command line.
 """
 
 import os
@@ -24,21 +22,20 @@ from config.command_line import (
     Positive,
     Seed,
     UserError,
-    check_value,
+    check_values,
     given,
     option_types,
 )
 from config.files import read_json
-from config.shape import ModelShape
 
 
 class Role(Enum):
-    """Say what an option means to a model and a run, besides its value."""
+    """What an option means to a model and a run, besides its value."""
 
-    VARIANT = "belongs to an idea in variants.py, and decides which arrays a model has"
-    ADAPTER = "decides which adapters a LoRA run trains and how the weights below are stored: to be kept, too"
-    ONCE = "says what one command does, or where: a resumed run does not take it from its options.json"
-    FREE = "leaves the loss as it is, but for noise: what is evaluated and kept, where, how precisely"
+    VARIANT = "of an idea in variants.py, which decides which arrays a model has"
+    ADAPTER = "of LoRA: which adapters are trained, and how the weights below are stored"
+    ONCE = "what one command does, or where: a resumed run does not take it from its options.json"
+    FREE = "leaves the loss as it is, but for noise"
 
 
 T = TypeVar("T")
@@ -49,20 +46,43 @@ Free = Annotated[T, Role.FREE]
 
 
 @dataclass(frozen=True)
+class ModelShape:
+    """The options that shape a model, which `Options` and `GPTConfig` inherit."""
+
+    block_size: Count = 1024  # tokens per sequence
+    n_layer: Count = 12  # blocks
+    n_head: Count = 12  # attention heads
+    n_kv_head: Count | None = None  # key/value heads, shared by groups of query heads; None: n_head
+    n_embd: Count = 768  # width of the residual stream
+    n_hidden: Count | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
+    position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary (arXiv:2104.09864)
+    rope_theta: Positive = 10000.0  # base of the rotary frequencies
+    rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
+    norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
+    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # of about as many parameters; gelu: GPT-2's
+    bias: bool = False  # biases in the linear layers and layernorms
+    qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
+    window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head is the token embedding, transposed
+    dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
+
+
+@dataclass(frozen=True)
 class Options(ModelShape):
-    """The options of train.py. A comment is the text in `--help`; a type has the limits and the role."""
+    """The options of train.py. A comment is the text in `--help`."""
 
     program: ClassVar[str] = "train.py"
     purpose: ClassVar[str] = "Train a GPT."
 
     # output and evaluation
-    out_dir: Once[Name] = "out"  # folder of the run: checkpoints, options.json, metrics.jsonl, loss.png
-    eval_interval: Free[Count] = 2000  # steps between evaluations, each of which may save a checkpoint
+    out_dir: Once[Name] = "out"  # folder of the run
+    eval_interval: Free[Count] = 2000  # steps between evaluations, which save checkpoints
     log_interval: Free[Count] = 1  # steps between lines of metrics.jsonl
     eval_iters: Free[BatchCount] = 200  # batches per evaluation and split; -1: the whole split, in order
     eval_only: Once[bool] = False  # evaluate once, then stop
-    always_save_checkpoint: Free[bool] = True  # save at each evaluation, not only at the lowest val loss
-    keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep; the best is always kept
+    always_save_checkpoint: Free[bool] = True  # save at each evaluation, not only the best
+    keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep, besides the best
     init_from: Once[Name] = "scratch"  # scratch, resume, auto (resume a run if any), gpt2, hub id, folder
     overwrite: Once[bool] = False  # start anew in an out_dir that already holds a run
     seed: Free[Seed] = 1337  # for the initial weights, the batches and dropout
@@ -82,12 +102,12 @@ class Options(ModelShape):
     attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
     mup_base_width: Variant[NonNegativeInt] = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
     mup_base_n_head: Variant[NonNegativeInt] = 0  # n_head of the model with that n_embd; 0: this one's
-    # LoRA (arXiv:2106.09685): train small adapters beside the weights, which stay as they are
+    # LoRA (arXiv:2106.09685): train small adapters beside the weights
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
     lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"  # of the weights they add to
-    lora_merge: Once[Name | None] = None  # write the run in out_dir to this folder, adapters merged, and stop
+    lora_merge: Once[Name | None] = None  # write the run to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
@@ -107,7 +127,7 @@ class Options(ModelShape):
     pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = "1f1b"  # order of a stage's work
     virtual_stages: Free[Count] = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     show_sharding: Once[bool] = False  # print which device holds which part of each parameter, and stop
-    # many processes; without these, SLURM, Open MPI and TPU pods on Kubernetes are asked
+    # many processes; without these, the launcher (SLURM, Open MPI, TPU pods) is asked
     coordinator: Once[Address | None] = None  # host:port of process 0; auto: JAX asks the launcher
     num_processes: Once[Count | None] = None  # how many processes train together
     process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0
@@ -120,15 +140,15 @@ class Options(ModelShape):
     remat: Free[Literal["none", "block", "dots"]] = "none"  # recompute blocks, or all but products, backward
 
     def to_json(self) -> dict[str, Any]:
-        """Return the options as plain JSON values, for `options.json` and for checkpoints."""
+        """Return the options as JSON values, for `options.json` and checkpoints."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
-        """Make options from `to_json`'s values, the rest at their defaults. Errors begin with `origin`."""
+        """Make options from `to_json`'s values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        return cls(**{name: check_value(name, value, f"{origin}: ", cls) for name, value in values.items()})
+        return cls(**check_values(values, f"{origin}: ", cls))
 
 
 def with_role(*roles: Role) -> tuple[str, ...]:
@@ -137,7 +157,7 @@ def with_role(*roles: Role) -> tuple[str, ...]:
 
 
 VARIANTS = with_role(Role.VARIANT)
-# These decide which arrays a model has and what they mean: a resumed run has to keep them.
+# What a resumed run has to keep
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 LORA = with_role(Role.ADAPTER)
 NOT_RESUMED = with_role(Role.ONCE)
@@ -145,34 +165,25 @@ FREE = with_role(Role.ONCE, Role.FREE)
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
+ShapeOf = Callable[[str], dict[str, Any]]  # from a name such as gpt2 to the options that its weights decide
 
-def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | None = None) -> Options:
-    """Read the options of a command line. `--help` prints them all and exits. Raises UserError.
 
-    `shape_of` maps a name such as gpt2, from `--init_from=gpt2`, to the options that its weights decide.
-    """
+def parse_options(argv: list[str], shape_of: ShapeOf | None = None) -> Options:
+    """Read the options of a command line. `--help` prints them all and exits. Raises UserError."""
     return complete_options(given(argv, Options), shape_of)
 
 
-def complete_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
-    """Return the options of a command line that sets these `values`, as `parse_options`. Raises UserError."""
-    options = replace(starting_options(values, shape_of), **values)
-    if options.overwrite and options.init_from in RESUMING:
-        raise UserError(f"overwrite=True starts anew, but init_from={options.init_from} may go on; drop one")
-    return options
-
-
-def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str, Any]] | None) -> Options:
-    """Return the options that `values` override: the resumed run's, those of given weights, or the defaults.
-
-    Raises UserError where `values` contradict the shape of the weights.
-    """
+def complete_options(values: dict[str, Any], shape_of: ShapeOf | None) -> Options:
+    """Return the options of a command line that sets these `values`. Raises UserError."""
     init_from = values.get("init_from", Options.init_from)
-    path = os.path.join(values.get("out_dir", Options.out_dir), "options.json")
+    path = Path(values.get("out_dir", Options.out_dir), "options.json")
+    if init_from in RESUMING and values.get("overwrite"):
+        raise UserError(f"overwrite=True starts anew, but init_from={init_from} may go on; drop one")
     if init_from in RESUMING and os.path.lexists(path):
-        return replace(read_options(path), **{name: getattr(Options, name) for name in NOT_RESUMED})
+        once = {name: getattr(Options, name) for name in NOT_RESUMED}
+        return replace(read_options(str(path)), **once | values)
     if init_from in ("scratch", *RESUMING):
-        return Options()
+        return Options(**values)
     if shape_of is None:
         raise UserError(f"init_from={init_from}: expected one of scratch, {', '.join(RESUMING)} here")
     shape = shape_of(init_from)
@@ -183,7 +194,7 @@ def starting_options(values: dict[str, Any], shape_of: Callable[[str], dict[str,
             raise UserError(
                 f"{name}={ours}, but {init_from} has {name}={theirs}: leave it out, in a config too{fewer}"
             )
-    return replace(Options(), **shape)
+    return Options(**shape | values)
 
 
 def read_options(path: str) -> Options:
@@ -193,3 +204,19 @@ def read_options(path: str) -> Options:
     except ValueError as error:
         raise UserError(f"{path}: cannot be read as options: {error}") from error
     return Options.from_json(values, origin=path)
+
+
+SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
+
+
+def check_shape(config) -> None:
+    """Raise ValueError for the GPTConfig of an impossible model."""
+    for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
+        if (value := getattr(config, name)) is not None and not value > 0:
+            raise ValueError(f"{name}={value} must be above 0")
+    if config.n_embd % config.n_head:
+        raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
+    if config.n_head % config.kv_heads:
+        raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
+    if config.position == "rope" and config.head_size % 2:
+        raise ValueError(f"rope needs an even head size: n_embd / n_head is {config.head_size}")

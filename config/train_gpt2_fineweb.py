@@ -1,6 +1,6 @@
-"""Train the smallest GPT-2 (124M parameters) for one epoch on FineWeb-Edu's sample of 10 billion tokens.
+"""Train the smallest GPT-2 (124M parameters) for one epoch on FineWeb-Edu's 10 billion tokens. Not yet run.
 
-Not yet run. A step has 491,520 tokens. To take the same steps on 8 devices:
+A step has 491,520 tokens. The same on 8 devices:
 
     python data/fineweb_edu/prepare.py
     python train.py config/train_gpt2_fineweb.py --batch_size=96 --gradient_accumulation_steps=5
@@ -8,7 +8,6 @@ Not yet run. A step has 491,520 tokens. To take the same steps on 8 devices:
 
 out_dir = "out-gpt2-fineweb"
 eval_interval = 500
-eval_iters = 200
 log_interval = 10
 
 wandb_project = "fineweb-edu"

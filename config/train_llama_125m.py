@@ -1,7 +1,6 @@
-"""Train a model of GPT-2's size and Llama's shape (RoPE, RMSNorm, SwiGLU, no biases) on FineWeb-Edu's sample.
+"""Train a model of GPT-2's size and Llama's shape, to compare with train_gpt2_fineweb.py. Not yet run.
 
-Not yet run. The data, steps and learning rates are those of train_gpt2_fineweb.py, so that the two can be
-compared. To take the same steps on 8 devices:
+The same steps on 8 devices:
 
     python data/fineweb_edu/prepare.py
     python train.py config/train_llama_125m.py --batch_size=96 --gradient_accumulation_steps=5
@@ -9,7 +8,6 @@ compared. To take the same steps on 8 devices:
 
 out_dir = "out-llama-125m"
 eval_interval = 500
-eval_iters = 200
 log_interval = 10
 
 wandb_project = "fineweb-edu"
@@ -21,12 +19,8 @@ batch_size = 12
 block_size = 1024
 gradient_accumulation_steps = 5 * 8
 
-n_layer = 12
-n_head = 12
-n_embd = 768
 position = "rope"
 norm = "rmsnorm"
-mlp = "swiglu"
 
 max_iters = 20000  # 9.8 billion tokens
 lr_decay_iters = 20000

@@ -1,18 +1,16 @@
 """Train nanoGPT's baby GPT on Shakespeare, character by character, with nanoGPT's hyperparameters.
 
-nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100; that figure is nanoGPT's.
-The MLP here is SwiGLU with as many parameters. --mlp=gelu is nanoGPT's, with GPT-2's tanh form of GELU where
-nanoGPT's `nn.GELU()` is the exact one: over the 100 steps of warmup, from equal weights, losses differed by
-1.2e-5; at twice the rate after a short warmup, by 3e-4 to 2e-3.
+nanoGPT reports a best validation loss of 1.4697 after about 3 minutes on one A100. The MLP here is SwiGLU
+with as many parameters. --mlp=gelu is nanoGPT's, in GPT-2's tanh form; losses of 100 steps then differ from
+nanoGPT's by 1.2e-5.
 """
 
 out_dir = "out-shakespeare-char"
-eval_interval = 250  # often, because a model of this size soon overfits on so small a text
+eval_interval = 250
 eval_iters = 200
 log_interval = 10
-always_save_checkpoint = False  # keep the best checkpoint, from before the model overfits
+always_save_checkpoint = False  # keep the best, from before it overfits
 
-wandb_log = False
 wandb_project = "shakespeare-char"
 wandb_run_name = "mini-gpt"
 
@@ -26,9 +24,9 @@ n_head = 6
 n_embd = 384
 dropout = 0.2
 
-learning_rate = 1e-3  # small models train well at a high rate
+learning_rate = 1e-3
 max_iters = 5000
 lr_decay_iters = 5000
 min_lr = 1e-4
-beta2 = 0.99  # a longer average, because a step sees few tokens
+beta2 = 0.99
 warmup_iters = 100

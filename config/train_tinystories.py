@@ -1,11 +1,8 @@
-"""Train a model that tells children's stories on TinyStories, sized for an hour on one large GPU.
+"""Train a model of 51 million parameters that tells children's stories, in an hour on one GPU. Not yet run.
 
-Not yet run. The model has 51 million parameters, half of them in the embedding of GPT-2's vocabulary, and
-trains on 655 million tokens.
-
-    python data/tinystories/prepare.py
-    python train.py config/train_tinystories.py
-    python sample.py --out_dir=out-tinystories --start="Once upon a time"
+python data/tinystories/prepare.py
+python train.py config/train_tinystories.py
+python sample.py --out_dir=out-tinystories --start="Once upon a time"
 """
 
 out_dir = "out-tinystories"

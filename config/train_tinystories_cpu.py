@@ -1,9 +1,7 @@
-"""Train on TinyStories with a laptop's CPU: a model too small to tell a story well, in a child's sentences.
+"""Train on TinyStories with a laptop's CPU: sentences of a child, rather than stories. Not yet run.
 
-Not yet run. Nearly all of a step's time goes to the logits of the vocabulary's 50,257 tokens.
-
-    python data/tinystories/prepare.py --limit=100000
-    python train.py config/train_tinystories_cpu.py
+python data/tinystories/prepare.py --limit=100000
+python train.py config/train_tinystories_cpu.py
 """
 
 out_dir = "out-tinystories-cpu"
@@ -30,5 +28,5 @@ learning_rate = 2e-3
 max_iters = 5000
 lr_decay_iters = 5000
 min_lr = 2e-4
-beta2 = 0.99  # a longer average, because a step sees few tokens
+beta2 = 0.99
 warmup_iters = 100

@@ -25,7 +25,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
-from config.files import HOLDS_TOKENIZER, is_plain_name, read_json, write_whole
+from config.files import is_plain_name, read_json, write_whole
 from data.meta import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json
@@ -104,7 +104,7 @@ def load_progress(path: Path, command: dict[str, Any]) -> Progress:
     if not path.exists():
         return Progress(command)
     try:
-        stored = read_json(path, HOLDS_TOKENIZER)
+        stored = read_json(path)
         if stored["sha256"] != digest(stored["progress"]):
             raise ValueError("its sha256 is not that of its content")
         progress = Progress(**stored["progress"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from config.command_line import UserError, spell
-from config.files import HOLDS_TOKENIZER, is_plain_name, is_whole, read_json
+from config.files import is_plain_name, is_whole, read_json
 from data.registry import DATA, dataset_dir, is_prepared
 from data.tokenizer import check_description
 
@@ -45,7 +45,7 @@ def load_meta(dataset: str) -> Meta:
     path = folder / "meta.json"
     if os.path.lexists(path):
         try:
-            return parse_meta(read_json(path, HOLDS_TOKENIZER))
+            return parse_meta(read_json(path))
         except ValueError as error:
             raise UserError(
                 f"{path}: cannot be used ({error}): run prepare.py again to write it anew"

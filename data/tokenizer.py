@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int32
 
 from config.command_line import UserError, spell
-from config.files import GONE, TOKENIZER, is_whole, parse_json, read_text
+from config.files import GONE, is_whole, parse_json, read_text
 
 # The id of "<|endoftext|>" in tiktoken's encodings, which tiktoken knows only after it has read their files.
 END_OF_TEXT = {
@@ -193,7 +193,7 @@ def load_tokenizer(name: str) -> Tokenizer:
         return TiktokenTokenizer(name)
     try:
         # A path that the user gives may be a link.
-        return JsonTokenizer(read_text(Path(name).resolve(), TOKENIZER), origin=name)
+        return JsonTokenizer(read_text(Path(name).resolve()), origin=name)
     except (*GONE, ValueError) as error:
         raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
 

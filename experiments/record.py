@@ -16,7 +16,7 @@ from typing import Any
 import pandas as pd
 
 from config.command_line import UserError, given
-from config.files import HOLDS_TOKENIZER, read_json, write_whole
+from config.files import read_json, write_whole
 from config.options import Options
 from data.registry import dataset_dir
 from runs.hardware import describe_cpu
@@ -123,7 +123,7 @@ class Record:
 def data_mark(dataset: str) -> str | None:
     """Return the first digits of the checksum of a data set's training tokens; None where it has none."""
     try:
-        return read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)["sha256"]["train"][:12]
+        return read_json(dataset_dir(dataset) / "meta.json")["sha256"]["train"][:12]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from config.command_line import command, given
-from config.files import HOLDS_TOKENIZER, read_json, write_whole
+from config.files import read_json, write_whole
 from config.options import Options
 from data.registry import dataset_dir
 from experiments import best, precision
@@ -55,7 +55,7 @@ def write_reference(record: Record, label: str, folder: Path) -> None:
     if mark is None or {run.get("data") for run in runs} != {mark}:
         print(f"{path} stays: the {dataset} that its runs have read is not here")
         return
-    meta = read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)
+    meta = read_json(dataset_dir(dataset) / "meta.json")
     made = f"python -m experiments.{experiment.program}", *(runs[-1][x] for x in ("versions", "cpu", "date"))
     values = {
         "config": experiment.config,

@@ -1,1 +1,1 @@
-"""Weights in Hugging Face's formats: found, read into a GPT, and written."""
+"""Weights in Hugging Face's formats: read and written."""

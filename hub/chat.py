@@ -1,22 +1,18 @@
-"""The chat template of a checkpoint's tokenizer: the program, in Jinja, that makes a prompt of messages."""
+"""The chat template of a checkpoint's tokenizer: a program in Jinja that makes a prompt of messages."""
 
 from pathlib import Path
 
 from config.command_line import UserError
-from config.files import LISTS, read_json, read_text
+from config.files import read_json, read_text
 
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")  # names that a template may use
 
 
 def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
-    """Return the template, if there is one, and the texts of the special tokens that it may name.
-
-    It is chat_template.jinja, or the field of that name in tokenizer_config.json, as in transformers. Raises
-    UserError for a file that cannot be read.
-    """
+    """Return the template, if there is one, and the texts of the special tokens. Raises UserError."""
     path, file = folder / "tokenizer_config.json", folder / "chat_template.jinja"
     try:
-        config = read_json(path, LISTS) if path.is_file() else {}
+        config = read_json(path) if path.is_file() else {}
         template = config.get("chat_template")
         if isinstance(template, list):  # of named ones
             named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}

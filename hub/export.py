@@ -1,7 +1,4 @@
-"""A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's.
-
-Weights are float32, and the same model writes the same bytes.
-"""
+"""A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's."""
 
 import json
 from dataclasses import replace
@@ -13,14 +10,14 @@ import jax
 import numpy as np
 from safetensors.numpy import save_file
 
+from config.command_line import UserError
 from config.options import Options
 from data.tokenizer import end_of_text, from_json
-from hub.family import Family, entries, to_theirs
-from hub.gpt2 import GPT2
-from model import GPT
+from hub.families import FAMILIES, GPT2, Family
+from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-# Where tiktoken gets GPT-2's vocabulary from: OpenAI's own two files, which transformers reads as they are.
+# Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
 CARD = """\
@@ -31,30 +28,63 @@ pipeline_tag: text-generation
 
 # {name}
 
-A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT.
-
-| data set | iterations | best validation loss |
-|---|---|---|
-| {dataset} | {iteration} | {loss} |
+A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT on {dataset}
+for {iteration} iterations. Its best validation loss is {loss}.
 """
+
+
+# The options that decide a model's family. So do biases, unless the family has them: they may be 0.
+DECIDING = ("mlp", "position", "norm", "qk_norm", "window", "n_kv_head", "n_hidden", "attention_gate")
+
+
+def which_family(config: GPTConfig) -> Family:
+    """Return the family of a model. Raises UserError, with the options that stand in the way."""
+    reasons = []
+    for family in FAMILIES.values():
+        if not (found := obstacles(family, config)):
+            return family
+        reasons.append(f"for {family.architecture}: {', '.join(found)}")
+    raise UserError(
+        "no class of transformers computes this model; train one with the options of a class that does. "
+        f"What stands in the way, {'; '.join(reasons)}"
+    )
+
+
+def obstacles(family: Family, config: GPTConfig) -> list[str]:
+    """List the options that config.json cannot say, which keep a model from being of this family."""
+    ours = resolved(config)
+    try:
+        theirs = resolved(family.read_config(write_config(family, config)))
+    except ValueError as error:
+        return [str(error)]
+    deciding = DECIDING if family.biases else (*DECIDING, "bias")
+    return [f"{name}={ours[name]}, not {theirs[name]}" for name in deciding if ours[name] != theirs[name]]
+
+
+def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
+    """Return the entries of config.json."""
+    sizes = {theirs: resolved(config)[ours] for ours, theirs in family.sizes.items()}
+    rest = {name: value for name, value in family.write_rest(config).items() if value is not None}
+    return sizes | rest | {"tie_word_embeddings": config.tie_embeddings}
+
+
+def resolved(config: GPTConfig) -> dict[str, Any]:
+    """Return a config's fields, with numbers in place of None."""
+    return {"attention_gate": False, **vars(config), "n_kv_head": config.kv_heads, "n_hidden": config.hidden}
 
 
 def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
     eot = end_of_text(tokenizer)
     special = {"bos_token_id": eot, "eos_token_id": eot}
-    config = {
-        "architectures": [family.architecture],
-        "model_type": family.model_type,
-        "torch_dtype": "float32",
-    }
-    write_json(folder / "config.json", config | family.write_config(model.config) | special)
+    kind = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": "float32"}
+    write_json(folder / "config.json", kind | write_config(family, model.config) | special)
     write_json(folder / "generation_config.json", special)
     write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
 
 
 def with_biases(model: GPT, family: Family) -> GPT:
-    """Return the model with biases of 0 where its family has biases and it has none. It computes the same."""
+    """Return the model with biases of 0 where its family has biases and it has none."""
     if not family.biases:
         return model
     ours = {leaf_name(path): array for path, array in jax.tree.leaves_with_path(model)}
@@ -70,12 +100,11 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
         from variants import without_multipliers  # here, because a plain model needs no variants
 
         model = without_multipliers(model)
-    layout, parts = entries(family, model.config), {}
-    for path, array in jax.tree.leaves_with_path(model):
-        entry, array = layout[leaf_name(path)], np.asarray(array)
-        for i in range(entry.layers or 1):
-            part = to_theirs(array[i] if entry.layers else array, entry.tensor)
-            parts.setdefault(entry.name(i), {})[entry.tensor.part] = part
+    parts = {}
+    for path, leaf in jax.tree.leaves_with_path(model):
+        tensor, array = family.tensors[leaf_name(path)], np.asarray(leaf)
+        for i, one in enumerate(array if leaf_name(path).startswith("blocks.") else array[None]):
+            parts.setdefault(tensor.name.format(i=i), {})[tensor.part] = tensor.to_theirs(one)
     return {name: np.concatenate([of[i] for i in sorted(of)], axis=-1) for name, of in parts.items()}
 
 
@@ -101,12 +130,11 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
         case _:
             print("note: transformers has no tokenizer for the tokens of this run: none is written")
             return
-    settings = {"tokenizer_class": kind, "model_max_length": block_size}
-    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, "model_max_length": block_size})
 
 
 def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:
-    """Write the model card, README.md, which the hub shows; `facts` are the other fields of CARD."""
+    """Write the model card, README.md; `facts` are the other fields of CARD."""
     parameters = sum(x.size for x in jax.tree.leaves(with_biases(model, family)))
     card = CARD.format(architecture=family.architecture, parameters=parameters, **facts)
     (folder / "README.md").write_text(card, encoding="utf-8")
@@ -119,8 +147,8 @@ def write_json(path: Path, values: dict) -> None:
 def write_adapters(folder: Path, model: GPT, family: Family, options: Options, base: str) -> None:
     """Write adapter_model.safetensors and adapter_config.json; `base` is the model below the adapters."""
     found = adapters(model, family)
-    named = {f"{name}.lora_{x}": pair[x] for name, pair in found.items() for x in pair}
-    named = {f"base_model.model.{name}.weight": array for name, array in named.items()}
+    name = "base_model.model.{}.lora_{}.weight"
+    named = {name.format(layer, x): pair[x] for layer, pair in found.items() for x in pair}
     write_tensors(folder / "adapter_model.safetensors", named)
     layer = family.tensors["blocks.ln_1.weight"].name.split("{")[0] + "0."
     ranks = {name.removeprefix(layer): len(x["A"]) for name, x in found.items() if name.startswith(layer)}
@@ -146,8 +174,8 @@ def write_adapters(folder: Path, model: GPT, family: Family, options: Options, b
 def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
     """Return PEFT's A (r, in) and B (out, r) of each of their layers, by its name.
 
-    Where a layer of theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank:
-    the rows of A are ours one after another, and B has ours on its diagonal.
+    Where theirs is several of ours, as GPT-2's c_attn is, its adapter has as many times the rank: A's rows
+    are ours one after another, and B has ours on its diagonal.
     """
     arrays = {leaf_name(path): np.asarray(x) for path, x in jax.tree.leaves_with_path(model)}
     found = {}
@@ -155,7 +183,7 @@ def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
         tensor = family.tensors[f"{name}.weight"]
         for i in range(model.config.n_layer):
             a = arrays[f"{name}.lora_a"][i].T
-            b = to_theirs(arrays[f"{name}.lora_b"][i], tensor)  # laid out as their matrix, with r for `in`
+            b = tensor.to_theirs(arrays[f"{name}.lora_b"][i])  # laid out as their matrix, with r for `in`
             b = b.T if family is GPT2 else b
             after = tensor.parts - 1 - tensor.part
             b = np.pad(b, [(tensor.part * len(b), after * len(b)), (0, 0)])

@@ -3,13 +3,11 @@
     pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
     model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
 
-Weights go to their devices a tensor at a time, so that the host holds a tensor, not the model. They come from
-safetensors files alone, one or several shards: nothing is unpickled, and torch is not needed.
+Weights come from safetensors files alone, and go to their devices a tensor at a time.
 """
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,22 +20,17 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
-from config.files import GONE, LISTS, TOKENIZER, is_plain_name, open_file, read_json, read_text, reading
+from config.files import open_file, read_json, read_text, reading
 from data.tokenizer import check_description
-from hub.family import Entry, Family, entries, to_ours
-from hub.gpt2 import GPT2
-from hub.llama import LLAMA, MISTRAL
+from hub.families import FAMILIES, GPT2, Family
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL)}
-FLOATS = ("F64", "F32", "F16", "BF16")  # safetensors' names of the types that weights may have
+FLOATS = ("float64", "float32", "float16", "bfloat16")  # types of weights
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
-FILES = [  # what is downloaded
-    *("config.json", "model.safetensors", "model-*.safetensors", "model.safetensors.index.json"),
-    *("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"),
-]
+FILES = ["config.json", "model.safetensors", "model-*.safetensors"]  # what is downloaded
+FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
 
 @dataclass(frozen=True)
@@ -51,29 +44,40 @@ class Pretrained:
     def load(self, shapes: GPT) -> GPT:
         """Load the model with the dtypes and shardings of `shapes`; without a sharding, on the first device.
 
-        `shapes` has the shape of `config`, perhaps with a smaller block_size: the position embeddings beyond
-        it are left out. Raises UserError when the tensors are not those that config.json says.
+        `shapes` may have a smaller block_size: position embeddings beyond it are left out. Raises UserError
+        when the tensors are not those that config.json says.
         """
         tensors = Tensors(self.folder, self.family.prefix)
-        if self.config.n_layer > len(tensors.files):  # asked first: a damaged number may be very large
-            raise tensors.wrong(f"{len(tensors.files)} tensors are too few for {self.config.n_layer} layers")
-        layout = entries(self.family, self.config)
-        tensors.check(layout.values(), self.family)
-        return jax.tree_util.tree_map_with_path(
-            lambda path, like: self.array(tensors, layout[leaf_name(path)], like), shapes
-        )
+        model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
+        head, embedding = self.family.tensors["lm_head"].name, self.family.tensors["wte"].name
+        if self.config.tie_embeddings and head in tensors.unread:  # as in some files
+            if not np.array_equal(tensors.read(head), tensors.read(embedding)):
+                raise tensors.wrong(f"tensor {head} is not {embedding}, as tie_word_embeddings has it")
+        if unknown := [name for name in tensors.unread if not re.fullmatch(self.family.not_weights, name)]:
+            raise tensors.wrong(f"the checkpoint has the unknown tensor {min(unknown)}")
+        return model
 
-    def array(self, tensors: "Tensors", entry: Entry, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def array(self, tensors: "Tensors", name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Load an array; fill one of blocks layer by layer."""
-
-        def read(i: int | None = None) -> np.ndarray:
-            array = tensors.read(entry.name(i)).astype(like.dtype, copy=False)
-            return to_ours(array, entry.tensor, self.config)
-
+        tensor = self.family.tensors[name]
         sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
-        if entry.layers is None:
-            rows = like.shape[0]  # those of wpe may be fewer than in the file
-            return place(read()[:rows], sharding)
+
+        def read(i: int | None, *shape: int) -> np.ndarray:
+            theirs = tensors.read(tensor.name.format(i=i))
+            if theirs.shape != (expected := tensor.their_shape(shape)):
+                raise tensors.wrong(
+                    f"tensor {tensor.name.format(i=i)} is {theirs.shape}, and config.json makes it {expected}"
+                )
+            return tensor.to_ours(theirs.astype(like.dtype, copy=False), self.config)
+
+        if not name.startswith("blocks."):
+            rows = self.config.block_size if name == "wpe" else like.shape[0]
+            return place(read(None, rows, *like.shape[1:])[: like.shape[0]], sharding)
+        layers, *shape = like.shape
+        tensors.read(tensor.name.format(i=layers - 1))  # before memory is taken for a damaged number
+        of_a_layer = sharding
+        if isinstance(sharding, NamedSharding):
+            of_a_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
         # Donated, so that the device holds the array and one layer.
         fill = jax.jit(
             lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
@@ -81,8 +85,8 @@ class Pretrained:
             out_shardings=sharding,
         )
         array = jnp.zeros(like.shape, like.dtype, device=sharding)
-        for i in range(entry.layers):
-            array = fill(array, place(read(i), of_a_layer(sharding)), i)
+        for i in range(layers):
+            array = fill(array, place(read(i, *shape), of_a_layer), i)
             array.block_until_ready()  # or the host would hold several layers
         return array
 
@@ -92,21 +96,20 @@ class Pretrained:
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
             try:
-                return check_description({"type": "tokenizers", "json": read_text(path, TOKENIZER)})
+                return check_description({"type": "tokenizers", "json": read_text(path)})
             except ValueError as error:
                 raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
 
 
 def locate(name: str) -> Path:
-    """Find the folder that `--init_from=<name>` means, or download a model of the hub. Raises UserError."""
+    """Find the folder that `--init_from=<name>` means, or download it. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
     if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise UserError(
             f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
-            f"{', '.join(OPENAI)}, a folder, or a model of the Hugging Face hub as in "
-            "HuggingFaceTB/SmolLM2-135M"
+            f"{', '.join(OPENAI)}, a folder, or a model of the hub as in HuggingFaceTB/SmolLM2-135M"
         )
     import huggingface_hub  # here, because a folder needs none of it, and it takes long to import
 
@@ -122,23 +125,16 @@ def locate(name: str) -> Path:
 
 @cache
 def open_pretrained(name: str) -> Pretrained:
-    """Open the checkpoint that `--init_from=<name>` means.
-
-    Raises UserError when there is none, or when its config.json is damaged or of a model we do not have.
-    """
+    """Open the checkpoint that `--init_from=<name>` means. Raises UserError."""
     folder = locate(name)
     path = folder / "config.json"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file: give a folder with config.json and model.safetensors")
     try:
-        values = read_json(path)
-        if not isinstance(values, dict):
+        if not isinstance(values := read_json(path), dict):
             raise ValueError("expected a JSON object")
-        for kind, family in FAMILIES.items():
-            if values.get("model_type") == kind:
-                return Pretrained(folder, family, family.read_config(values))
-        kinds = ", ".join(FAMILIES)
-        raise ValueError(f"model_type is {spell(values.get('model_type'))}, and only {kinds} can be read")
+        kind, kinds = values.get("model_type"), ", ".join(FAMILIES)
+        if (family := FAMILIES.get(str(kind))) is None:
+            raise ValueError(f"model_type is {spell(kind)}, and only {kinds} can be read")
+        return Pretrained(folder, family, family.read_config(values))
     except ValueError as error:  # not JSON, or not a model of ours
         raise UserError(f"{path}: cannot be used: {error}") from None
 
@@ -149,80 +145,39 @@ class Tensors:
     def __init__(self, folder: Path, prefix: str):
         self.folder = folder
         self.files = {}  # of each tensor: its open file, and its name there
-        for path in weight_files(folder):
+        one = folder / "model.safetensors"
+        paths = [one] if one.is_file() else sorted(folder.glob("model-*.safetensors"))
+        if not paths:
+            raise UserError(
+                f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run "
+                "code, and is never read: if you trust it, convert it with transformers: "
+                "from_pretrained(<it>).save_pretrained(<new folder>)"
+            )
+        for path in paths:
             try:
                 with reading(path), open_file(path):  # which refuses what safe_open would follow
                     file = safe_open(path, framework="numpy")
-            except (*GONE, SafetensorError) as error:
+            except (OSError, SafetensorError) as error:
                 raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
             for name in file.keys():
                 full = name if name.startswith((prefix, "lm_head.")) else prefix + name
                 self.files[full] = file, name
+        self.unread = set(self.files)
 
-    def check(self, layout: Iterable[Entry], family: Family) -> None:
-        """Raise UserError unless the tensors are those of `layout`, by name, shape and type."""
-        wanted = {entry.name(i): entry.shape for entry in layout for i in range(entry.layers or 1)}
-        self.refuse_any("has no tensor", wanted.keys() - self.files.keys())
-        head, embedding = family.tensors["lm_head"].name, family.tensors["wte"].name
-        # Some files have a tied head.
-        tied = head not in wanted and head in self.files
-        if tied and not np.array_equal(self.read(head), self.read(embedding)):
-            raise self.wrong(f"tensor {head} is not {embedding}, but config.json has tie_word_embeddings")
-        extra = {name for name in self.files.keys() - wanted if not re.fullmatch(family.not_weights, name)}
-        self.refuse_any("has the unknown tensor", extra - {head} if tied else extra)
-        for name, shape in wanted.items():
-            file, there = self.files[name]
-            found, dtype = tuple(file.get_slice(there).get_shape()), file.get_slice(there).get_dtype()
-            if found != shape:
-                raise self.wrong(f"tensor {name} is {found}, and config.json makes it {shape}")
-            if dtype not in FLOATS:
-                raise self.wrong(f"tensor {name} is {dtype}, and only {', '.join(FLOATS)} are read")
-
-    def refuse_any(self, what: str, names: set[str]) -> None:
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-            raise self.wrong(f"the checkpoint {what} {min(names)}{more}")
+    def read(self, name: str) -> np.ndarray:
+        if name not in self.files:
+            raise self.wrong(f"the checkpoint has no tensor {name}")
+        self.unread.discard(name)
+        file, there = self.files[name]
+        array = file.get_tensor(there)
+        if str(array.dtype) not in FLOATS:
+            raise self.wrong(f"tensor {name} is {array.dtype}, and only {', '.join(FLOATS)} are read")
+        return array
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
-
-    def read(self, name: str) -> np.ndarray:
-        file, there = self.files[name]
-        return file.get_tensor(there)
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """Find a checkpoint's safetensors files: one, or the shards that an index names. Raises UserError."""
-    one, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if one.is_file():
-        return [one]
-    if not index.is_file():
-        raise UserError(
-            f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run code, "
-            "and is never read: if you trust it, convert it with transformers: from_pretrained(<it>)"
-            ".save_pretrained(<new folder>)"
-        )
-    try:
-        match read_json(index, LISTS):
-            case {"weight_map": dict(shard_of)} if shard_of and all(map(is_plain_name, shard_of.values())):
-                paths = [folder / name for name in sorted(set(shard_of.values()))]
-            case _:
-                raise ValueError("its weight_map is to give a file in the same folder for each tensor")
-    except ValueError as error:
-        raise UserError(f"{index}: cannot be read as an index of shards ({error})") from None
-    for path in paths:
-        if not path.is_file():
-            raise UserError(f"{path}: no such file, but {index.name} names it: download it again")
-    return paths
 
 
 def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
     """Copy to each device its part of a host's array."""
     return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])
-
-
-def of_a_layer(sharding: Sharding) -> Sharding:
-    """Return the sharding of one layer of an array in blocks."""
-    if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-    return sharding

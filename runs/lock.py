@@ -46,7 +46,7 @@ def acquire(lock: FileLock, holder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
-            check_regular(lock.lock_file, os.lstat(lock.lock_file), os.O_RDWR)
+            check_regular(lock.lock_file)
         lock.acquire()
     except Timeout:
         by = "another program"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError, spell
-from config.files import HOLDS_TOKENIZER, first_line, is_number, is_whole, read_json, reading, write_whole
+from config.files import first_line, is_number, is_whole, read_json, reading, write_whole
 from config.options import LORA, SHAPE, Options
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
@@ -104,7 +104,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
     """Read a checkpoint's manifest. Raises Damaged, or UserError for a read error or another format."""
     path = checkpoint / "manifest" / "metadata"
     try:
-        values = dict(read_json(path, HOLDS_TOKENIZER, root=checkpoint.parents[1]))
+        values = dict(read_json(path))
         if (written := values.get("format", 1)) != FORMAT:
             raise UserError(
                 f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "

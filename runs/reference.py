@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from config.command_line import UserError
-from config.files import HOLDS_TOKENIZER, read_json
+from config.files import read_json
 from config.options import FREE, RESUMING, Options
 from data.registry import dataset_dir
 
@@ -71,7 +71,7 @@ def find_reference(options: Options) -> Reference | None:
         return None
     ours = mattering(options.to_json())
     try:
-        checksums = read_json(dataset_dir(options.dataset) / "meta.json", HOLDS_TOKENIZER)["sha256"]
+        checksums = read_json(dataset_dir(options.dataset) / "meta.json")["sha256"]
     except (ValueError, TypeError, KeyError):  # nanoGPT's own preparation writes no such file
         checksums = None
     for found in references():

@@ -14,15 +14,7 @@ from runs.sizes import flops_per_token
 from training.state import model_config
 
 CONFIG = Path(__file__).parents[2] / "config"
-MODULES = (
-    "__init__.py",
-    "command_line.py",
-    "devices.py",
-    "files.py",
-    "interrupt.py",
-    "options.py",
-    "shape.py",
-)
+MODULES = ("__init__.py", "command_line.py", "devices.py", "files.py", "interrupt.py", "options.py")
 EXPERIMENTS = sorted(path.stem for path in CONFIG.glob("*.py") if path.name not in MODULES)
 GPT2_SIZES = {"eval_gpt2": "gpt2", "eval_gpt2_medium": "gpt2-medium"}
 GPT2_SIZES |= {"eval_gpt2_large": "gpt2-large", "eval_gpt2_xl": "gpt2-xl"}

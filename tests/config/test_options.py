@@ -68,19 +68,17 @@ def error(*argv):
 # --- defaults and sources ---------------------------------------------------------------------------------
 
 
-def test_defaults_are_nanogpts():
-    assert parse_options(flags(NANOGPT_DEFAULTS)) == Options()
-
-
-def test_defaults_pass_their_own_checks():
+def test_defaults_are_nanogpts_and_pass_their_own_checks():
+    assert parse_options(flags(NANOGPT_DEFAULTS)) == parse_options([]) == Options()
     assert Options.from_json(Options().to_json(), origin="defaults") == Options()
 
 
 def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):
-    first = config("batch_size = 1\nn_layer = 1\nn_head = 1\n", "first.py")
-    second = config("batch_size = 2\nn_layer = 2\n", "second.py")
+    first = config("batch_size = 1\nn_layer = 1\nmax_iters = 1e5\nlearning_rate = 1\n", "first.py")
+    second = config("batch_size = 2\nn_layer = 2\nn_kv_head = None\n", "second.py")
     options = parse_options(["--batch_size=3", first, second])
-    assert (options.batch_size, options.n_layer, options.n_head) == (3, 2, 1)
+    assert (options.batch_size, options.n_layer, options.max_iters) == (3, 2, 100000)
+    assert type(options.max_iters) is int and type(options.learning_rate) is float
 
 
 def test_a_value_may_follow_its_key_and_the_last_one_wins():
@@ -93,31 +91,21 @@ def test_a_value_may_follow_its_key_and_the_last_one_wins():
     "argument, value",
     [
         ("--max_iters=1e5", 100000),
-        ("--max_iters=0", 0),
         ("--learning_rate=1", 1.0),
         ("--bias=True", True),
         ("--decay_lr=False", False),
-        ("--n_kv_head=4", 4),
         ("--n_kv_head=None", None),
         ("--position=rope", "rope"),
         ("--wandb_run_name=1e5", "1e5"),  # text stays text, whatever it looks like
-        ("--profile=2026", "2026"),
         ("--profile=None", None),
         ("--wandb_run_name=a=b", "a=b"),
         ("--wandb_run_name=", ""),
-        ("--out_dir=my.py", "my.py"),
     ],
 )
 def test_values_on_the_command_line(argument, value):
     options = parse_options([argument])
     found = getattr(options, argument[2:].partition("=")[0])
     assert found == value and type(found) is type(value)
-
-
-def test_values_in_a_config_file_become_the_types_of_their_options(config):
-    options = parse_options([config("max_iters = 1e5\nlearning_rate = 1\nn_kv_head = None\nout_dir = 'o'\n")])
-    assert (options.max_iters, options.learning_rate, options.n_kv_head) == (100000, 1.0, None)
-    assert type(options.max_iters) is int and type(options.learning_rate) is float
 
 
 # --- nanoGPT's own files ----------------------------------------------------------------------------------
@@ -137,21 +125,16 @@ def test_a_config_file_is_python_as_nanogpts_are(config):
 
 
 def test_a_config_file_runs_in_a_namespace_of_its_own(config):
-    assert "NameError" in error(config("batch_size = len(DEFAULTS)\n"))
     first, second = config("_size = 3\n", "first.py"), config("batch_size = _size\n", "second.py")
     assert "NameError" in error(first, second)
-    assert parse_options([config("def load(argv): return None\nbatch_size = 3\n")]).batch_size == 3
-    assert parse_options([]) == Options()
 
 
 @pytest.mark.parametrize(
     "given, becomes, notices",
     [
         ("device='cuda'", "cuda", 0),
-        ("device='gpu'", "cuda", 0),
         ("device='cuda:12'", "cuda", 1),
         ("device='mps'", "cpu", 1),
-        ("dtype='bfloat16'", "bfloat16", 0),
         ("dtype='float16'", "bfloat16", 1),
         ("compile=False", None, 1),
         ("backend='gloo'", None, 1),
@@ -178,21 +161,8 @@ def test_a_resumed_run_keeps_its_options_below_config_files_and_the_command_line
     path = config("batch_size = 8\nblock_size = 64\n")
     options = parse_options([path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65"])
     assert (options.n_embd, options.n_kv_head, options.batch_size, options.block_size) == (32, 2, 8, 65)
-
-
-def test_a_config_file_can_name_the_run_to_resume(run, config):
-    assert parse_options([config(f"out_dir = {run!r}\ninit_from = 'resume'\n")]).n_embd == 32
-
-
-def test_a_resumed_run_is_where_it_is_found_and_does_not_overwrite(run):
-    options = parse_options([f"--out_dir={run}", "--init_from=resume"])
-    assert (options.out_dir, options.init_from, options.overwrite) == (run, "resume", False)
-
-
-def test_a_run_from_scratch_ignores_the_options_of_the_run_before_it(run):
-    assert parse_options([f"--out_dir={run}", "--overwrite=True"]) == replace(
-        Options(), out_dir=run, overwrite=True
-    )
+    assert (options.out_dir, options.init_from, options.overwrite) == (run, init_from, False)
+    assert "overwrite=True" in error(path, f"--init_from={init_from}", "--overwrite=True")
 
 
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
@@ -204,43 +174,29 @@ def test_without_options_json_a_resumed_run_starts_from_the_defaults(tmp_path, i
 @pytest.mark.parametrize(
     "content, says",
     [
-        ('{"n_embd": 32', "options.json"),
-        ("[]", "object"),
+        ('{"n_embd": 32', "cannot be read as options"),
+        ("[]", "expected a JSON object"),
         ('{"n_embed": 32}', "n_embed is not an option"),
-        ('{"n_embd": "32"}', "n_embd is '32', expected an integer"),
-        ('{"learning_rate": NaN}', "learning_rate is nan, expected a number"),
+        ('{"n_embd": "32"}', "n_embd is '32': it should be a valid integer"),
     ],
 )
 def test_a_bad_options_json_is_named(run, content, says):
     path = Path(run, "options.json")
     path.write_text(content)
-    text = error(f"--out_dir={run}", "--init_from=resume")
-    assert text.startswith(str(path)) and says in text
-
-
-def test_options_survive_json_and_missing_ones_keep_their_defaults(tmp_path):
-    path = tmp_path / "options.json"
-    options = replace(Options(), n_kv_head=3, position="rope", learning_rate=1 / 3)
-    path.write_text(json.dumps(options.to_json()))
-    assert read_options(str(path)) == options
-    path.write_text('{"n_layer": 3}')
-    assert read_options(str(path)) == replace(Options(), n_layer=3)
+    assert error(f"--out_dir={run}", "--init_from=resume").startswith(f"{path}: {says}")
 
 
 def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     path = tmp_path / "options.json"
     path.write_text(json.dumps({"batch_size": 3, "learning_rate": 1e-3, "dataset": "x", "n_kv_head": 2}))
+    assert read_options(str(path)) == replace(
+        Options(), batch_size=3, learning_rate=1e-3, dataset="x", n_kv_head=2
+    )
     free = ("an empty object instead", *asdict(Options()))
     said = assert_named(path, lambda: read_options(str(path)), free)
-    wrong = {f"batch_size is {what}" for what in NOT_VALUES} - {"batch_size is 2^31"}
-    wrong |= {"learning_rate is true", "learning_rate is infinity", "learning_rate is a huge integer"}
-    wrong |= {"dataset is a text", "dataset is a long text", "n_kv_head is true"}
+    wrong = {f"batch_size is {what}" for what in NOT_VALUES} | {"learning_rate is infinity"}
+    wrong |= {"learning_rate is true", "dataset is a text", "dataset is a long text", "n_kv_head is true"}
     assert wrong <= {what for what, line in said.items() if line is not None}
-
-
-def test_overwriting_a_run_and_going_on_with_it_contradict_each_other():
-    text = error("--overwrite=True", "--init_from=auto")
-    assert "overwrite" in text and "init_from" in text
 
 
 # --- errors -----------------------------------------------------------------------------------------------
@@ -254,71 +210,59 @@ def test_overwriting_a_run_and_going_on_with_it_contradict_each_other():
     ],
 )
 def test_a_typo_names_the_nearest_option(typo, nearest, config):
-    assert f"did you mean {nearest}?" in error(f"--{typo}=1")
-    assert f"did you mean {nearest}?" in error(f"--{typo}")
     path = config(f"{typo.replace('-', '_')} = 1\n")
-    text = error(path)
-    assert path in text and f"did you mean {nearest}?" in text
+    for word, begins in ((f"--{typo}=1", "--"), (f"--{typo}", "--"), (path, f"{path}: ")):
+        text = error(word)
+        assert text.startswith(begins) and f"is not an option; did you mean {nearest}?" in text
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["1" * 20_000, "0x" + "f" * 20_000, "[" * 20_000, "-" * 20_000 + "1", "(" * 190, "{[]: 1}", "9" * 30],
-)
+@pytest.mark.parametrize("text", ["1" * 20_000, "[" * 20_000, "(" * 190, "{[]: 1}", "9" * 30])
 @pytest.mark.parametrize("form", ["--batch_size={}", "--no_such_{}=1", "{}"])
-def test_words_of_any_length_and_depth_are_one_short_line(text, form):
-    assert len(error(form.format(text))) < 200
-
-
-def test_a_name_unlike_any_option_points_to_help():
-    assert error("--xyzzy=1") == "--xyzzy is not an option; python train.py --help lists them all"
+def test_words_of_any_length_and_depth_are_one_line(text, form):
+    assert len(error(form.format(text))) < 1100
 
 
 @pytest.mark.parametrize(
-    "name, value, expected",
+    "name, value, says",
     [
-        ("batch_size", "'12'", "an integer"),
-        ("batch_size", "[1]", "an integer"),
-        ("batch_size", "None", "an integer"),
-        ("batch_size", "max", "an integer"),
-        ("n_kv_head", "'two'", "an integer, 1 or more (below 2^31), or None"),
-        ("learning_rate", "True", "a number"),
-        ("learning_rate", "float('nan')", "a number"),
-        ("learning_rate", "10 ** 400", "a number"),
-        ("bias", "1", "True or False"),
-        ("bias", "'True'", "True or False"),
-        ("dataset", "5", "a name"),
-        ("wandb_project", "None", "a string"),
-        ("optimizer", "'adam'", "one of adamw, muon, normuon"),
-        ("device", "7", "one of auto, cpu, cuda, tpu"),
+        ("batch_size", "'12'", "'12': it should be a valid integer"),
+        ("batch_size", "None", "None: it should be a valid integer"),
+        ("batch_size", "True", "True: it should be a valid integer"),
+        ("n_kv_head", "'two'", "'two': it should be a valid integer"),
+        ("learning_rate", "True", "True: it should be a valid number"),
+        ("learning_rate", "float('nan')", "nan: it should be "),
+        ("learning_rate", "10 ** 400", "1000"),
+        ("bias", "1", "1: it should be a valid boolean"),
+        ("dataset", "5", "5: it should be a valid string"),
+        ("optimizer", "'adam'", "'adam': it should be 'adamw', 'muon' or 'normuon'"),
+        ("device", "7", "7: it should be 'auto', 'cpu', 'cuda' or 'tpu'"),
     ],
 )
-def test_a_wrong_type_in_a_config_file_says_what_was_expected(name, value, expected, config):
+def test_a_wrong_value_in_a_config_file_is_named(name, value, says, config):
     path = config(f"{name} = {value}\n")
-    text = error(path)
-    assert text.startswith(f"{path}: {name} is ") and f"expected {expected}" in text
+    assert error(path).startswith(f"{path}: {name} is {says}")
 
 
 @pytest.mark.parametrize(
     "argument, text",
     [
-        ("--batch_size=abc", "--batch_size is 'abc', expected an integer, 1 or more (below 2^31)"),
-        ("--batch_size=1.5", "--batch_size is 1.5, expected an integer, 1 or more (below 2^31)"),
-        ("--batch_size=", "--batch_size is '', expected an integer, 1 or more (below 2^31)"),
-        ("--learning_rate=1e999", "--learning_rate is inf, expected a number above 0 (at most 3.4e38)"),
-        (
-            "--warmup_iters=2147483648",
-            "--warmup_iters is 2147483648, expected an integer, 0 or more (below 2^31)",
-        ),
-        ("--seed=4294967296", "--seed is 4294967296, expected an integer from 0 to 4294967295"),
-        ("--min_lr=1e39", "--min_lr is 1e+39, expected a number, 0 or more (at most 3.4e38)"),
-        ("--bias=yes", "--bias is 'yes', expected True or False"),
-        ("--mlp=relu", "--mlp is 'relu', expected one of swiglu, gelu, relu2"),
+        ("--batch_size=abc", "--batch_size is 'abc': it should be a valid integer"),
+        ("--batch_size=1.5", "--batch_size is 1.5: it should be a valid integer"),
+        ("--batch_size=", "--batch_size is '': it should be a valid integer"),
+        ("--eval_iters=0", "--eval_iters is 0: it should be greater than or equal to 1 or it should be -1"),
+        ("--bias=yes", "--bias is 'yes': it should be a valid boolean"),
+        ("--mlp=relu", "--mlp is 'relu': it should be 'swiglu', 'gelu' or 'relu2'"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
+        ("--seed", "--seed needs a value; see --help"),
+        ("--seed --overwrite", "--seed needs a value; see --help"),
+        ("--xyzzy=1", "--xyzzy is not an option; python train.py --help lists them all"),
+        ("-x", "-x: expected a config file (NAME.py) or --key=value; see --help"),
+        ("batch_size=3", "batch_size=3: expected a config file (NAME.py) or --key=value; see --help"),
+        ("nowhere.py", "nowhere.py: there is no such config file"),
     ],
 )
-def test_a_wrong_type_on_the_command_line_says_what_was_expected(argument, text):
-    assert error(argument) == text
+def test_a_wrong_value_on_the_command_line_is_named(argument, text):
+    assert error(*argument.split()) == text
 
 
 @pytest.mark.parametrize(
@@ -334,33 +278,20 @@ def test_a_wrong_type_on_the_command_line_says_what_was_expected(argument, text)
         (-2, -1, "eval_iters"),
         (2**31, 2**31 - 1, "warmup_iters"),  # in which devices count
         (2**32, 2**32 - 1, "seed"),
+        (1e39, 1e38, "min_lr"),
+        (float("inf"), 1e38, "learning_rate"),
     ],
 )
 def test_values_out_of_range_are_refused(outside, at_the_edge, names):
     for name in names.split():
-        assert error(f"--{name}={outside}").startswith(f"--{name} is {outside!r}, expected ")
+        assert error(f"--{name}={outside}").startswith(f"--{name} is {outside!r}: ")
         assert getattr(parse_options([f"--{name}={at_the_edge}"]), name) == at_the_edge
-
-
-@pytest.mark.parametrize("words", [["--seed"], ["--seed", "--overwrite"], ["--seed", "--n_layer=2"]])
-def test_a_key_without_a_value(words):
-    assert error(*words) == "--seed needs a value: an integer from 0 to 4294967295"
 
 
 @pytest.mark.parametrize("words", ["--overwrite --bias false", "--overwrite True --bias=false"])
 def test_an_option_that_is_true_or_false_may_stand_alone(words):
     options = parse_options([*words.split(), "--seed=3", "--eval_only"])
     assert (options.overwrite, options.bias, options.eval_only, options.seed) == (True, False, True, 3)
-
-
-@pytest.mark.parametrize("word", ["shakespeare", "-x", "-x.py", "batch_size=3"])
-def test_a_word_that_is_neither_a_config_file_nor_an_option(word):
-    assert error(word).startswith(f"{word}: expected a config file")
-
-
-def test_a_missing_config_file(tmp_path):
-    path = str(tmp_path / "nowhere.py")
-    assert error(path) == f"{path}: there is no such config file"
 
 
 @pytest.mark.parametrize(
@@ -370,13 +301,9 @@ def test_a_missing_config_file(tmp_path):
         ("batch_size = 1\n\nn_layer = 1 // 0\n", 3, "ZeroDivisionError"),
         ("def n():\n    raise ValueError('two\\nlines')\nn_layer = n()\n", 2, "ValueError: two lines"),
         ("import nanojaxgpt_no_such_module\n", 1, "ModuleNotFoundError"),
-        ("raise SystemExit(1)\n", 1, "SystemExit"),
         ("raise SystemExit('bye')\n", 1, "SystemExit: bye"),
         ("batch_size = 1\nraise KeyboardInterrupt\n", 2, "KeyboardInterrupt"),
-        ("class Mine(BaseException):\n    pass\nraise Mine('own')\n", 3, "Mine: own"),
-        ("class Mute(Exception):\n    __str__ = None\nraise Mute\n", 3, "Mute"),
         ("def deep():\n    deep()\ndeep()\n", 2, "RecursionError"),
-        ("eval('1 +')\n", 1, "SyntaxError: invalid syntax"),
         ("batch_size = 1\0\n", 1, "null bytes"),
         ("raise ValueError('\\x1b[2J' + 'x' * 20_000)\n", 1, "ValueError: ?[2Jxxx"),
     ],
@@ -399,21 +326,13 @@ def test_a_commands_own_options_are_taken_and_train_pys_are_left():
     words = ["x.py", "--loop", "--n_layer", "2", "--steps", "3", "--bias=True"]
     assert split_options(words, Own) == (Own(3, True), ["x.py", "--n_layer", "2", "--bias=True"])
     assert split_options(["--loop=False", "--no_such"], Own) == (Own(), ["--no_such"])
-    for words, says in (
-        (["--steps=0"], "--steps is 0, expected an integer, 1 or more (below 2^31), or None"),
-        (["--loop=maybe"], "--loop is 'maybe', expected True or False"),
-        (["--steps", "--loop"], "--steps needs a value: an integer, 1 or more (below 2^31)"),
-    ):
-        assert refusal(split_options, words, Own) == says
+    assert (
+        refusal(split_options, ["--steps=0"], Own) == "--steps is 0: it should be greater than or equal to 1"
+    )
+    assert refusal(split_options, ["--steps", "--loop"], Own) == "--steps needs a value; see --help"
 
 
 # --- commands ---------------------------------------------------------------------------------------------
-
-
-COMMAND = (  # a command that reads options and does nothing with them
-    "from config.command_line import command; from config.options import parse_options; "
-    "command(parse_options)"
-)
 
 
 INTERRUPTED = """
@@ -452,11 +371,8 @@ def test_ctrl_c_during_the_imports_ends_a_command_quietly(script, modules):
 
 def test_a_program_that_only_imports_the_reader_of_options_is_interrupted_as_ever():
     """Such as one of Modal's containers, which is told by SIGINT that its machine is taken away."""
-    done = run_python(
-        "-c",
-        "import tools.cloud.supervise, data.prepare, data.registry, signal\n"
-        "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
-    )
+    unchanged = "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    done = run_python("-c", f"import tools.cloud.supervise, data.prepare, signal; {unchanged}")
     assert done.returncode == 0, done.stderr
 
 
@@ -476,7 +392,7 @@ def test_a_command_can_be_interrupted_unless_ctrl_c_is_ignored(inherited, within
 
 
 def test_help_lists_every_option_with_its_default_and_meaning():
-    done = run_python("-c", COMMAND, "--help")
+    done = run_python("-c", "from config.options import parse_options; parse_options(['--help'])")
     assert done.returncode == 0, done.stderr
     words = " ".join(done.stdout.replace("│", " ").split())
     for field in fields(Options):
@@ -489,29 +405,23 @@ def test_help_lists_every_option_with_its_default_and_meaning():
 
 @pytest.mark.parametrize("encoding, text", [("ascii", "n\u00e9"), ("utf-8:strict", "n\udcff")])
 def test_text_that_a_terminal_cannot_show_is_written_all_the_same(encoding, text):
-    """As `sample.py --start` may have it: a byte that is not UTF-8 becomes half a character."""
+    """As a token may be: a byte that is not UTF-8 becomes half a character."""
     program = f"from config.command_line import command; command(lambda argv: print({ascii(text)}))"
-    done = run_python("-c", program, PYTHONIOENCODING=encoding)
-    assert (done.stdout, done.stderr) == ("n?\n", "")
+    assert run_python("-c", program, PYTHONIOENCODING=encoding).stdout == "n?\n"
 
 
-@pytest.mark.parametrize(
-    "meanwhile",
-    [
-        "pass",
-        "threading.Thread(target=time.sleep, args=(3600,)).start()",  # what works on holds nothing up
-        "sys.stdout.write('text')",  # and what was written is not lost
-    ],
-)
-def test_ctrl_c_ends_a_command_quietly_with_status_130(meanwhile):
+def test_ctrl_c_ends_a_command_quietly_with_status_130():
+    """A thread that works on does not hold it up, and what was written is not lost."""
     done = run_python(
         "-c",
         "import sys, threading, time; from config.command_line import command\n"
-        f"def interrupted(argv):\n  {meanwhile}\n  raise KeyboardInterrupt\n"
+        "def interrupted(argv):\n"
+        "  threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        "  sys.stdout.write('text')\n"
+        "  raise KeyboardInterrupt\n"
         "command(interrupted)",
     )
-    assert (done.returncode, done.stderr) == (130, "")
-    assert done.stdout == ("text" if "write" in meanwhile else "")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "text", "")
 
 
 def test_options_are_read_without_importing_jax_or_numpy():
@@ -527,10 +437,7 @@ def test_options_are_read_without_importing_jax_or_numpy():
 
 
 def test_the_baby_gpt_has_nanogpts_hyperparameters():
-    baby = asdict(parse_options([str(ROOT / "config/train_shakespeare_char.py")]))
-    nanogpt = asdict(parse_options(flags(BABY)))
-    names = {word.partition("=")[0] for word in NANOGPT_DEFAULTS.split()}
-    assert {name: baby[name] for name in names} == {name: nanogpt[name] for name in names}
+    assert parse_options([str(ROOT / "config/train_shakespeare_char.py")]) == parse_options(flags(BABY))
 
 
 def test_the_cpu_run_is_the_baby_gpt_with_the_options_of_nanogpts_readme():

@@ -327,8 +327,8 @@ def test_processes_with_other_options_are_told_so(tiny, tmp_path):
                 ["--coordinator=auto"],
             )
         ),
-        (["--coordinator=localhost"], "expected host:port, or auto"),
-        (["--num_processes=0"], "expected an integer, 1 or more"),
+        (["--coordinator=localhost"], "should match pattern"),
+        (["--num_processes=0"], "should be greater than or equal to 1"),
     ],
 )
 def test_processes_badly_described_are_refused(arguments, says):

@@ -30,9 +30,7 @@ from config.command_line import UserError
 from config.options import Options
 from generation.decode import generate
 from generation.engine import Engine, Request
-from hub.export import write_model
-from hub.family import which_family
-from hub.weights import FAMILIES
+from hub.export import which_family, write_model
 from model import GPT, GPTConfig
 from runs.load import load_run
 from training.state import create_state
@@ -141,7 +139,7 @@ def exported(model: GPT):
     from transformers import AutoModelForCausalLM
 
     with tempfile.TemporaryDirectory() as folder:
-        write_model(Path(folder), model, which_family(FAMILIES, model.config), None)
+        write_model(Path(folder), model, which_family(model.config), None)
         return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 

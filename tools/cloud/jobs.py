@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from config.command_line import CommandOptions, UserError, check_value, given, option_types, split_options
+from config.command_line import UserError, check_value, given, option_types, split_options
 from config.files import is_plain_name
 from config.options import NOT_RESUMED, RESUMING, Options
 from data.prepare import parse
@@ -107,7 +107,7 @@ def prepares_itself(dataset: str) -> bool:
     return has_script(dataset) and is_small(dataset)
 
 
-def options_of(name: str) -> type[CommandOptions]:
+def options_of(name: str) -> type[Any]:
     """Return the options of a command's script, which is imported late, as most import JAX."""
     if name in ("sample", "evaluate", "export", "serve"):
         return getattr(import_module(name), f"{name.capitalize()}Options")

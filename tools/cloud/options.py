@@ -5,12 +5,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from config.command_line import Count, Limit, Name, NonNegative, UserError, given, option_types, split_options
+from pydantic import Field
 
-RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
-Hours = Annotated[float, Limit("a number above 0, up to Modal's 24", lambda x: 0 < x <= 24)]
-Retries = Annotated[int, Limit("an integer from 0 to Modal's 10", lambda x: 0 <= x <= 10)]
-Cores = Annotated[int, Limit("an integer from 1 to 64", lambda x: 1 <= x <= 64)]
+from config.command_line import Count, Name, NonNegative, UserError, given, option_types, split_options
+
+RunName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+Hours = Annotated[float, Field(gt=0, le=24)]  # Modal's limit
+Retries = Annotated[int, Field(ge=0, le=10)]  # Modal's limit
+Cores = Annotated[int, Field(ge=1, le=64)]
 
 GPUS = {  # by Modal's names: how its rate is called
     **{"T4": "t4", "L4": "l4", "A10": "a10g", "A10G": "a10g", "L40S": "l40s", "A100": "a100_40gb"},

@@ -39,7 +39,7 @@ class Here:
     def read(self, path: str) -> bytes | None:
         """Return the bytes of a file; None where there is none."""
         try:
-            with open_file(Path(path), root=Path()) as file:
+            with open_file(Path(path)) as file:
                 return file.read()
         except OSError:
             return None

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from config.command_line import UserError, check_name, check_value, given, parse_literal
+from config.command_line import UserError, check_name, given
 from config.files import is_plain_name
 from config.options import NOT_RESUMED, Options
 from experiments.runner import Task, run
@@ -83,8 +83,7 @@ def parse_axis(text: str) -> tuple[str, list[str]]:
     if name in (*NOT_RESUMED, "max_iters", "dataset"):
         raise UserError(f"--sweep={text}: {name} is no axis of a sweep; give it once, for all runs")
     for value in found:
-        literal = value if isinstance(getattr(Options, name), str) else parse_literal(value)
-        check_value(name, literal, "--sweep: ", Options)
+        given([f"--{name}={value}"], Options)
     return name, found
 
 

@@ -144,8 +144,8 @@ def test_the_command_prints_tasks_timeline_bubble_and_what_is_held(capsys):
     [
         (["--schedule=interleaved", "--microbatches=6"], "6 microbatches must be a multiple of 4 stages"),
         (["--virtual_stages=2"], "virtual_stages=2, but 1f1b has one chunk per rank: use interleaved"),
-        (["--schedule=zigzag"], "--schedule is 'zigzag', expected one of gpipe, 1f1b"),
-        (["--stages=0"], "--stages is 0, expected an integer, 1 or more"),
+        (["--schedule=zigzag"], "--schedule is 'zigzag': it should be 'gpipe', '1f1b'"),
+        (["--stages=0"], "--stages is 0: it should be greater than or equal to 1"),
     ],
 )
 def test_what_cannot_be_is_one_line(argv, says):

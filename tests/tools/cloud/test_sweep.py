@@ -36,7 +36,7 @@ def test_the_product_has_a_run_for_each_combination(remote):
         ("--sweep=n_layer", "expected an option and its values"),
         ("--sweep=n_layer:1,,2", "expected an option and its values"),
         ("--sweep=n_layer:1,1", "two runs would have the same name"),
-        ("--sweep=n_layer:1,two", "--sweep: n_layer is 'two', expected an integer, 1 or more"),
+        ("--sweep=n_layer:1,two", "--n_layer is 'two': it should be a valid integer"),
         ("--sweep=out_dir:a,b", "out_dir is no axis of a sweep"),
         ("--n_layers=2", "--n_layers is not an option"),
         ("--sweep=mesh:data:2,data-2", "two runs would have the same name"),

@@ -8,7 +8,8 @@ import pytest
 from config.command_line import UserError
 from data.tokenizer import CharTokenizer
 from hub.chat import read_chat_template
-from hub.gpt2 import GPT2
+from hub.export import write_config
+from hub.families import GPT2
 from model import GPTConfig
 from serve import load_chat
 from tests.helpers import refusal
@@ -58,8 +59,8 @@ def test_a_damaged_file_is_one_line(tmp_path, text):
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ 1 | nofilter }}", "{{" + "(" * 5000])
 def test_a_template_that_is_no_jinja_is_one_line_at_the_start(tmp_path, template):
-    config = GPT2.write_config(
-        GPTConfig(block_size=8, vocab_size=2, n_layer=1, n_head=1, n_embd=8, mlp="gelu")
+    config = write_config(
+        GPT2, GPTConfig(block_size=8, vocab_size=2, n_layer=1, n_head=1, n_embd=8, mlp="gelu")
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | config))
     said = refusal(load_chat, str(save(tmp_path, template=template)), CharTokenizer("ab"))
