@@ -4,7 +4,10 @@ text = Continuation(tokenizer, prompt, stops=["\n\n"])
 part = text.add(tokens, likelihood)          part.text can be sent
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,15 +19,14 @@ from generation.decode import Likelihood
 BEFORE = 8
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token of the text, and how likely it was."""
 
     id: int
     start: int  # characters before it
     end: int
     logprob: float | None = None  # None: not asked for, or the first token of a prompt
-    likeliest: list[tuple[int, float]] = field(default_factory=list)  # tokens, and their log-probabilities
+    likeliest: Sequence[tuple[int, float]] = ()  # tokens, and their log-probabilities
 
 
 @dataclass(frozen=True)
@@ -55,28 +57,30 @@ class Continuation:
         self.count = 0  # new tokens
         self.stopped = False
 
-    def echo(self, text: str, tokens: list[Token]) -> None:
+    def echo(self, prompt: Part) -> None:
         """Put the prompt before the new text."""
-        self.text, self.tokens, self.begin = text, tokens, len(text)
+        self.text = prompt.text
+        self.tokens = prompt.tokens
+        self.begin = len(prompt.text)
 
-    def add(self, ids: np.ndarray, likelihood: Likelihood | None = None) -> Part:
+    def add(self, ids: np.ndarray, likely: Sequence[tuple] = ()) -> Part:
         """Add new tokens, up to the end of a stop string; return what can be sent."""
-        for token, known in zip(ids.tolist(), likelihoods(likelihood, len(ids)), strict=False):
+        for i, token in enumerate(ids.tolist()):
             start = len(self.text)
             self.text += self.decode([token])
             self.count += 1
-            self.tokens.append(Token(token, start, len(self.text), *known))
+            self.tokens.append(Token(token, start, len(self.text), *(likely[i] if likely else ())))
             if self._cut(start):
-                break
-        return self._send(len(self.text) - (0 if self.stopped else self._undecided()))
+                return self.finish()
+        return self._send(len(self.text) - self._undecided())
 
     def finish(self) -> Part:
+        """Return the rest, when no more tokens come."""
         if not self.stopped:
             start = len(self.text)
             self.text += self.decode([], final=True)
             self._cut(start)
-        part = self._send(len(self.text))
-        return Part(part.text, part.tokens + ([] if self.stopped else self.tokens))
+        return self._send(len(self.text), entire=True)
 
     def _cut(self, start: int) -> bool:
         """Cut the text before a stop string that ends after `start`, if there is one."""
@@ -93,35 +97,29 @@ class Continuation:
         ends = range(min(longest, len(self.text) - self.begin), 0, -1)
         return next((n for n in ends if any(stop.startswith(self.text[-n:]) for stop in self.stops)), 0)
 
-    def _send(self, end: int) -> Part:
+    def _send(self, end: int, entire: bool = False) -> Part:
         text, self.sent = self.text[self.sent : end], end
         # A token that begins at the end is part of a character that may yet be cut away.
-        kept = (i for i, token in enumerate(self.tokens) if token.end > end or token.start == end)
-        complete = len(self.tokens) if self.stopped else next(kept, len(self.tokens))
-        tokens, self.tokens = self.tokens[:complete], self.tokens[complete:]
-        return Part(text, tokens)
+        complete = takewhile(lambda token: entire or token.start < end >= token.end, self.tokens)
+        part = Part(text, list(complete))
+        self.tokens = self.tokens[len(part.tokens) :]
+        return part
 
 
-def likelihoods(likelihood: Likelihood | None, n: int) -> list[tuple]:
-    """Return the last two fields of each of n Tokens, as far as they are known."""
+def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
+    """Return the last two fields of each Token."""
     if likelihood is None:
-        return [()] * n
+        return []
     pairs = zip(likelihood.tokens.tolist(), likelihood.likeliest.tolist(), strict=True)
     likeliest = [list(zip(*pair, strict=True)) for pair in pairs]
     return list(zip(likelihood.chosen.tolist(), likeliest, strict=True))
 
 
-def prompt_tokens(
-    tokenizer: Tokenizer, ids: list[int], last: list[Likelihood] | None = None
-) -> tuple[str, list[Token]]:
-    """Return the text of a prompt, and its tokens; `last` has the likelihoods of the last ones."""
-    likely = [x for likelihood in last or [] for x in likelihoods(likelihood, len(likelihood.chosen))]
-    decode, text, tokens = tokenizer.stream(), "", []
-    for token, known in zip(ids, [()] * (len(ids) - len(likely)) + likely, strict=True):
-        start = len(text)
-        text += decode([token])
-        tokens.append(Token(token, start, len(text), *known))
-    return text + decode([], final=True), tokens
+def read_prompt(tokenizer: Tokenizer, ids: np.ndarray, last: Sequence[Likelihood] = ()) -> Part:
+    """Return a prompt as text and tokens; `last` has the likelihoods of the last ones."""
+    known = [x for likelihood in last for x in likelihoods(likelihood)]
+    whole = Continuation(tokenizer, [], [])
+    return whole.add(ids, [()] * (len(ids) - len(known)) + known) + whole.finish()
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import uvicorn
 
 import train
 from data.tokenizer import CharTokenizer
@@ -17,8 +16,7 @@ from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen, load_served
 from tests.helpers import wait_until
-from tools.serving.app import make_app
-from tools.serving.connections import Connection
+from tools.serving.app import make_server
 from tools.serving.served import Served
 
 # With what HTML is made of, so that a text may be markup.
@@ -48,10 +46,9 @@ def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
-        served.worker.start()
-        app = make_app(served)
-        settings = {"http": Connection, "log_level": "warning", "timeout_graceful_shutdown": 1}
-        server = uvicorn.Server(uvicorn.Config(app, **settings))
+        served.worker.thread.start()
+        server = make_server(served)
+        server.config.timeout_graceful_shutdown = 1
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))

@@ -15,9 +15,7 @@ PROMPT = "the quick"
 
 @pytest.fixture(scope="module")
 def server(serve, byte_run):
-    return serve(
-        f"--out_dir={byte_run}", "--slots=4", "--max_waiting=300", "--max_tokens=200", "--max_body=20000"
-    )
+    return serve(f"--out_dir={byte_run}", "--slots=4", "--max_waiting=300", "--max_tokens=200")
 
 
 @pytest.fixture(scope="module")
@@ -259,17 +257,13 @@ def test_a_chat_continues_the_plain_template(chat, complete):
 @pytest.mark.parametrize(
     "options, param, says",
     [
-        ({"temperature": 2.1}, "temperature", "temperature is 2.1: Input should be less than or equal to 2"),
-        ({"temperature": "warm"}, "temperature", "is 'warm': Input should be a valid number"),
+        ({"temperature": 2.1}, "temperature", "temperature: Input should be less than or equal to 2"),
+        ({"temperature": "warm"}, "temperature", "Input should be a valid number"),
         ({"top_p": 0}, "top_p", "greater than 0"),
         ({"extra_body": {"top_k": 0}}, "top_k", "greater than or equal to 1"),
-        ({"extra_body": {"top_k": True}}, "top_k", "is True"),
-        ({"max_tokens": 0}, "max_tokens", "from 1 to 200"),
-        (
-            {"extra_body": {"max_completion_tokens": 201}, "max_tokens": None},
-            "max_completion_tokens",
-            "from 1 to 200",
-        ),
+        ({"extra_body": {"top_k": True}}, "top_k", "a valid integer"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+        ({"extra_body": {"max_completion_tokens": 201}, "max_tokens": None}, "max_tokens", "200 at most"),
         ({"n": 129}, "n", "less than or equal to 128"),
         ({"n": 65, "prompt": ["a", "b"]}, "n", "2 prompts times n=65 are more than"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
@@ -282,12 +276,9 @@ def test_a_chat_continues_the_plain_template(chat, complete):
         ({"prompt": [[]]}, "prompt", "is empty"),
         ({"prompt": {}}, "prompt", "Input should be a valid string"),
         ({"extra_body": {"stream": "yes"}}, "stream", "a valid boolean"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream: true"),
-        ({"extra_body": {"tempurature": 1}}, "tempurature", "unknown field"),
-        ({"presence_penalty": 1}, "presence_penalty", "not supported"),
-        ({"extra_body": {"store": True}}, "store", "not supported"),
-        ({"extra_body": {"tool_choice": "required"}}, "tool_choice", "not supported"),
-        ({"best_of": 2}, "best_of", "not supported"),
+        ({"extra_body": {"tempurature": 1}}, "tempurature", "not permitted"),
+        ({"presence_penalty": 1}, "presence_penalty", "not permitted"),
+        ({"extra_body": {"tool_choice": "required"}}, "tool_choice", "not permitted"),
     ],
 )
 def test_a_bad_field_is_named(complete, options, param, says):
@@ -300,11 +291,14 @@ def test_a_bad_field_is_named(complete, options, param, says):
 @pytest.mark.parametrize(
     "messages, says",
     [
-        ([], "messages is []: List should have at least 1 item"),
-        (["hi"], "messages[0] is 'hi'"),
-        ([{"role": "robot", "content": "hi"}], "messages[0].role is 'robot': Input should be 'system', "),
-        ([{"content": "hi"}], "messages[0].role is missing"),
-        ([{"role": "user", "content": 5}], "messages[0].content is 5"),
+        ([], "messages: List should have at least 1 item"),
+        (["hi"], "messages.0: "),
+        ([{"role": "robot", "content": "hi"}], "messages.0.role: Input should be 'system', "),
+        ([{"content": "hi"}], "messages.0.role: Field required"),
+        (
+            [{"role": "user", "content": 5}],
+            "messages.0.content.str: Input should be a valid string or Input should be a valid list",
+        ),
         ([{"role": "user", "content": [{"type": "image_url"}]}], "should be 'text'"),
     ],
 )

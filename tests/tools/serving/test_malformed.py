@@ -1,20 +1,11 @@
-"""300 malformed requests: each is answered by a 4xx with the error object, and the server goes on.
+"""300 malformed requests: each is answered by a 4xx with the error object, and the server goes on."""
 
-And 60 that are slow or silent: their connections are closed.
-"""
-
-import contextlib
 import json
 import random
 import socket
-import time
 
 import httpx
 import pytest
-
-from tests.helpers import DEADLINE, wait_until
-from tests.tools.serving.served_run import ask, serving
-from tools.serving import app, connections
 
 GOOD = {
     "/v1/completions": {"prompt": "abc", "max_tokens": 2},
@@ -103,47 +94,3 @@ def test_what_is_no_http_does_not_stop_it(server, head):
         except TimeoutError:  # it waits for the rest
             pass
     assert httpx.get(f"{server.url}/health").status_code == 200
-
-
-def test_a_slow_or_silent_client_is_closed(char_run, monkeypatch):
-    """At any byte of a request, the first of a connection or another; drop by drop, too."""
-    monkeypatch.setattr(connections, "IDLE", 0.5)
-    monkeypatch.setattr(app, "BODY", 1.0)
-    draw = random.Random(0)
-    body = json.dumps(GOOD["/inside/tokens"]).encode()
-    head = b"POST /inside/tokens HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
-    whole = head + body
-    with serving(out_dir=str(char_run)) as (url, _), contextlib.ExitStack() as opened:
-
-        def connect(first: bytes) -> socket.socket:
-            connection = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), DEADLINE)
-            connection.sendall(first)
-            return opened.enter_context(connection)
-
-        cuts = [0, 1, len(head), len(whole) - 1, *(draw.randrange(len(whole)) for _ in range(26))]
-        answered = [b"", whole]  # before the client is silent
-        silent = [(cut, before, connect(before + whole[:cut])) for cut in cuts for before in answered]
-        slow = connect(whole[:9])
-        with pytest.raises(OSError):
-            for byte in b"a" * int(DEADLINE * 20):
-                slow.sendall(bytes([byte]))
-                time.sleep(0.05)
-        for cut, before, connection in silent:
-            answer = b"".join(iter(lambda c=connection: c.recv(4096), b""))
-            assert answer.count(b"HTTP/1.1 200") == (before == whole)
-            assert (b"HTTP/1.1 408 Request Timeout\r\n" in answer) == (cut >= len(head))
-        assert ask(f"{url}/health")[0] == 200
-
-
-def test_before_it_runs_out_of_files_it_refuses_connections(char_run, monkeypatch):
-    monkeypatch.setattr(connections, "MOST", 5)
-    with serving(out_dir=str(char_run)) as (url, _), contextlib.ExitStack() as opened:
-        address = "127.0.0.1", int(url.rpartition(":")[2])
-        for _ in range(6):
-            opened.enter_context(socket.create_connection(address))
-        answer = httpx.get(f"{url}/health")
-        assert answer.status_code == 503 and "too many connections" in answer.json()["error"]["message"]
-        beyond = [opened.enter_context(socket.create_connection(address)) for _ in range(40)]
-        wait_until(lambda: beyond[-1].recv(1) == b"")
-        opened.close()
-        wait_until(lambda: httpx.get(f"{url}/health").status_code == 200)
