@@ -1,9 +1,7 @@
 """Serve a trained model: OpenAI's API at /v1, and a page in the browser at /.
 
-    python serve.py --out_dir=out-quickstart            every option: python serve.py --help
-    curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'
-
-See docs/serving.md.
+python serve.py --out_dir=out-quickstart            every option: python serve.py --help
+curl http://127.0.0.1:8000/v1/completions -d '{"prompt": "def ", "max_tokens": 64}'
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -20,7 +18,6 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import jax
-from jax.sharding import Mesh
 
 from config.command_line import Count, Limit, Name, UserError, command, given
 from data.tokenizer import Tokenizer, end_of_text
@@ -37,9 +34,7 @@ from tools.serving.served import Run, Served
 from tools.serving.worker import Worker
 
 Port = Annotated[int, Limit("a port, from 0 to 65535", lambda x: 0 <= x < 2**16)]
-ApiKey = Annotated[
-    str, Limit("8 characters or more, of ASCII, without spaces", re.compile("[!-~]{8,}").fullmatch)
-]
+ApiKey = Annotated[str, Limit("8 characters or more of ASCII, no spaces", re.compile("[!-~]{8,}").fullmatch)]
 
 LOOPBACK = ["localhost", "127.0.0.1", "::1", "[::1]"]
 LOOK = 1.0  # seconds between looks for a new checkpoint
@@ -84,7 +79,6 @@ def main(argv: list[str]) -> None:
         served.worker.thread.start()
         host, port = listener.getsockname()[:2]
         print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
-        print(f"compiling for {options.slots} slots: /health says how far", flush=True)
         if options.follow:
             threading.Thread(target=follow, args=(served, options, mesh), daemon=True).start()
         # Uvicorn finishes what runs, restores this, and raises the signal again.
@@ -117,10 +111,11 @@ def listen(options: ServeOptions) -> socket.socket:
 
 def load_served(options: ServeOptions) -> Served:
     """Load the model and its tokenizer. Raises UserError."""
-    run = options.init_from == "resume"
-    if run:
+    run = None
+    if options.init_from == "resume":
         model, description, iteration = load_run(options.out_dir, dtype=options.dtype)
         version = f"iter-{iteration}"
+        run = Run(options.out_dir, options.dtype)
     else:
         model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
         version = "pretrained"
@@ -132,18 +127,17 @@ def load_served(options: ServeOptions) -> Served:
     check_cache(model.config, options.slots, f"slots={options.slots}")
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
-    on_devices = partial(jax.set_mesh, mesh)  # for the engine's thread
     return Served(
         Path(options.out_dir if run else options.init_from).resolve().name,
         tokenizer,
         vocab_size,
         end_of_text(description),
         Chat() if run else load_chat(options.init_from, tokenizer),
-        Worker(model, version, make_engine, on_devices, options.max_waiting),
-        Run(options.out_dir, options.dtype) if run else None,
+        Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
+        run,
         options.api_key,
-        # A name of another site may lead to 127.0.0.1 (DNS rebinding). Its page has no key.
-        ["*"] if options.api_key else [*LOOPBACK, *filter(None, options.allowed_hosts.split(","))],
+        # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
+        ["*"] if options.api_key else LOOPBACK + re.findall(r"[^,\s]+", options.allowed_hosts),
         options.max_body,
         options.max_tokens,
     )
@@ -156,7 +150,7 @@ def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
     return Chat(template, tokens, ends=tuple(end) if len(end) == 1 else ())
 
 
-def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
+def follow(served: Served, options: ServeOptions, mesh: jax.sharding.Mesh) -> None:
     """Serve each new checkpoint of the run. A thread runs this."""
     checkpoints = Checkpoints(options.out_dir)
     seen = served.worker.version
@@ -168,12 +162,11 @@ def follow(served: Served, options: ServeOptions, mesh: Mesh) -> None:
         try:
             with jax.set_mesh(mesh):
                 model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
-        except UserError as error:  # it may be complete a moment later
+            if model.config != served.model.config:
+                raise UserError("the run has another shape now: start serve.py anew to follow it")
+        except UserError as error:  # a checkpoint may be complete a moment later
             print(f"note: {error}", file=sys.stderr, flush=True)
             continue
-        if model.config != served.model.config:
-            print("note: the run has another shape now, and is followed no more", file=sys.stderr, flush=True)
-            return
         seen = f"iter-{iteration}"
         served.worker.replace(model, seen)
         print(f"serving iter {iteration}", flush=True)

@@ -1,7 +1,4 @@
-"""The HTTP application: OpenAI's routes, and who may ask. insight.py has the page's routes.
-
-The files of page/ are for anybody: they hold nothing of the model.
-"""
+"""The HTTP server: OpenAI's routes, and who may ask. insight.py has the page's routes."""
 
 import hmac
 import time
@@ -18,13 +15,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from generation.engine import FIRST
 from tools.serving.completions import Answer, ChatAnswer, respond
 from tools.serving.errors import ApiError, answer_error
 from tools.serving.insight import Here, inside
 from tools.serving.requests import ChatBody, CompletionBody, check_model, read_request
 from tools.serving.served import Served
 
-PAGE = Path(__file__).parent / "page"
+PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
 FINISH = 30  # seconds that running requests are given after SIGTERM
 IDLE = 75  # seconds from an answer to the next request: clients close idle connections earlier
 CONNECTIONS = 900  # 1,024 open files is a usual limit
@@ -81,7 +79,8 @@ async def health(served: Here) -> JSONResponse:
     """Whether the server computes; how many requests run, and how many run or wait."""
     worker = served.worker
     figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.slots}
-    return JSONResponse({"status": worker.status, **figures}, 200 if worker.serves else 503)
+    ready = worker.works and worker.compiled >= FIRST  # to answer without waiting for the compiler
+    return JSONResponse({"status": worker.status, **figures}, 200 if ready else 503)
 
 
 @api.get("/v1/models")

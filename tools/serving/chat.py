@@ -1,8 +1,4 @@
-"""Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it has none.
-
-The plain one writes "System: ", "User: " or "Assistant: " before each message, and ends in "Assistant:". The
-model's turn ends where it writes "User:".
-"""
+"""Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it has none."""
 
 from typing import NoReturn
 
@@ -20,10 +16,10 @@ def refuse(message: str) -> NoReturn:
 
 
 class Chat:
-    """Makes a prompt of messages, by a Jinja template for transformers; None: the plain one.
+    """A Jinja template for transformers, or the plain one. The model's turn ends at a token of `ends`.
 
-    `tokens` are the texts of special tokens by the names that templates use, such as bos_token. The model's
-    turn ends at the tokens `ends` and the texts `stops`. Raises UserError for a broken template.
+    `tokens` are the texts of special tokens by the names that templates use, such as bos_token. Raises
+    UserError for a broken template.
     """
 
     def __init__(
@@ -34,7 +30,7 @@ class Chat:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)  # as transformers
         try:
             self.template = None if template is None else environment.from_string(template)
-        except Exception as error:  # not only TemplateSyntaxError: constants are computed here
+        except Exception as error:  # also of the constants, which are computed here
             where = "chat_template.jinja, or in tokenizer_config.json"
             message = f"the chat template ({where}) cannot be compiled ({error}): correct or delete it"
             raise UserError(message) from None

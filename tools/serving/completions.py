@@ -10,42 +10,10 @@ from typing import Any
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from generation.decode import Likelihood
-from generation.engine import Piece
 from tools.serving.errors import ApiError
 from tools.serving.requests import Asked
 from tools.serving.served import Served
-from tools.serving.text import Continuation, Part, Token, likelihoods, read_prompt, spelling
-from tools.serving.worker import Job
-
-
-class Choice:
-    """One continuation, from the engine's pieces to parts of the text."""
-
-    def __init__(self, served: Served, asked: Asked, job: Job):
-        self.served, self.asked, self.job = served, asked, job
-        self.text = Continuation(served.tokenizer, job.request.prompt.tolist(), asked.stops)
-        self.of_prompt: list[Likelihood] = []
-        self.echoed = not asked.fields.echo
-        self.sent = False  # a part of it
-        self.finish_reason: str | None = None
-
-    def take(self, piece: Piece) -> Part:
-        """Return the text that a piece of the engine's makes ready to be sent."""
-        if piece.prompt is not None:
-            self.of_prompt.append(piece.prompt)
-        if not self.echoed and (len(piece.tokens) or piece.finished):
-            self.text.echo(read_prompt(self.served.tokenizer, self.job.request.prompt, self.of_prompt))
-            self.echoed = True
-        ended = len(piece.tokens) > 0 and int(piece.tokens[-1]) in self.job.request.stop
-        tokens = piece.tokens[:-1] if ended else piece.tokens
-        part = self.text.add(tokens, likelihoods(piece.likelihood))
-        self.text.count += ended
-        if piece.finished or self.text.stopped:
-            part += self.text.finish()
-            self.finish_reason = "stop" if ended or self.text.stopped else "length"
-            self.served.worker.cancel(self.job)
-        return part
+from tools.serving.text import Continuation, Part, Token, spelling
 
 
 class Answer:
@@ -56,24 +24,31 @@ class Answer:
 
     def __init__(self, served: Served, asked: Asked):
         self.served, self.asked = served, asked
-        self.id, self.created = f"{self.prefix}-{secrets.token_hex(12)}", int(time.time())
-        self.choices = [Choice(served, asked, job) for job in served.worker.submit(asked.requests)]
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.jobs = served.worker.submit(asked.requests)
+        self.texts = [
+            Continuation(served.tokenizer, request.prompt, asked.stops, request.stop, asked.fields.echo)
+            for request in asked.requests
+        ]
 
     async def complete(self) -> dict[str, Any]:
         """Return the whole answer as one object."""
-        texts = [Part("", []) for _ in self.choices]
-        async for choice, part in self.parts():
-            texts[choice.job.index] += part
-        described = [self.describe(*pair, chunk=False) for pair in zip(self.choices, texts, strict=True)]
-        return self.object(self.kind, described, self.usage())
+        wholes = [Part("", []) for _ in self.texts]
+        async for i, part in self.parts():
+            wholes[i] += part
+        choices = [self.describe(i, part, self.message(part)) for i, part in enumerate(wholes)]
+        return self.object(self.kind, choices, self.usage())
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the chunks as server-sent events. An error ends them as one more."""
+        begun = set()
         try:
-            async for choice, part in self.parts():
-                if part.text or part.tokens or choice.finish_reason:
-                    yield event(self.object(self.chunk_kind, [self.describe(choice, part, True)], None))
-                    choice.sent = True
+            async for i, part in self.parts():
+                if part.text or part.tokens or self.texts[i].finish_reason:
+                    choice = self.describe(i, part, self.delta(part, first=i not in begun))
+                    yield event(self.object(self.chunk_kind, [choice], None))
+                    begun.add(i)
             if self.asked.fields.stream_options.include_usage:
                 yield event(self.object(self.chunk_kind, [], self.usage()))
             yield "data: [DONE]\n\n"
@@ -82,19 +57,22 @@ class Answer:
         finally:  # also when the client has gone
             self.cancel()
 
-    async def parts(self) -> AsyncIterator[tuple[Choice, Part]]:
-        """Yield the parts of all texts as they are made. Raises ApiError when computing fails."""
-        while any(choice.finish_reason is None for choice in self.choices):
-            job, piece = await self.choices[0].job.made.get()
+    async def parts(self) -> AsyncIterator[tuple[int, Part]]:
+        """Yield the parts of each text as they are made. Raises ApiError when computing fails."""
+        while any(text.finish_reason is None for text in self.texts):
+            job, piece = await self.jobs[0].made.get()
             if isinstance(piece, ApiError):
                 raise piece
-            choice = self.choices[job.index]
-            if choice.finish_reason is None:  # or it ended with a stop string before this piece
-                yield choice, choice.take(piece)
+            text = self.texts[job.index]
+            if text.finish_reason is None:  # or it ended with a stop string before this piece
+                part = text.take(piece)
+                if text.finish_reason:
+                    self.served.worker.cancel(job)
+                yield job.index, part
 
     def cancel(self) -> None:
-        for choice in self.choices:
-            self.served.worker.cancel(choice.job)
+        for job in self.jobs:
+            self.served.worker.cancel(job)
 
     def object(self, kind: str, choices: list[dict], usage: dict | None) -> dict[str, Any]:
         return {
@@ -110,19 +88,22 @@ class Answer:
     def usage(self) -> dict[str, int]:
         """Count the tokens: a prompt once, whatever n."""
         prompt = sum(len(x.prompt) for x in self.asked.requests[:: self.asked.fields.n])
-        new = sum(choice.text.count for choice in self.choices)
+        new = sum(text.count for text in self.texts)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
-    def describe(self, choice: Choice, part: Part, chunk: bool) -> dict[str, Any]:
+    def describe(self, i: int, part: Part, content: dict[str, Any]) -> dict[str, Any]:
         n = self.asked.fields.likeliest
         return {
-            "index": choice.job.index,
-            **self.content(choice, part, chunk),
+            "index": i,
+            **content,
             "logprobs": None if n is None else self.logprobs(part.tokens, n),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self.texts[i].finish_reason,
         }
 
-    def content(self, choice: Choice, part: Part, chunk: bool) -> dict[str, Any]:
+    def message(self, part: Part) -> dict[str, Any]:
+        return {"text": part.text}
+
+    def delta(self, part: Part, first: bool) -> dict[str, Any]:
         return {"text": part.text}
 
     def logprobs(self, tokens: list[Token], n: int) -> dict[str, Any]:
@@ -149,10 +130,11 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def content(self, choice, part, chunk):
-        if not chunk:
-            return {"message": {"role": "assistant", "content": part.text, "refusal": None}}
-        role = {} if choice.sent else {"role": "assistant"}
+    def message(self, part):
+        return {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+
+    def delta(self, part, first):
+        role = {"role": "assistant"} if first else {}
         return {"delta": role | ({"content": part.text} if part.text else {})}
 
     def logprobs(self, tokens, n):

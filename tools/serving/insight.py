@@ -1,7 +1,4 @@
-"""The routes of the page: the model, its run, and how it decides about a text. See docs/inside.md.
-
-FastAPI computes each view on a thread of its own.
-"""
+"""The routes of the page: the model, its run, and how it decides about a text. See docs/inside.md."""
 
 import base64
 import sys

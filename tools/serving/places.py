@@ -1,7 +1,4 @@
-"""Compute what could have stood at each place of a text: the likeliest tokens, before and after the settings.
-
-"After" the settings are the probabilities that tokens are drawn from: see `generation.sampling.sample`.
-"""
+"""Compute what could have stood at each place of a text, before and after temperature, top_k and top_p."""
 
 from collections.abc import Iterator
 from functools import partial

@@ -19,7 +19,6 @@ from tools.serving.chat import Chat
 from tools.serving.worker import Worker
 
 KEPT = 2  # models in memory, beside the served one
-RECORDS = 2**20  # bytes of metrics.jsonl to read at once, at most
 START = "start"  # the name of the weights that a fine-tuned run started from
 
 
@@ -61,7 +60,7 @@ class Run:
     def records(self, offset: int, file: str) -> dict[str, Any]:
         """Return the records of metrics.jsonl after `offset` of `file`, or all if a resumed run replaced it.
 
-        `offset` and `file` of the answer are for the next call; `more`: RECORDS bytes did not reach the end.
+        `offset` and `file` of the answer are for the next call.
         """
         try:
             with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
@@ -70,13 +69,12 @@ class Run:
                 fresh = name != file or offset > stat.st_size
                 begin = 0 if fresh else offset
                 opened.seek(begin)
-                data = opened.read(RECORDS)
+                data = opened.read()
         except OSError:
-            return {"records": [], "offset": 0, "file": "", "fresh": True, "more": False}
+            return {"records": [], "offset": 0, "file": "", "fresh": True}
         lines = data[: data.rfind(b"\n") + 1]  # not a line that is being written
         records = [record for line in lines.splitlines() if (record := parse_record(line))]
-        more = len(data) == RECORDS and len(lines) > 0
-        return {"records": records, "offset": begin + len(lines), "file": name, "fresh": fresh, "more": more}
+        return {"records": records, "offset": begin + len(lines), "file": name, "fresh": fresh}
 
 
 def started_from(manifest: Manifest) -> str | None:

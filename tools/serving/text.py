@@ -1,8 +1,4 @@
-"""From tokens to the text that is sent: complete characters, and nothing of a stop string.
-
-text = Continuation(tokenizer, prompt, stops=["\n\n"])
-part = text.add(tokens, likelihood)          part.text can be sent
-"""
+"""From tokens to the text that is sent: complete characters, and nothing of a stop string."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,10 +9,9 @@ import numpy as np
 
 from data.tokenizer import Tokenizer
 from generation.decode import Likelihood
+from generation.engine import Piece
 
-# Tokens of the prompt to decode before its continuation: a character may begin in them, and some tokenizers
-# drop the space before a first word.
-BEFORE = 8
+BEFORE = 8  # tokens of the prompt to decode first: a character may begin there, or a space belong to one
 
 
 class Token(NamedTuple):
@@ -31,7 +26,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """The next part of a text, and the tokens that are complete in it."""
+    """A part of a text, and the tokens that are complete in it."""
 
     text: str
     tokens: list[Token]
@@ -41,35 +36,57 @@ class Part:
 
 
 class Continuation:
-    """The text of new tokens as they come. It ends before the first of the `stops`.
+    """The text of new tokens, up to the first of the texts `stops` or of the tokens `ends`.
 
-    It keeps back what may be the beginning of a stop string or of a character.
+    What may be the beginning of a stop string or of a character is kept back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], stops: list[str]):
-        self.stops = stops
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: np.ndarray,
+        stops: Sequence[str] = (),
+        ends: Sequence[int] = (),
+        echo: bool = False,  # begin with the prompt
+    ):
+        self.tokenizer, self.prompt = tokenizer, prompt
+        self.stops, self.ends = stops, ends
         self.decode = tokenizer.stream()
-        self.decode(prompt[-BEFORE:])
+        self.decode(prompt[-BEFORE:].tolist())
+        self.unread = [] if echo else None  # the prompt's likelihoods, until it is echoed
         self.text = ""
-        self.begin = 0  # where the new text begins: 0, unless the prompt is echoed
+        self.begin = 0  # where the new text begins
         self.sent = 0  # characters
         self.tokens: list[Token] = []  # those not sent
         self.count = 0  # new tokens
         self.stopped = False
+        self.finish_reason: str | None = None
 
-    def echo(self, prompt: Part) -> None:
-        """Put the prompt before the new text."""
-        self.text = prompt.text
-        self.tokens = prompt.tokens
-        self.begin = len(prompt.text)
+    def take(self, piece: Piece) -> Part:
+        """Add what the engine made; return what can be sent."""
+        if self.unread is not None:
+            self.unread += likelihoods(piece.prompt)
+            if len(piece.tokens) or piece.finished:
+                whole = read_prompt(self.tokenizer, self.prompt, self.unread)
+                self.text = whole.text
+                self.tokens = whole.tokens
+                self.begin = len(whole.text)
+                self.unread = None
+        ended = len(piece.tokens) > 0 and int(piece.tokens[-1]) in self.ends
+        part = self.add(piece.tokens[:-1] if ended else piece.tokens, likelihoods(piece.likelihood))
+        self.count += ended
+        if piece.finished or self.stopped:
+            part += self.finish()
+            self.finish_reason = "stop" if ended or self.stopped else "length"
+        return part
 
-    def add(self, ids: np.ndarray, likely: Sequence[tuple] = ()) -> Part:
+    def add(self, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
         """Add new tokens, up to the end of a stop string; return what can be sent."""
         for i, token in enumerate(ids.tolist()):
             start = len(self.text)
             self.text += self.decode([token])
             self.count += 1
-            self.tokens.append(Token(token, start, len(self.text), *(likely[i] if likely else ())))
+            self.tokens.append(Token(token, start, len(self.text), *(known[i] if known else ())))
             if self._cut(start):
                 return self.finish()
         return self._send(len(self.text) - self._undecided())
@@ -115,11 +132,10 @@ def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
     return list(zip(likelihood.chosen.tolist(), likeliest, strict=True))
 
 
-def read_prompt(tokenizer: Tokenizer, ids: np.ndarray, last: Sequence[Likelihood] = ()) -> Part:
-    """Return a prompt as text and tokens; `last` has the likelihoods of the last ones."""
-    known = [x for likelihood in last for x in likelihoods(likelihood)]
-    whole = Continuation(tokenizer, [], [])
-    return whole.add(ids, [()] * (len(ids) - len(known)) + known) + whole.finish()
+def read_prompt(tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
+    """Return a prompt as text and tokens; `known` are the likelihoods of the last ones."""
+    whole = Continuation(tokenizer, ids[:0])
+    return whole.add(ids, [()] * (len(ids) - len(known)) + [*known]) + whole.finish()
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:

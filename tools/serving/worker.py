@@ -1,9 +1,5 @@
 """The engine's thread. HTTP handlers submit requests to it, and read what it makes of them from a queue.
 
-    jobs = worker.submit([request, ...])
-    job, piece = await jobs[0].made.get()           the next piece of one of them
-    worker.cancel(job)                              its slot is free at the next step
-
 Each submission has a queue of its own, so that a slow reader holds up nobody.
 """
 
@@ -19,21 +15,21 @@ from dataclasses import dataclass
 from config.command_line import UserError
 from config.files import first_line
 from generation.decode import CHUNK
-from generation.engine import FIRST, Engine, Piece, Request
+from generation.engine import Engine, Piece, Request
 from model import GPT
 from tools.serving.errors import ApiError
 
 CALL = 0.02  # seconds for a call that draws several tokens: see docs/serving.md
-STOP = 10.0  # seconds that the thread is given to end
+STOP = 10.0  # seconds that it is given to end
 
 
 @dataclass(eq=False)
 class Job:
-    """A submitted request."""
+    """A submitted request. Those submitted together share a queue."""
 
     request: Request
-    index: int  # among those submitted together
-    made: asyncio.Queue[tuple["Job", Piece | ApiError]]  # shared by those submitted together
+    index: int
+    made: asyncio.Queue[tuple["Job", Piece | ApiError]]
 
 
 class Worker:
@@ -49,12 +45,12 @@ class Worker:
     ):
         """Allocate all slots. Raises UserError."""
         self.model, self.version = model, version
-        self.newer: tuple[GPT, str] | None = None  # weights to go on with when nothing runs
+        self.newer: tuple[GPT, str] | None = None  # to go on with when nothing runs
         self.make_engine, self.on_devices = make_engine, on_devices
         self.pending: set[Job] = set()  # neither finished nor cancelled; asyncio's thread alone changes it
         self.waiting: deque[Job] = deque()  # those without a slot, in order
         self.running: dict[int, Job] = {}  # by slot
-        self.wake = threading.Event()  # there is something to do
+        self.wake = threading.Event()
         self.stopping = False
         self.per_token = 0.0  # seconds, of the last step
         self.compiled = 0  # of the engine's programs
@@ -98,11 +94,6 @@ class Worker:
     @property
     def works(self) -> bool:
         return self.thread.is_alive() and not self.stopping
-
-    @property
-    def serves(self) -> bool:
-        """Whether a request gets its first tokens without waiting for the compiler."""
-        return self.works and self.compiled >= FIRST
 
     @property
     def status(self) -> str:

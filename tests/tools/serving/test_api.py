@@ -1,6 +1,7 @@
 """OpenAI's API, held by OpenAI's own client: completions, chats, streams, probabilities, errors."""
 
 import json
+from itertools import product
 
 import httpx
 import numpy as np
@@ -9,18 +10,22 @@ import pytest
 from tokenizers import Tokenizer
 
 import sample
+from tests.tools.serving import served_run
+from tests.tools.serving.served_run import serving
 
 PROMPT = "the quick"
 
 
 @pytest.fixture(scope="module")
-def server(serve, byte_run):
-    return serve(f"--out_dir={byte_run}", "--slots=4", "--max_waiting=300", "--max_tokens=200")
+def url(byte_run):
+    limits = {"slots": 4, "max_waiting": 300, "max_tokens": 200}
+    with serving(out_dir=str(byte_run), **limits) as (url, _):
+        yield url
 
 
 @pytest.fixture(scope="module")
-def client(server):
-    return server.client()
+def client(url):
+    return served_run.client(url)
 
 
 @pytest.fixture(scope="module")
@@ -228,9 +233,9 @@ def test_a_streamed_chat(chat):
     assert choices[-1].finish_reason == whole.choices[0].finish_reason
 
 
-def test_what_is_sent_is_server_sent_events(server):
+def test_what_is_sent_is_server_sent_events(url):
     body = {"prompt": PROMPT, "max_tokens": 5, "stream": True}
-    answer = httpx.post(f"{server.url}/v1/completions", json=body)
+    answer = httpx.post(f"{url}/v1/completions", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     *events, done, end = answer.content.decode().split("\n\n")
     assert (done, end) == ("data: [DONE]", "")
@@ -317,3 +322,41 @@ def test_another_model_is_not_there(complete):
     with pytest.raises(openai.NotFoundError) as caught:
         complete(model="gpt-4")
     assert caught.value.code == "model_not_found"
+
+
+GOOD = {
+    "/v1/completions": {"prompt": "abc", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 2},
+    "/inside/tokens": {"text": "abc"},
+}
+FIELDS = """max_tokens max_completion_tokens n temperature top_p top_k seed logprobs top_logprobs best_of
+    model stop echo stream stream_options prompt messages text promt __class__ \ud800""".split()
+# No field takes any of these.
+VALUES = (
+    *(-1e308, 1e308, -(10**30), {"a": {}}, [[[]]], [{}], [None, 1], {"role": "user"}, [True], [-1]),
+    *([2**70], ["\x00", 3], [1.5], [[1], "a"], json.loads),  # the last: a number of 4,500 digits
+)
+BROKEN = (
+    *(b"", b"{", b"\xff\xfe", b'{"prompt": "\xff"}', b"null", b"[]", b'"a"', b"1.5"),
+    *(b'{"temperature": NaN}', b'{"temperature": Infinity}', b'{"temperature": 1e999}'),
+    *(b'{"prompt":' + depth * b"[" for depth in (2, 100, 4000)),
+)
+
+
+@pytest.mark.parametrize("path", GOOD)
+def test_a_malformed_request_is_answered_with_an_error_object(url, path):
+    def body(field, value):
+        if value is json.loads:
+            return f"{{{json.dumps(field)}: 1{'0' * 4500}}}".encode()
+        return json.dumps(GOOD[path] | {field: value}).encode()
+
+    with httpx.Client(base_url=url, timeout=60) as http:
+        for content in (*BROKEN, *(body(*pair) for pair in product(FIELDS, VALUES))):
+            answer = http.post(path, content=content, headers={"Content-Type": "text/plain"})
+            assert 400 <= answer.status_code < 500, (content[:200], answer.text)
+            error = answer.json()["error"]
+            assert error.keys() == {"message", "type", "param", "code"} and error["message"], content[:200]
+            assert "Traceback" not in answer.text and len(answer.text) < 2000
+        assert http.post(path, json=GOOD[path]).status_code == 200
+        health = http.get("/health").json()
+    assert (health["running"], health["pending"]) == (0, 0)

@@ -1,7 +1,6 @@
 """The routes below /inside, over HTTP: what they tell is the model's, sizes are bounded, input is checked."""
 
 import base64
-import json
 import re
 import urllib.request
 from http.client import HTTPConnection
@@ -17,7 +16,7 @@ from tools.inside.views import attention, lens
 from tools.serving.app import PAGE
 from tools.serving.insight import inside
 from tools.serving.places import windows
-from tools.serving.served import KEPT, RECORDS, Run
+from tools.serving.served import KEPT, Run
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +204,7 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
 def test_records_come_as_they_are_written(run):
     looked_at = Run(str(run))
     first = looked_at.records(0, "")
-    assert first["fresh"] and not first["more"]
+    assert first["fresh"]
     assert [r["iter"] for r in first["records"] if "loss" in r] == list(range(20))
     assert looked_at.records(first["offset"], first["file"])["records"] == []
     path = run / "metrics.jsonl"
@@ -223,18 +222,6 @@ def test_records_come_as_they_are_written(run):
     path.with_suffix(".new").replace(path)
     again = looked_at.records(third["offset"], third["file"])
     assert again["fresh"] and again["records"] == first["records"]
-
-
-def test_records_are_read_a_part_at_a_time(tmp_path):
-    lines = [json.dumps({"iter": i, "loss": 1.0}) for i in range(RECORDS // 20)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    looked_at, offset, file, found, more = Run(str(tmp_path)), 0, "", [], True
-    while more:
-        part = looked_at.records(offset, file)
-        assert len(part["records"]) < len(lines)
-        found += part["records"]
-        offset, file, more = part["offset"], part["file"], part["more"]
-    assert [r["iter"] for r in found] == list(range(len(lines)))
 
 
 def test_a_run_without_records_has_none_yet(tmp_path):

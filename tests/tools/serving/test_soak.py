@@ -2,10 +2,13 @@
 
 import asyncio
 import random
+import signal
 
 import httpx
 import openai
 import pytest
+
+from tests.tools.serving.served_run import Server
 
 REQUESTS, TOGETHER = 1000, 64
 
@@ -48,13 +51,7 @@ async def ask(client: openai.AsyncOpenAI, draw: random.Random) -> str:
 
 async def soak(url: str, seed: int) -> list[str]:
     gate = asyncio.Semaphore(TOGETHER)
-    limits = httpx.Limits(max_connections=TOGETHER)
-    async with openai.AsyncOpenAI(
-        base_url=f"{url}/v1",
-        api_key="any",
-        max_retries=0,
-        http_client=httpx.AsyncClient(limits=limits, timeout=300),
-    ) as client:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0, timeout=300) as client:
 
         async def one(i: int) -> str:
             async with gate:
@@ -64,8 +61,8 @@ async def soak(url: str, seed: int) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_thousand_requests(serve, char_run):
-    server = serve(f"--out_dir={char_run}", "--slots=16", "--max_waiting=100")
+def test_a_thousand_requests(char_run):
+    server = Server(char_run, "--slots=16", "--max_waiting=100")
     asyncio.run(soak(server.url, seed=0))
     before = memory(server.process)
     outcomes = asyncio.run(soak(server.url, seed=10**6))
@@ -74,4 +71,4 @@ def test_a_thousand_requests(serve, char_run):
     health = httpx.get(f"{server.url}/health").json()
     assert (health["running"], health["pending"]) == (0, 0)
     assert memory(server.process) < before + 30e6  # of 400 MB; the heap of a busy process breathes
-    assert "Traceback" not in server.log.read_text()
+    assert server.end(signal.SIGTERM) == 0
