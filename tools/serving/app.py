@@ -19,7 +19,7 @@ from generation.engine import FIRST
 from tools.serving.completions import Answer, ChatAnswer, respond
 from tools.serving.errors import ApiError, answer_error
 from tools.serving.insight import Here, inside
-from tools.serving.requests import ChatBody, CompletionBody, check_model, read_request
+from tools.serving.requests import ChatBody, CompletionBody, check_model
 from tools.serving.served import Served
 
 PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
@@ -85,16 +85,12 @@ async def health(served: Here) -> JSONResponse:
 
 @api.get("/v1/models")
 async def models(served: Here) -> dict:
-    return {"object": "list", "data": [describe_model(served)]}
+    return {"object": "list", "data": [await one_model(served.name, served)]}
 
 
 @api.get("/v1/models/{name:path}")
 async def one_model(name: str, served: Here) -> dict:
     check_model(name, served)
-    return describe_model(served)
-
-
-def describe_model(served: Served) -> dict:
     return {
         "id": served.name,
         "object": "model",
@@ -106,12 +102,12 @@ def describe_model(served: Served) -> dict:
 
 @api.post("/v1/completions")
 async def completions(request: Request, served: Here, fields: CompletionBody) -> Response:
-    return await respond(request, Answer(served, read_request(fields, served)))
+    return await respond(request, Answer(served, fields))
 
 
 @api.post("/v1/chat/completions")
 async def chat_completions(request: Request, served: Here, fields: ChatBody) -> Response:
-    return await respond(request, ChatAnswer(served, read_request(fields, served)))
+    return await respond(request, ChatAnswer(served, fields))
 
 
 # Who may ask

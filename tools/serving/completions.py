@@ -11,7 +11,7 @@ from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from tools.serving.errors import ApiError
-from tools.serving.requests import Asked
+from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
 from tools.serving.text import Continuation, Part, Token, spelling
 
@@ -22,14 +22,16 @@ class Answer:
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
 
-    def __init__(self, served: Served, asked: Asked):
-        self.served, self.asked = served, asked
+    def __init__(self, served: Served, fields: CompletionBody | ChatBody):
+        """Submit the request. Raises ApiError."""
+        self.served, self.fields = served, fields
+        requests, stops = read_request(fields, served)
         self.id = f"{self.prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
-        self.jobs = served.worker.submit(asked.requests)
+        self.jobs = served.worker.submit(requests)
         self.texts = [
-            Continuation(served.tokenizer, request.prompt, asked.stops, request.stop, asked.fields.echo)
-            for request in asked.requests
+            Continuation(served.tokenizer, request.prompt, stops, request.stop, fields.echo)
+            for request in requests
         ]
 
     async def complete(self) -> dict[str, Any]:
@@ -49,7 +51,7 @@ class Answer:
                     choice = self.describe(i, part, self.delta(part, first=i not in begun))
                     yield event(self.object(self.chunk_kind, [choice], None))
                     begun.add(i)
-            if self.asked.fields.stream_options.include_usage:
+            if self.fields.stream_options.include_usage:
                 yield event(self.object(self.chunk_kind, [], self.usage()))
             yield "data: [DONE]\n\n"
         except ApiError as error:
@@ -66,7 +68,7 @@ class Answer:
             text = self.texts[job.index]
             if text.finish_reason is None:  # or it ended with a stop string before this piece
                 part = text.take(piece)
-                if text.finish_reason:
+                if text.stopped:
                     self.served.worker.cancel(job)
                 yield job.index, part
 
@@ -87,12 +89,12 @@ class Answer:
 
     def usage(self) -> dict[str, int]:
         """Count the tokens: a prompt once, whatever n."""
-        prompt = sum(len(x.prompt) for x in self.asked.requests[:: self.asked.fields.n])
+        prompt = sum(len(x.prompt) for x in self.texts[:: self.fields.n])
         new = sum(text.count for text in self.texts)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
     def describe(self, i: int, part: Part, content: dict[str, Any]) -> dict[str, Any]:
-        n = self.asked.fields.likeliest
+        n = self.fields.likeliest
         return {
             "index": i,
             **content,
@@ -152,7 +154,7 @@ class ChatAnswer(Answer):
 
 async def respond(http: HttpRequest, answer: Answer) -> Response:
     """Answer in a stream, or at the end; stop when the client goes away. Raises ApiError."""
-    if answer.asked.fields.stream:
+    if answer.fields.stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         return StreamingResponse(answer.events(), 200, headers, "text/event-stream")
     complete = asyncio.create_task(answer.complete())

@@ -6,7 +6,6 @@ import threading
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import jax
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
@@ -52,20 +51,19 @@ async def model(served: Here) -> dict:
         "vocab_size": served.vocab_size,
         "tokenizer": type(served.tokenizer).__name__,
         "eot": served.eot,
-        "parameters": [described(name, x) for name, x in arrays_by_name(served.model).items()],
+        "parameters": [
+            {
+                "name": name,
+                "shape": x.shape,
+                "dtype": str(x.dtype),
+                "devices": sorted(map(str, x.sharding.device_set)),
+                # for each axis the mesh axes that divide it
+                "split": [axis and str(axis) for axis in getattr(x.sharding, "spec", ())],
+            }
+            for name, x in arrays_by_name(served.model).items()
+        ],
         "run": served.run is not None,
         "limits": limits(served),
-    }
-
-
-def described(name: str, x: jax.Array) -> dict[str, Any]:
-    """Describe a parameter. `split` has for each axis the mesh axes that divide it."""
-    return {
-        "name": name,
-        "shape": x.shape,
-        "dtype": str(x.dtype),
-        "devices": sorted(map(str, x.sharding.device_set)),
-        "split": [axis and str(axis) for axis in getattr(x.sharding, "spec", ())],
     }
 
 

@@ -1,7 +1,6 @@
 """Read the requests of clients: their fields and limits, and the same in the engine's terms."""
 
 import secrets
-from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -116,21 +115,14 @@ class ChatBody(Common):
         return self.top_logprobs if self.logprobs else None
 
 
-@dataclass(frozen=True)
-class Asked:
-    """A request to continue prompts, in the engine's terms."""
-
-    fields: CompletionBody | ChatBody
-    requests: list[Request]  # n of the first prompt, then n of the second, and so on
-    stops: list[str]  # texts that end a continuation
-
-
-def read_request(fields: CompletionBody | ChatBody, served: Served) -> Asked:
-    """Check what depends on the model and on the server's limits. Raises ApiError."""
+def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[list[Request], list[str]]:
+    """Return what the engine is asked, n times each prompt, and the texts that end one. Raises ApiError."""
     check_model(fields.model, served)
     stops = fields.stop
     ends = () if served.eot is None else (served.eot,)
     if isinstance(fields, ChatBody):
+        if fields.top_logprobs and not fields.logprobs:
+            raise ApiError("top_logprobs needs logprobs: true", "top_logprobs")
         prompts = [read_ids(served, "messages", served.chat.prompt([x.plain() for x in fields.messages]))]
         default = served.model.config.block_size
         stops = stops + served.chat.stops
@@ -159,7 +151,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> Asked:
         )
         for row, prompt in enumerate(prompt for prompt in prompts for _ in range(fields.n))
     ]
-    return Asked(fields, requests, stops)
+    return requests, stops
 
 
 @jax.jit

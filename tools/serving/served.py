@@ -19,7 +19,7 @@ from tools.serving.chat import Chat
 from tools.serving.worker import Worker
 
 KEPT = 2  # models in memory, beside the served one
-START = "start"  # the name of the weights that a fine-tuned run started from
+START = "start"  # names the weights that a fine-tuned run started from
 
 
 class Run:
@@ -30,7 +30,7 @@ class Run:
         self.load = lru_cache(KEPT)(self._load)
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """Describe every checkpoint, the oldest first, and before them the weights of START."""
+        """Describe every checkpoint, the oldest first, and before them START."""
         checkpoints = Checkpoints(self.out_dir)
         found: list[dict[str, Any]] = []
         for iteration in checkpoints.iterations():
@@ -58,10 +58,7 @@ class Run:
         return load_pretrained(self.start, self.dtype, self.block_size)[0]
 
     def records(self, offset: int, file: str) -> dict[str, Any]:
-        """Return the records of metrics.jsonl after `offset` of `file`, or all if a resumed run replaced it.
-
-        `offset` and `file` of the answer are for the next call.
-        """
+        """Return the records after `offset` of `file`, or all, if it is another file now; and both anew."""
         try:
             with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
                 stat = os.fstat(opened.fileno())

@@ -69,8 +69,9 @@ def test_models(client):
     (model,) = client.models.list().data
     assert (model.id, model.object, model.owned_by) == ("bytes", "model", "nanojaxgpt")
     assert client.models.retrieve("bytes") == model
-    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'"):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt-4'") as caught:
         client.models.retrieve("gpt-4")
+    assert caught.value.code == "model_not_found"
 
 
 def test_a_completion_is_what_sample_py_writes(complete, byte_run, capsys):
@@ -259,69 +260,44 @@ def test_a_chat_continues_the_plain_template(chat, complete):
 # --- what is refused --------------------------------------------------------------------------------------
 
 
+IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
+
+
 @pytest.mark.parametrize(
     "options, param, says",
     [
         ({"temperature": 2.1}, "temperature", "temperature: Input should be less than or equal to 2"),
-        ({"temperature": "warm"}, "temperature", "Input should be a valid number"),
-        ({"top_p": 0}, "top_p", "greater than 0"),
-        ({"extra_body": {"top_k": 0}}, "top_k", "greater than or equal to 1"),
         ({"extra_body": {"top_k": True}}, "top_k", "a valid integer"),
-        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"extra_body": {"max_completion_tokens": 201}, "max_tokens": None}, "max_tokens", "200 at most"),
-        ({"n": 129}, "n", "less than or equal to 128"),
         ({"n": 65, "prompt": ["a", "b"]}, "n", "2 prompts times n=65 are more than"),
         ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
         ({"stop": ["a"] * 5}, "stop", "at most 4 items"),
         ({"stop": ""}, "stop", "at least 1 character"),
-        ({"seed": 2**63}, "seed", "less than"),
         ({"prompt": []}, "prompt", "is empty"),
         ({"prompt": [1, "a"]}, "prompt", "Input should be a valid string or Input should be a valid integer"),
         ({"prompt": [100000]}, "prompt", "token ids from 0 to"),
-        ({"prompt": [[]]}, "prompt", "is empty"),
-        ({"prompt": {}}, "prompt", "Input should be a valid string"),
-        ({"extra_body": {"stream": "yes"}}, "stream", "a valid boolean"),
         ({"extra_body": {"tempurature": 1}}, "tempurature", "not permitted"),
         ({"presence_penalty": 1}, "presence_penalty", "not permitted"),
-        ({"extra_body": {"tool_choice": "required"}}, "tool_choice", "not permitted"),
+        ({"messages": []}, "messages", "messages: List should have at least 1 item"),
+        ({"messages": [{"content": "hi"}]}, "messages", "messages.0.role: Field required"),
+        (IMAGE, "messages", "should be 'text'"),
+        (
+            {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2},
+            "top_logprobs",
+            "logprobs: true",
+        ),
     ],
 )
-def test_a_bad_field_is_named(complete, options, param, says):
+def test_a_bad_field_is_named(complete, chat, options, param, says):
     with pytest.raises(openai.BadRequestError) as caught:
-        complete(**options)
+        chat(**options) if "messages" in options else complete(**options)
     assert says in str(caught.value) and caught.value.param == param
     assert caught.value.type == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    "messages, says",
-    [
-        ([], "messages: List should have at least 1 item"),
-        (["hi"], "messages.0: "),
-        ([{"role": "robot", "content": "hi"}], "messages.0.role: Input should be 'system', "),
-        ([{"content": "hi"}], "messages.0.role: Field required"),
-        (
-            [{"role": "user", "content": 5}],
-            "messages.0.content.str: Input should be a valid string or Input should be a valid list",
-        ),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "should be 'text'"),
-    ],
-)
-def test_a_bad_message_is_named(chat, messages, says):
-    with pytest.raises(openai.BadRequestError) as caught:
-        chat(messages=messages)
-    assert says in str(caught.value)
 
 
 def test_what_asks_for_nothing_is_accepted(complete, chat):
     complete(presence_penalty=0, frequency_penalty=0.0, user="me", logit_bias={}, best_of=1, suffix=None)
     chat(tools=[], tool_choice="none", response_format={"type": "text"}, metadata={"a": "b"})
-
-
-def test_another_model_is_not_there(complete):
-    with pytest.raises(openai.NotFoundError) as caught:
-        complete(model="gpt-4")
-    assert caught.value.code == "model_not_found"
 
 
 GOOD = {
@@ -334,7 +310,7 @@ FIELDS = """max_tokens max_completion_tokens n temperature top_p top_k seed logp
 # No field takes any of these.
 VALUES = (
     *(-1e308, 1e308, -(10**30), {"a": {}}, [[[]]], [{}], [None, 1], {"role": "user"}, [True], [-1]),
-    *([2**70], ["\x00", 3], [1.5], [[1], "a"], json.loads),  # the last: a number of 4,500 digits
+    *([2**70], ["\x00", 3], [1.5], json.loads),  # the last: a number of 4,500 digits
 )
 BROKEN = (
     *(b"", b"{", b"\xff\xfe", b'{"prompt": "\xff"}', b"null", b"[]", b'"a"', b"1.5"),

@@ -244,31 +244,19 @@ def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, mo
 BAD = [
     ("places", {}, "text"),
     ("places", {"text": "the", "tokens": [1]}, "text"),
-    ("places", {"text": 3}, "text"),
     ("places", {"text": ""}, "text"),
     ("places", {"text": "Ω"}, "text"),
     ("places", {"text": "the " * 5000}, "text"),
     ("places", {"tokens": [1, 99]}, "tokens"),
-    ("places", {"tokens": [True]}, "tokens"),
-    ("places", {"tokens": "the"}, "tokens"),
     ("places", {"tokens": [1, 1.5]}, "tokens"),
     ("places", {"text": "the", "prompt": 4}, "prompt"),
-    ("places", {"text": "the", "temperature": -1}, "temperature"),
-    ("places", {"text": "the", "top_k": 0}, "top_k"),
     ("places", {"text": "the", "top_p": 0}, "top_p"),
-    ("places", {"text": "the", "checkpoint": 5}, "checkpoint"),
     ("places", {"text": "the", "out_dir": "/"}, "out_dir"),
     ("attention", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
-    ("attention", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
-    ("lens", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
-    ("lens", {"text": "the", "k": 21}, "k"),
+    ("lens", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
     ("lens", {"text": "the", "k": 10**30}, "k"),
     ("loss", {"text": "t"}, "text"),
-    ("loss", {"text": "the", "checkpoints": []}, "checkpoints"),
-    ("loss", {"text": "the", "checkpoints": "iter-5"}, "checkpoints"),
     ("loss", {"text": "the", "checkpoints": ["iter-5"] * 3}, "checkpoints"),
-    ("loss", {"text": "the", "checkpoints": [{"name": "iter-5"}]}, "checkpoints"),
-    ("tokens", {"text": "Ω"}, "text"),
 ]
 
 
@@ -284,13 +272,6 @@ def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
 def test_a_checkpoint_is_named_by_the_list_alone(server, name):
     status, answer = ask(f"{server[0]}/inside/loss", {"text": "the", "checkpoints": [name]})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"text"', b"\xff\xfe", b'{"text": NaN}'])
-@pytest.mark.parametrize("route", ["tokens", "places", "attention", "lens", "loss"])
-def test_what_is_no_json_object_is_refused(server, route, body):
-    status, answer = ask(f"{server[0]}/inside/{route}", body)
-    assert status == 400 and answer["error"]["message"]
 
 
 @pytest.mark.parametrize("offset", ["-1", "x", "1e3", "9" * 20, "%C2%B2"])
