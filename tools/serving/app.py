@@ -29,7 +29,7 @@ CONNECTIONS = 900  # 1,024 open files is a usual limit
 
 
 def make_server(served: Served) -> uvicorn.Server:
-    """Make what answers until a signal comes; then it refuses new requests, and finishes those that run."""
+    """Make what answers until a signal comes, and then finishes what runs."""
 
     async def look_after_engine() -> None:
         server.should_exit |= served.worker.error is not None

@@ -42,7 +42,7 @@ Here = Annotated[Served, Depends(served_of)]
 
 @inside.get("/model")
 async def model(served: Here) -> dict:
-    """The model's shape and parameters, and how many tokens the other routes take."""
+    """The model's shape, parameters and limits."""
     config = served.model.config
     return {
         "name": served.name,
@@ -68,7 +68,7 @@ async def model(served: Here) -> dict:
 
 
 def limits(served: Served) -> dict[str, int]:
-    """Return how many tokens of a text the routes take, and how many new ones may be asked for."""
+    """Return how many tokens of a text the routes take, and how many new ones."""
     config = served.model.config
     attention = int((WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)
     return {
@@ -81,7 +81,6 @@ def limits(served: Served) -> dict[str, int]:
 
 @inside.get("/checkpoints")
 def checkpoints(served: Here) -> dict:
-    """The run's checkpoints; none for a model from elsewhere."""
     with TURN:
         return {
             "served": served.worker.version,
@@ -91,7 +90,7 @@ def checkpoints(served: Here) -> dict:
 
 @inside.get("/run")
 def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0, file: str = "") -> dict:
-    """The run's records after `offset` of its `file`, as `Run.records` does."""
+    """The run's new records: see `Run.records`."""
     if served.run is None:
         raise ApiError("the model that is served is not a run's", status=404, code="no_run")
     return served.run.records(offset, file)
@@ -119,7 +118,7 @@ class LossBody(Text):
 
 
 def read_text(fields: Text, served: Served, most: int | None = None) -> Int[np.ndarray, " T"]:
-    """Return the tokens. Raises ApiError for neither or both fields, or more than `most` tokens."""
+    """Return the tokens, which may be `most`. Raises ApiError."""
     if (fields.text is None) == (fields.tokens is None):
         raise ApiError("give either text, a string, or tokens, a list of token ids", "text")
     param = "text" if fields.tokens is None else "tokens"
@@ -138,19 +137,18 @@ def answer(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Response
 
 
 def names(served: Served, *ids: Any) -> dict[str, str]:
-    """Return the texts of tokens by id. A model's vocabulary may be larger than its tokenizer's."""
+    """Return tokens' texts by id. A model's vocabulary may be larger than its tokenizer's."""
     known = np.unique(np.concatenate([np.ravel(x) for x in ids])).tolist()
     return {str(i): spelling(served.tokenizer, i) if i < served.vocab_size else "(unused)" for i in known}
 
 
 def rounded(x: np.ndarray) -> list:
-    """Return numbers with five digits."""
+    """Round to five digits."""
     return [rounded(row) if row.ndim else float(f"{row:.5g}") for row in x]
 
 
 @inside.post("/tokens")
 async def tokens(served: Here, fields: Text) -> Response:
-    """The tokens of a text."""
     return answer(served, read_text(fields, served))
 
 
@@ -210,7 +208,7 @@ def loss_of(served: Here, fields: LossBody) -> Response:
 
 
 def surprise(model: GPT, ids: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
-    """Return -log of the probability of each token but the first, window by window."""
+    """Return -log p of each token but the first, window by window."""
     found = np.empty(len(ids) - 1, np.float32)
     for start, first, last in windows(len(ids) - 1, 0, model.config.block_size - 1):
         found[first - 1 : last] = nats(model, ids[start : last + 1])[first - 1 - start :]

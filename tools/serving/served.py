@@ -1,4 +1,4 @@
-"""What is served: the model, the limits that all routes share, and the run that the page looks into."""
+"""What is served: the model, its limits, and the run that the page looks into."""
 
 import os
 from dataclasses import dataclass, field
@@ -75,7 +75,7 @@ class Run:
 
 
 def started_from(manifest: Manifest) -> str | None:
-    """Return the run, folder or hub id whose weights a run started from; None for random ones."""
+    """Return the run, folder or hub id that a run started from; None for random weights."""
     if manifest.base is not None:
         return manifest.base["init_from"]
     start = manifest.options.init_from
@@ -84,7 +84,7 @@ def started_from(manifest: Manifest) -> str | None:
 
 @dataclass
 class Served:
-    """The model, its worker and its run, as routes find them in `app.state.served`."""
+    """What the routes find in `app.state.served`."""
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer

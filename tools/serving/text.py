@@ -81,7 +81,7 @@ class Continuation:
         return part
 
     def add(self, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
-        """Add new tokens, up to the end of a stop string; return what can be sent."""
+        """Add tokens up to a stop string; return what can be sent."""
         for i, token in enumerate(ids.tolist()):
             start = len(self.text)
             self.text += self.decode([token])
@@ -133,13 +133,13 @@ def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
 
 
 def read_prompt(tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
-    """Return a prompt as text and tokens; `known` are the likelihoods of the last ones."""
+    """Return a prompt's text and tokens; `known` are the likelihoods of the last ones."""
     whole = Continuation(tokenizer, ids[:0])
     return whole.add(ids, [()] * (len(ids) - len(known)) + [*known]) + whole.finish()
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text, or the bytes of a part of a character, as OpenAI writes them."""
+    """Return a token's text; for a part of a character its bytes, as OpenAI writes them."""
     raw = tokenizer.bytes_of(token)
     try:
         return raw.decode()

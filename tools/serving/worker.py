@@ -33,7 +33,7 @@ class Job:
 
 
 class Worker:
-    """The thread that steps an engine, and compiles the engine's programs when it is idle."""
+    """The thread that steps an engine, and when idle compiles its programs."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Worker:
         self.model, self.version = model, version
         self.newer: tuple[GPT, str] | None = None  # to go on with when nothing runs
         self.make_engine, self.on_devices = make_engine, on_devices
-        self.pending: set[Job] = set()  # neither finished nor cancelled; asyncio's thread alone changes it
+        self.pending: set[Job] = set()  # to be finished; asyncio's thread alone changes it
         self.waiting: deque[Job] = deque()  # those without a slot, in order
         self.running: dict[int, Job] = {}  # by slot
         self.wake = threading.Event()
