@@ -140,13 +140,6 @@ def test_a_stop_string_is_left_out_wherever_it_falls(complete, stream, length):
             assert answer.usage.completion_tokens < 60
 
 
-def test_without_a_stop_string_in_it_the_text_is_whole(complete):
-    whole = complete().choices[0]
-    assert whole.finish_reason == "length"
-    last = whole.text[-3:]  # may begin the stop string, until it ends
-    assert complete(stop=[last + "x", "y" * 50]).choices[0].text == whole.text
-
-
 # --- probabilities ----------------------------------------------------------------------------------------
 
 
@@ -204,11 +197,6 @@ def test_a_stream_has_the_text_of_the_whole(complete, options):
     assert reasons == {choice.index: choice.finish_reason for choice in whole.choices}
 
 
-def test_a_character_of_several_tokens_is_whole_in_a_stream(complete, ids):
-    chunks = complete(prompt=ids("é€🙂"), echo=True, max_tokens=1, stream=True)
-    assert "".join(choice.text for chunk in chunks for choice in chunk.choices).startswith("é€🙂")
-
-
 def test_streamed_logprobs_are_those_of_the_whole(complete):
     whole = complete(logprobs=2, stop=["zzz"]).choices[0].logprobs
     parts = [x.logprobs for chunk in complete(logprobs=2, stop=["zzz"], stream=True) for x in chunk.choices]
@@ -232,15 +220,6 @@ def test_a_streamed_chat(chat):
     assert [choice.delta.role for choice in choices] == ["assistant"] + [None] * (len(choices) - 1)
     assert "".join(x.delta.content or "" for x in choices) == whole.choices[0].message.content
     assert choices[-1].finish_reason == whole.choices[0].finish_reason
-
-
-def test_what_is_sent_is_server_sent_events(url):
-    body = {"prompt": PROMPT, "max_tokens": 5, "stream": True}
-    answer = httpx.post(f"{url}/v1/completions", json=body)
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    *events, done, end = answer.content.decode().split("\n\n")
-    assert (done, end) == ("data: [DONE]", "")
-    assert all(json.loads(event.removeprefix("data: "))["choices"] for event in events)
 
 
 # --- chat -------------------------------------------------------------------------------------------------

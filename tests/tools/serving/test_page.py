@@ -318,23 +318,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
 
 
 @pytest.mark.slow
-def test_a_busy_server_is_asked_again(open_page):
-    page = open_page("lens", expected=["429"])
-    refused = []
-
-    def refuse(route):
-        refused.append(route)
-        if len(refused) > 2:
-            return route.continue_()
-        route.fulfill(status=429, headers={"Retry-After": "0"}, json={"error": {"message": "ask again"}})
-
-    page.route("**/inside/lens", refuse)
-    look(page, "the quick", "lens")
-    page.wait_for_selector("#lens .norms")
-    assert len(refused) == 3
-
-
-@pytest.mark.slow
 def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monkeypatch):
     monkeypatch.setattr(server[1], "run", None)
     page = open_page("run")

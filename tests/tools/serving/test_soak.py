@@ -20,30 +20,22 @@ def memory(process) -> int:
 
 
 async def ask(client: openai.AsyncOpenAI, draw: random.Random) -> str:
-    """Ask for something, perhaps leave before its end, and return what became of it."""
-    n, leave = draw.randint(1, 120), draw.random() < 1 / 3
-    settings = {
-        "model": "chars",
-        "prompt": "abcdefgh"[: draw.randint(1, 8)] * draw.randint(1, 8),
-        "max_tokens": n,
-        "temperature": draw.choice([0, 1]),
-        "logprobs": draw.choice([None, 2]),
-        "extra_body": {"top_k": draw.choice([None, 5])},
-    }
-    if draw.random() < 0.5:
-        whole = asyncio.create_task(client.completions.create(**settings))
-        if leave:
-            await asyncio.sleep(draw.random() / 5)
-            whole.cancel()
-            await asyncio.wait([whole])
-            return "cancelled"
-        answer = await whole
-        return "whole" if answer.usage.completion_tokens == len(answer.choices[0].text) == n else "wrong"
-    text, left = "", draw.randint(0, n) if leave else n
-    stream = await client.completions.create(**settings, stream=True)
+    """Ask for a stream, perhaps leave before its end, and return what became of it."""
+    n = draw.randint(1, 120)
+    left = draw.randint(0, n) if draw.random() < 1 / 3 else None
+    stream = await client.completions.create(
+        model="chars",
+        prompt="abcdefgh"[: draw.randint(1, 8)] * draw.randint(1, 8),
+        max_tokens=n,
+        temperature=draw.choice([0, 1]),
+        logprobs=draw.choice([None, 2]),
+        extra_body={"top_k": draw.choice([None, 5])},
+        stream=True,
+    )
+    text = ""
     async for chunk in stream:
         text += chunk.choices[0].text
-        if leave and len(text) >= left:
+        if left is not None and len(text) >= left:
             await stream.close()
             return "cancelled"
     return "whole" if len(text) == n else "wrong"
