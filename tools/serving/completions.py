@@ -112,7 +112,7 @@ class Answer:
         """Return tokens and their n likeliest alternatives. The prompt's first token has no probability."""
         return {
             "tokens": [self.name(token.id) for token in tokens],
-            "token_ids": [token.id for token in tokens],  # for the page, which goes on from any of them
+            "token_ids": [token.id for token in tokens],  # the page goes on from any
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [self.top(token, n) for token in tokens] if n else None,
             "text_offset": [token.start for token in tokens],

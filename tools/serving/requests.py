@@ -15,7 +15,7 @@ from tools.serving.served import Served
 
 SEQUENCES = 128  # of one request: prompts times n
 
-# OpenAI's fields that this server lacks: ignored, or accepted with the value that asks for nothing.
+# OpenAI's fields that this server lacks: ignored, or accepted if they ask for nothing.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
 NEUTRAL: dict[str, tuple] = {
     **{"presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],)},
