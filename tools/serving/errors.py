@@ -5,8 +5,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from config.command_line import shorten
-
 
 class ApiError(HTTPException):
     """A request that cannot be answered. `param` names the field that is wrong, if there is one."""
@@ -43,6 +41,6 @@ def bad_field(error: RequestValidationError) -> ApiError:
     if errors[0]["type"] == "json_invalid":
         return ApiError(f"the body is not JSON: {errors[0]['ctx']['error']}", code="invalid_json")
     expected = dict.fromkeys(x["msg"] for x in errors if x["loc"][1:2] == place[:1])
-    path = shorten(".".join(map(str, place))).encode(errors="replace").decode()  # half a character is no text
+    path = ".".join(map(str, place))[:100].encode(errors="replace").decode()  # half a character is no text
     param = path.split(".")[0] or None
     return ApiError(f"{path or 'the body'}: {' or '.join(expected)}", param, code="invalid_value")
