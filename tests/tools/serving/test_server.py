@@ -205,6 +205,19 @@ def test_a_slow_reader_holds_up_nobody(url, post):
     assert sum(len(event["choices"][0]["text"]) for event in events) == 30000
 
 
+def test_when_computing_fails_it_goes_on(keyless, monkeypatch):
+    step, broken = Engine.step, iter([True])
+
+    def fail_once(engine, most):
+        if next(broken, False):
+            raise RuntimeError("the device is lost")
+        return step(engine, most)
+
+    monkeypatch.setattr(Engine, "step", fail_once)
+    answers = [httpx.post(f"{keyless}/v1/completions", json={"prompt": "a"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [500, 200]
+
+
 # --- while it compiles ------------------------------------------------------------------------------------
 
 
