@@ -27,7 +27,7 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 
 class UserError(Exception):
@@ -62,6 +62,17 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
+def matching(pattern: str, expected: str) -> AfterValidator:
+    """Return a check for the type of an option whose text has to match the pattern."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text):
+            return text
+        raise ValueError(f"expected {expected}")
+
+    return AfterValidator(check)
+
+
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # devices compute inf with more
 Name = Annotated[str, Field(min_length=1, max_length=4095, pattern=r"^[^\x00]*$")]
@@ -72,7 +83,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
 NonNegative = Annotated[float, Field(ge=0, le=FLOAT32)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Address = Annotated[str, Field(pattern=r"^(auto|.+:[0-9]{1,5})$")]
+Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 
 Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's
 
@@ -198,7 +209,7 @@ def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
         return value_reader(kind).validate_python(value, strict=True)
     except ValidationError as error:
         shown = "***" if name == "api_key" else spell(value)
-        why = " or ".join(each["msg"].replace("Input", "it") for each in error.errors())
+        why = " or ".join(each["msg"].removeprefix("Value error, ").replace("Input", "it") for each in error.errors())
         raise UserError(f"{origin}{name} is {shown}: {why}") from None
 
 

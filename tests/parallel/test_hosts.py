@@ -327,7 +327,7 @@ def test_processes_with_other_options_are_told_so(tiny, tmp_path):
                 ["--coordinator=auto"],
             )
         ),
-        (["--coordinator=localhost"], "should match pattern"),
+        (["--coordinator=localhost"], "expected host:port, or auto"),
         (["--num_processes=0"], "should be greater than or equal to 1"),
     ],
 )

@@ -1,57 +1,66 @@
-"""The HTTP application: OpenAI's routes, who may ask, and how errors look. insight.py has the page's routes.
+"""The HTTP server: OpenAI's routes, and who may ask. insight.py has the page's routes."""
 
-The files of page/ are for anybody: they hold nothing of the model.
-"""
-
-import asyncio
 import hmac
-import ipaddress
+import time
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import urlsplit
 
+import uvicorn
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from generation.engine import FIRST
 from tools.serving.completions import Answer, ChatAnswer, respond
-from tools.serving.errors import ApiError
+from tools.serving.errors import ApiError, answer_error
 from tools.serving.insight import Here, inside
-from tools.serving.requests import (
-    ChatBody,
-    CompletionBody,
-    bad_field,
-    check_model,
-    read_chat,
-    read_completion,
-)
+from tools.serving.requests import ChatBody, CompletionBody, check_model
 from tools.serving.served import Served
 
-PAGE = Path(__file__).parent / "page"
-BODY = 60.0  # seconds for a request's body
-# Everything that the page loads is here; it runs no inline script, and nobody may frame it.
-POLICY = "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-HEADERS = {
-    "Content-Security-Policy": POLICY,
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-}
+PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
+FINISH = 30  # seconds that running requests are given after SIGTERM
+IDLE = 75  # seconds from an answer to the next request: clients close idle connections earlier
+CONNECTIONS = 900  # 1,024 open files is a usual limit
+
+
+def make_server(served: Served) -> uvicorn.Server:
+    """Make what answers until a signal comes, and then finishes what runs."""
+
+    async def look_after_engine() -> None:
+        server.should_exit |= served.worker.error is not None
+
+    settings = uvicorn.Config(
+        make_app(served),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        headers=[("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY")],
+        timeout_graceful_shutdown=FINISH,
+        timeout_keep_alive=IDLE,
+        limit_concurrency=CONNECTIONS,
+        http="h11",
+        ws="none",
+        callback_notify=look_after_engine,
+        timeout_notify=1,
+    )
+    server = uvicorn.Server(settings)
+    return server
 
 
 def make_app(served: Served) -> FastAPI:
     app = FastAPI(
         title="nanoJAXGPT",
-        docs_url=None,  # these two pages load their scripts from elsewhere
         redoc_url=None,
-        exception_handlers={
-            error: answer_error for error in (HTTPException, RequestValidationError, Exception)
-        },
+        max_body_size=served.max_body,
+        exception_handlers=dict.fromkeys([HTTPException, RequestValidationError, Exception], answer_error),
     )
-    app.add_middleware(Guard, served=served)
+    app.add_middleware(same_site)
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=served.hosts, www_redirect=False)
     app.add_api_route("/health", health)
     key = [Depends(require_key)] if served.api_key else []
     app.include_router(api, dependencies=key)
@@ -59,19 +68,6 @@ def make_app(served: Served) -> FastAPI:
     app.frontend("/", directory=PAGE, fallback=None)
     app.state.served = served
     return app
-
-
-async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer any error with OpenAI's error object."""
-    match error:
-        case ApiError():
-            return error.response()
-        case RequestValidationError():
-            return bad_field(error).response()
-        case HTTPException():  # of FastAPI: an unknown path, for example
-            message = f"{request.method} {request.url.path[:100]}: {error.detail}"
-            return ApiError(message, status=error.status_code, headers=dict(error.headers or {})).response()
-    return ApiError("the server made a mistake; its log says more", status=500, code="internal").response()
 
 
 # Routes
@@ -82,44 +78,39 @@ api = APIRouter()
 async def health(served: Here) -> JSONResponse:
     """Whether the server computes; how many requests run, and how many run or wait."""
     worker = served.worker
-    figures = {"running": len(worker.running), "pending": worker.pending, "slots": worker.slots}
-    return JSONResponse({"status": worker.status, **figures}, 200 if worker.serves else 503)
+    figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.slots}
+    ready = worker.works and worker.compiled >= FIRST  # for a first answer
+    return JSONResponse({"status": worker.status, **figures}, 200 if ready else 503)
 
 
 @api.get("/v1/models")
 async def models(served: Here) -> dict:
-    return {"object": "list", "data": [describe_model(served)]}
+    return {"object": "list", "data": [await one_model(served.name, served)]}
 
 
 @api.get("/v1/models/{name:path}")
 async def one_model(name: str, served: Here) -> dict:
     check_model(name, served)
-    return describe_model(served)
-
-
-def describe_model(served: Served) -> dict:
     return {
         "id": served.name,
         "object": "model",
-        "created": served.created,
+        "created": int(time.time()),
         "owned_by": "nanojaxgpt",
-        "max_model_len": served.block_size,  # as vLLM says it
+        "max_model_len": served.model.config.block_size,  # as vLLM says it
     }
 
 
 @api.post("/v1/completions")
 async def completions(request: Request, served: Here, fields: CompletionBody) -> Response:
-    return await respond(request, Answer(served, read_completion(fields, served)))
+    return await respond(request, Answer(served, fields))
 
 
 @api.post("/v1/chat/completions")
 async def chat_completions(request: Request, served: Here, fields: ChatBody) -> Response:
-    asked = await asyncio.to_thread(read_chat, fields, served)  # it waits for the template
-    return await respond(request, ChatAnswer(served, asked))
+    return await respond(request, ChatAnswer(served, fields))
 
 
 # Who may ask
-
 
 Credentials = Annotated[HTTPAuthorizationCredentials | None, Depends(HTTPBearer(auto_error=False))]
 
@@ -131,59 +122,20 @@ async def require_key(served: Here, given: Credentials) -> None:
         raise ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
 
-class Guard:
-    """Refuse pages of other sites, and bodies that are too large or slow; set HEADERS.
+def same_site(app: ASGIApp) -> ASGIApp:
+    """Refuse what a page of another site asks for, by the `Origin` that browsers send.
 
-    A site may let its name lead to 127.0.0.1 (DNS rebinding). So `Host` has to be localhost, an address, or a
-    name that the server knows, and `Origin`, where a page of another site has its own, the same.
+    Whatever else comes is read as JSON, also the form that `curl -d` says it is.
     """
 
-    def __init__(self, app: ASGIApp, served: Served):
-        self.app, self.names, self.most = app, served.hosts | {"localhost"}, served.max_body
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = MutableHeaders(scope=scope)
+            origin = headers.get("origin")
+            if origin is not None and origin.partition("://")[2] != headers.get("host"):
+                refused = ApiError("a page of another site may not ask", status=403, code="forbidden")
+                return await refused.response()(scope, receive, send)
+            headers["content-type"] = "application/json"
+        await app(scope, receive, send)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                MutableHeaders(scope=message).update(HEADERS)
-            await send(message)
-
-        async def receive_again() -> Message:
-            return bodies.pop() if bodies else await receive()
-
-        try:
-            self.check_site(headers := MutableHeaders(scope=scope))
-            bodies = [await self.read_body(receive)]
-        except ApiError as error:
-            return await error.response()(scope, receive, send_with_headers)
-        headers["content-type"] = "application/json"  # whatever the client says: curl's -d says a form
-        await self.app(scope, receive_again, send_with_headers)
-
-    def check_site(self, headers: MutableHeaders) -> None:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            known = "*" in self.names or name in self.names or bool(ipaddress.ip_address(name))
-        except ValueError:
-            known = False
-        if not known or origin is not None and origin.partition("://")[2] != host:
-            message = "this host or origin may not ask: see --allowed_hosts"
-            raise ApiError(message, status=403, code="forbidden")
-
-    async def read_body(self, receive: Receive) -> Message:
-        body, more = b"", True
-        try:
-            async with asyncio.timeout(BODY):
-                while more:
-                    message = await receive()
-                    body += message.get("body", b"")
-                    more = message.get("more_body", False)
-                    if len(body) > self.most:
-                        message = f"the body has more than {self.most} bytes"
-                        raise ApiError(message, status=413, code="body_too_large")
-        except TimeoutError:
-            close = {"Connection": "close"}
-            raise ApiError("the request takes too long to come", status=408, headers=close) from None
-        return {"type": "http.request", "body": body}
+    return checked

@@ -5,99 +5,114 @@ import json
 import secrets
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import Any
 
-import jax
-import numpy as np
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from jaxtyping import Array, Int, PRNGKeyArray
 
-from generation.decode import Likelihood
-from generation.engine import Piece, Request
 from tools.serving.errors import ApiError
-from tools.serving.requests import Asked
+from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
-from tools.serving.text import Continuation, Part, Token, prompt_tokens, spelling
-from tools.serving.worker import Job
+from tools.serving.text import Continuation, Part, Token, spelling
 
 
-@dataclass
-class Choice:
-    """One continuation, from the engine's pieces to parts of the text."""
-
-    served: Served
-    asked: Asked
-    job: Job
-    sent: bool = False  # a part of it
-    finish_reason: str | None = None
-    of_prompt: list[Likelihood] = field(default_factory=list)
-
-    def __post_init__(self):
-        self.prompt = self.job.request.prompt.tolist()
-        self.text = Continuation(self.served.tokenizer, self.prompt, self.asked.stops)
-        self.echoed = not self.asked.echo
-
-    def take(self, piece: Piece) -> Part:
-        """Return the text that a piece of the engine's makes ready to be sent."""
-        if piece.prompt is not None:
-            self.of_prompt.append(piece.prompt)
-        if not self.echoed and (len(piece.tokens) or piece.finished):
-            self.text.echo(*prompt_tokens(self.served.tokenizer, self.prompt, self.of_prompt))
-            self.echoed = True
-        ended = len(piece.tokens) > 0 and int(piece.tokens[-1]) in self.asked.ends
-        part = self.text.add(piece.tokens[:-1] if ended else piece.tokens, piece.likelihood)
-        self.text.count += ended
-        if piece.finished or self.text.stopped:
-            part += self.text.finish()
-            self.finish_reason = "stop" if ended or self.text.stopped else "length"
-            self.served.worker.cancel(self.job)
-        return part
-
-
-# The objects that are sent
-
-
-@dataclass
 class Answer:
     """The answer to a request for completions. Subclasses are those of other routes."""
 
-    served: Served
-    asked: Asked
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    created: int = field(default_factory=lambda: int(time.time()))
-
-    kinds = ("text_completion", "text_completion")  # of the complete object, and of a chunk
     prefix = "cmpl"
+    kind = chunk_kind = "text_completion"
 
-    def object(self, choices: list[dict], usage: dict | None, chunk: bool = False) -> dict[str, Any]:
+    def __init__(self, served: Served, fields: CompletionBody | ChatBody):
+        """Submit the request. Raises ApiError."""
+        self.served, self.fields = served, fields
+        requests, stops = read_request(fields, served)
+        self.id = f"{self.prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.jobs = served.worker.submit(requests)
+        self.texts = [
+            Continuation(served.tokenizer, request.prompt, stops, request.stop, fields.echo)
+            for request in requests
+        ]
+
+    async def complete(self) -> dict[str, Any]:
+        """Return the whole answer as one object."""
+        wholes = [Part("", []) for _ in self.texts]
+        async for i, part in self.parts():
+            wholes[i] += part
+        choices = [self.describe(i, part, self.message(part)) for i, part in enumerate(wholes)]
+        return self.object(self.kind, choices, self.usage())
+
+    async def events(self) -> AsyncIterator[str]:
+        """Yield the chunks as server-sent events. An error ends them as one more."""
+        begun = set()
+        try:
+            async for i, part in self.parts():
+                if part.text or part.tokens or self.texts[i].finish_reason:
+                    choice = self.describe(i, part, self.delta(part, first=i not in begun))
+                    yield event(self.object(self.chunk_kind, [choice], None))
+                    begun.add(i)
+            if self.fields.stream_options.include_usage:
+                yield event(self.object(self.chunk_kind, [], self.usage()))
+            yield "data: [DONE]\n\n"
+        except ApiError as error:
+            yield event(error.body())
+        finally:  # also when the client has gone
+            self.cancel()
+
+    async def parts(self) -> AsyncIterator[tuple[int, Part]]:
+        """Yield the parts of each text as they are made. Raises ApiError when computing fails."""
+        while any(text.finish_reason is None for text in self.texts):
+            job, piece = await self.jobs[0].made.get()
+            if isinstance(piece, ApiError):
+                raise piece
+            text = self.texts[job.index]
+            if text.finish_reason is None:  # or it ended with a stop string before this piece
+                part = text.take(piece)
+                if text.stopped:
+                    self.served.worker.cancel(job)
+                yield job.index, part
+
+    def cancel(self) -> None:
+        for job in self.jobs:
+            self.served.worker.cancel(job)
+
+    def object(self, kind: str, choices: list[dict], usage: dict | None) -> dict[str, Any]:
         return {
-            "id": f"{self.prefix}-{self.id}",
-            "object": self.kinds[chunk],
+            "id": self.id,
+            "object": kind,
             "created": self.created,
             "model": self.served.name,
-            "system_fingerprint": self.served.version,
+            "system_fingerprint": self.served.worker.version,
             "choices": choices,
             "usage": usage,
         }
 
-    def choice(self, choice: Choice, part: Part, chunk: bool = False) -> dict[str, Any]:
-        n = self.asked.logprobs
+    def usage(self) -> dict[str, int]:
+        """Count the tokens: a prompt once, whatever n."""
+        prompt = sum(len(x.prompt) for x in self.texts[:: self.fields.n])
+        new = sum(text.count for text in self.texts)
+        return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+    def describe(self, i: int, part: Part, content: dict[str, Any]) -> dict[str, Any]:
+        n = self.fields.likeliest
         return {
-            "index": choice.job.index,
-            **self.content(choice, part, chunk),
+            "index": i,
+            **content,
             "logprobs": None if n is None else self.logprobs(part.tokens, n),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": self.texts[i].finish_reason,
         }
 
-    def content(self, choice: Choice, part: Part, chunk: bool) -> dict[str, Any]:
+    def message(self, part: Part) -> dict[str, Any]:
+        return {"text": part.text}
+
+    def delta(self, part: Part, first: bool) -> dict[str, Any]:
         return {"text": part.text}
 
     def logprobs(self, tokens: list[Token], n: int) -> dict[str, Any]:
         """Return tokens and their n likeliest alternatives. The prompt's first token has no probability."""
         return {
             "tokens": [self.name(token.id) for token in tokens],
+            "token_ids": [token.id for token in tokens],  # the page goes on from any
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [self.top(token, n) for token in tokens] if n else None,
             "text_offset": [token.start for token in tokens],
@@ -113,13 +128,15 @@ class Answer:
 
 
 class ChatAnswer(Answer):
-    kinds = ("chat.completion", "chat.completion.chunk")
     prefix = "chatcmpl"
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
-    def content(self, choice, part, chunk):
-        if not chunk:
-            return {"message": {"role": "assistant", "content": part.text, "refusal": None}}
-        role = {} if choice.sent else {"role": "assistant"}
+    def message(self, part):
+        return {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+
+    def delta(self, part, first):
+        role = {"role": "assistant"} if first else {}
         return {"delta": role | ({"content": part.text} if part.text else {})}
 
     def logprobs(self, tokens, n):
@@ -135,29 +152,12 @@ class ChatAnswer(Answer):
         return {"token": self.name(token), "bytes": raw, "logprob": logprob}
 
 
-class IdsAnswer(Answer):
-    """A completion whose choices are tokens with their ids, so that the page can go on from any of them."""
-
-    def choice(self, choice, part, chunk=False):
-        begin = part.tokens[0].start if part.tokens else 0
-        pieces = [
-            {"id": x.id, "text": part.text[x.start - begin : x.end - begin], "logprob": x.logprob}
-            for x in part.tokens
-        ]
-        return {"index": choice.job.index, "tokens": pieces, "finish_reason": choice.finish_reason}
-
-
-# From the request to the answer
-
-
 async def respond(http: HttpRequest, answer: Answer) -> Response:
-    """Compute, and answer at once or at the end; stop when the client goes away. Raises ApiError."""
-    served, asked = answer.served, answer.asked
-    choices = [Choice(served, asked, job) for job in served.worker.submit(engine_requests(asked))]
-    if asked.fields.stream:
+    """Answer in a stream, or at the end; stop when the client goes away. Raises ApiError."""
+    if answer.fields.stream:
         headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(events(choices, answer), 200, headers, "text/event-stream")
-    complete = asyncio.create_task(collect(choices, answer))
+        return StreamingResponse(answer.events(), 200, headers, "text/event-stream")
+    complete = asyncio.create_task(answer.complete())
     left = asyncio.create_task(disconnected(http))
     try:
         await asyncio.wait({complete, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -165,82 +165,13 @@ async def respond(http: HttpRequest, answer: Answer) -> Response:
     finally:
         complete.cancel()
         left.cancel()
-        cancel_all(choices)
-
-
-def engine_requests(asked: Asked) -> list[Request]:
-    """Return a request for each choice: n of the first prompt, then n of the second, and so on.
-
-    Choice i is drawn with the key of row i, so that its text is that of sample i in sample.py.
-    """
-    fields, logprobs = asked.fields, asked.logprobs is not None
-    prompts = [prompt for prompt in asked.prompts for _ in range(fields.n)]
-    keys = [key_of_row(np.uint32(asked.seed), np.uint32(row)) for row in range(len(prompts))]
-    drawing = fields.temperature, fields.top_k, fields.top_p
-    return [
-        Request(prompt, key, asked.max_tokens, *drawing, asked.ends, logprobs, logprobs and asked.echo)
-        for prompt, key in zip(prompts, keys, strict=True)
-    ]
-
-
-@jax.jit
-def key_of_row(seed: Int[Array, ""], row: Int[Array, ""]) -> PRNGKeyArray:
-    """Return what `keys_of_rows` of the engine does for one row, in a tenth of the time."""
-    return jax.random.fold_in(jax.random.key(seed), row)
+        answer.cancel()
 
 
 async def disconnected(http: HttpRequest) -> None:
     """Return when the client has gone."""
     while (await http.receive())["type"] != "http.disconnect":
         pass
-
-
-def cancel_all(choices: list[Choice]) -> None:
-    for choice in choices:
-        choice.served.worker.cancel(choice.job)
-
-
-async def parts(choices: list[Choice]) -> AsyncIterator[tuple[Choice, Part]]:
-    """Yield the parts of all texts as they are made. Raises ApiError when computing fails."""
-    while any(choice.finish_reason is None for choice in choices):
-        job, piece = await choices[0].job.made.get()
-        if isinstance(piece, ApiError):
-            raise piece
-        choice = choices[job.index]
-        if choice.finish_reason is None:  # or it ended with a stop string before this piece
-            yield choice, choice.take(piece)
-
-
-def usage(asked: Asked, choices: list[Choice]) -> dict[str, int]:
-    """Count the tokens: a prompt once, whatever n."""
-    prompt, new = sum(map(len, asked.prompts)), sum(choice.text.count for choice in choices)
-    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
-
-
-async def collect(choices: list[Choice], answer: Answer) -> dict:
-    """Return the complete object."""
-    texts = [Part("", []) for _ in choices]
-    async for choice, part in parts(choices):
-        texts[choice.job.index] += part
-    found = [answer.choice(choice, part) for choice, part in zip(choices, texts, strict=True)]
-    return answer.object(found, usage(answer.asked, choices))
-
-
-async def events(choices: list[Choice], answer: Answer) -> AsyncIterator[str]:
-    """Yield the chunks as server-sent events. An error ends them as one more."""
-    try:
-        async for choice, part in parts(choices):
-            if part.text or part.tokens or choice.finish_reason:
-                yield event(answer.object([answer.choice(choice, part, chunk=True)], None, chunk=True))
-                choice.sent = True
-        options = answer.asked.fields.stream_options
-        if options and options.include_usage:
-            yield event(answer.object([], usage(answer.asked, choices), chunk=True))
-        yield "data: [DONE]\n\n"
-    except ApiError as error:
-        yield event(error.body())
-    finally:  # also when the client has gone
-        cancel_all(choices)
 
 
 def event(value: dict) -> str:

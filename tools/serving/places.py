@@ -1,10 +1,4 @@
-"""Compute what could have stood at each place of a text: the likeliest tokens, before and after the settings.
-
-    for start, first, last in windows(len(tokens), prompt, block_size):
-        places(model, tokens[start:last], tokens[start + 1 : last + 1], drawing, vocab_size)
-
-"After" the settings are the probabilities that tokens are drawn from: see `generation.sampling.sample`.
-"""
+"""Compute what could have stood at each place of a text, before and after temperature, top_k and top_p."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from generation.sampling import drawn_from
 from model import GPT
+from tools.inside.views import padded
 from tools.serving.requests import Drawing
 
 LIKELIEST = 10  # tokens of a place
@@ -25,13 +20,13 @@ AT_ONCE = 32  # places whose logits are held together
 
 
 class Places(NamedTuple):
-    """The likeliest tokens after each token, and the probabilities of the one that follows it."""
+    """The likeliest tokens at each of P places, and the probabilities of the token that stands there."""
 
-    tokens: Int[Array | np.ndarray, "T n"]  # n is LIKELIEST, or less in a smaller vocabulary
-    before: Float[Array | np.ndarray, "T n"]
-    after: Float[Array | np.ndarray, "T n"]
-    chosen_before: Float[Array | np.ndarray, " T"]
-    chosen_after: Float[Array | np.ndarray, " T"]
+    likeliest: Int[Array | np.ndarray, "P n"]  # n is LIKELIEST, or less in a smaller vocabulary
+    likeliest_before: Float[Array | np.ndarray, "P n"]
+    likeliest_after: Float[Array | np.ndarray, "P n"]
+    before: Float[Array | np.ndarray, " P"]
+    after: Float[Array | np.ndarray, " P"]
 
 
 def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int, int]]:
@@ -49,24 +44,16 @@ def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int
         first, start = last + 1, last + 1 - max(1, block_size // 2)
 
 
-def places(
-    model: GPT,
-    tokens: Int[np.ndarray, " T"],
-    following: Int[np.ndarray, " _"],
-    drawing: Drawing,
-    vocab_size: int,
-) -> Places:
-    """Compute the places after each of the tokens. `following` may lack the last of them.
-
-    Then its `chosen` probabilities mean nothing.
-    """
-    T = min(1 << (len(tokens) - 1).bit_length(), model.config.block_size)  # few lengths to compile
-    padded = np.zeros((2, T), np.int32)
-    padded[0, : len(tokens)], padded[1, : len(following)] = tokens, following
+def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing, vocab_size: int) -> Places:
+    """Compute the last places, up to the one behind the text, where token 0 stands for the one to come."""
     top_k = min(drawing.top_k or vocab_size, vocab_size)
     settings = np.float32(drawing.temperature), np.int32(top_k), np.float32(drawing.top_p or 1)
-    found = jax.device_get(_places(model, padded[:1], padded[1], settings, vocab_size))
-    return Places(*(x[: len(tokens)] for x in found))
+    following, found = np.append(ids[1:], np.int32(0)), []
+    for start, first, last in windows(len(ids), prompt, model.config.block_size):
+        rows = padded(model, ids[start:last]), padded(model, following[start:last])[0]
+        window = jax.device_get(_places(model, *rows, settings, vocab_size))
+        found.append([x[first - 1 - start : last - start] for x in window])
+    return Places(*map(np.concatenate, zip(*found, strict=True)))
 
 
 @partial(jax.jit, static_argnames="vocab_size")

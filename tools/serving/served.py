@@ -1,18 +1,90 @@
-"""The state and the limits that all routes share."""
+"""What is served: the model, its limits, and the run that the page looks into."""
 
-import time
+import os
 from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
+from config.command_line import UserError
+from config.files import open_file
+from config.options import RESUMING
 from data.tokenizer import Tokenizer
 from model import GPT
+from runs.checkpoint import Checkpoints
+from runs.load import is_run, load_pretrained, load_run
+from runs.manifest import Manifest
+from runs.metrics import parse_record
 from tools.serving.chat import Chat
-from tools.serving.run import Run
 from tools.serving.worker import Worker
+
+KEPT = 2  # models in memory, beside the served one
+START = "start"  # names the weights that a fine-tuned run started from
+
+
+class Run:
+    """The run in a folder. One thread at a time may call `checkpoints` and `load`."""
+
+    def __init__(self, out_dir: str, dtype: str = "auto"):
+        self.out_dir, self.dtype = out_dir, dtype
+        self.load = lru_cache(KEPT)(self._load)
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """Describe every checkpoint, the oldest first, and before them START."""
+        checkpoints = Checkpoints(self.out_dir)
+        found: list[dict[str, Any]] = []
+        for iteration in checkpoints.iterations():
+            try:
+                manifest = checkpoints.manifest(iteration)
+            except (UserError, OSError):  # damaged, or just deleted by training
+                continue
+            loss = (checkpoints.manager.metrics(iteration) or {}).get("val_loss")
+            if not found:
+                self.start, self.block_size = started_from(manifest), manifest.options.block_size
+                if self.start:
+                    found.append({"name": START, "iteration": None, "val_loss": None})
+            found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
+        return found
+
+    def _load(self, name: str) -> GPT:
+        """Return the model of a checkpoint. Raises KeyError for a name that `checkpoints` does not list."""
+        if name not in [checkpoint["name"] for checkpoint in self.checkpoints()]:
+            raise KeyError(name)
+        if name != START:
+            return load_run(self.out_dir, int(name.removeprefix("iter-")), self.dtype)[0]
+        assert self.start is not None, "checkpoints() has found it"
+        if is_run(self.start):
+            return load_run(self.start, dtype=self.dtype)[0]
+        return load_pretrained(self.start, self.dtype, self.block_size)[0]
+
+    def records(self, offset: int, file: str) -> dict[str, Any]:
+        """Return the records after `offset` of `file`, or all, if it is another file now; and both anew."""
+        try:
+            with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
+                stat = os.fstat(opened.fileno())
+                name = f"{stat.st_ino:x}"
+                fresh = name != file or offset > stat.st_size
+                begin = 0 if fresh else offset
+                opened.seek(begin)
+                data = opened.read()
+        except OSError:
+            return {"records": [], "offset": 0, "file": "", "fresh": True}
+        lines = data[: data.rfind(b"\n") + 1]  # not a line that is being written
+        records = [record for line in lines.splitlines() if (record := parse_record(line))]
+        return {"records": records, "offset": begin + len(lines), "file": name, "fresh": fresh}
+
+
+def started_from(manifest: Manifest) -> str | None:
+    """Return the run, folder or hub id that a run started from; None for random weights."""
+    if manifest.base is not None:
+        return manifest.base["init_from"]
+    start = manifest.options.init_from
+    return None if start in ("scratch", *RESUMING) else start
 
 
 @dataclass
 class Served:
-    """The model, its worker and its run, as routes find them in `app.state.served`."""
+    """What the routes find in `app.state.served`."""
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
@@ -22,22 +94,10 @@ class Served:
     worker: Worker
     run: Run | None  # the model's, if it comes from one
     api_key: str | None = field(repr=False)
-    hosts: frozenset[str]  # names, beside localhost, by which clients may call the server; "*": any
+    hosts: list[str]  # names by which clients may call the server; "*": any
     max_body: int  # bytes of a request
-    max_prompt: int  # tokens
-    max_tokens: int  # new ones
-    overflow: str  # past block_size: window, or error
-    created: int = field(default_factory=lambda: int(time.time()))
+    max_tokens: int  # new ones of a request
 
     @property
     def model(self) -> GPT:
         return self.worker.model
-
-    @property
-    def version(self) -> str:
-        """The name of the weights."""
-        return self.worker.version
-
-    @property
-    def block_size(self) -> int:
-        return self.model.config.block_size

@@ -1,35 +1,32 @@
-"""From tokens to the text that is sent: complete characters, and nothing of a stop string.
+"""From tokens to the text that is sent: complete characters, and nothing of a stop string."""
 
-text = Continuation(tokenizer, prompt, stops=["\n\n"])
-part = text.add(tokens, likelihood)          part.text can be sent
-"""
-
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import NamedTuple
 
 import numpy as np
 
 from data.tokenizer import Tokenizer
 from generation.decode import Likelihood
+from generation.engine import Piece
 
-# Tokens of the prompt to decode before its continuation: a character may begin in them, and some tokenizers
-# drop the space before a first word.
-BEFORE = 8
+BEFORE = 8  # tokens of the prompt to decode first: a character may begin there, or a space belong to one
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """A token of the text, and how likely it was."""
 
     id: int
     start: int  # characters before it
     end: int
     logprob: float | None = None  # None: not asked for, or the first token of a prompt
-    likeliest: list[tuple[int, float]] = field(default_factory=list)  # tokens, and their log-probabilities
+    likeliest: Sequence[tuple[int, float]] = ()  # tokens, and their log-probabilities
 
 
 @dataclass(frozen=True)
 class Part:
-    """The next part of a text, and the tokens that are complete in it."""
+    """A part of a text, and the tokens that are complete in it."""
 
     text: str
     tokens: list[Token]
@@ -39,44 +36,68 @@ class Part:
 
 
 class Continuation:
-    """The text of new tokens as they come. It ends before the first of the `stops`.
+    """The text of new tokens, up to the first of the texts `stops` or of the tokens `ends`.
 
-    It keeps back what may be the beginning of a stop string or of a character.
+    What may be the beginning of a stop string or of a character is kept back.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: list[int], stops: list[str]):
-        self.stops = stops
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt: np.ndarray,
+        stops: Sequence[str] = (),
+        ends: Sequence[int] = (),
+        echo: bool = False,  # begin with the prompt
+    ):
+        self.tokenizer, self.prompt = tokenizer, prompt
+        self.stops, self.ends = stops, ends
         self.decode = tokenizer.stream()
-        self.decode(prompt[-BEFORE:])
+        self.decode(prompt[-BEFORE:].tolist())
+        self.unread = [] if echo else None  # the prompt's likelihoods, until it is echoed
         self.text = ""
-        self.begin = 0  # where the new text begins: 0, unless the prompt is echoed
+        self.begin = 0  # where the new text begins
         self.sent = 0  # characters
         self.tokens: list[Token] = []  # those not sent
         self.count = 0  # new tokens
         self.stopped = False
+        self.finish_reason: str | None = None
 
-    def echo(self, text: str, tokens: list[Token]) -> None:
-        """Put the prompt before the new text."""
-        self.text, self.tokens, self.begin = text, tokens, len(text)
+    def take(self, piece: Piece) -> Part:
+        """Add what the engine made; return what can be sent."""
+        if self.unread is not None:
+            self.unread += likelihoods(piece.prompt)
+            if len(piece.tokens) or piece.finished:
+                whole = read_prompt(self.tokenizer, self.prompt, self.unread)
+                self.text = whole.text
+                self.tokens = whole.tokens
+                self.begin = len(whole.text)
+                self.unread = None
+        ended = len(piece.tokens) > 0 and int(piece.tokens[-1]) in self.ends
+        part = self.add(piece.tokens[:-1] if ended else piece.tokens, likelihoods(piece.likelihood))
+        self.count += ended
+        if piece.finished or self.stopped:
+            part += self.finish()
+            self.finish_reason = "stop" if ended or self.stopped else "length"
+        return part
 
-    def add(self, ids: np.ndarray, likelihood: Likelihood | None = None) -> Part:
-        """Add new tokens, up to the end of a stop string; return what can be sent."""
-        for token, known in zip(ids.tolist(), likelihoods(likelihood, len(ids)), strict=False):
+    def add(self, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
+        """Add tokens up to a stop string; return what can be sent."""
+        for i, token in enumerate(ids.tolist()):
             start = len(self.text)
             self.text += self.decode([token])
             self.count += 1
-            self.tokens.append(Token(token, start, len(self.text), *known))
+            self.tokens.append(Token(token, start, len(self.text), *(known[i] if known else ())))
             if self._cut(start):
-                break
-        return self._send(len(self.text) - (0 if self.stopped else self._undecided()))
+                return self.finish()
+        return self._send(len(self.text) - self._undecided())
 
     def finish(self) -> Part:
+        """Return the rest, when no more tokens come."""
         if not self.stopped:
             start = len(self.text)
             self.text += self.decode([], final=True)
             self._cut(start)
-        part = self._send(len(self.text))
-        return Part(part.text, part.tokens + ([] if self.stopped else self.tokens))
+        return self._send(len(self.text), entire=True)
 
     def _cut(self, start: int) -> bool:
         """Cut the text before a stop string that ends after `start`, if there is one."""
@@ -93,39 +114,32 @@ class Continuation:
         ends = range(min(longest, len(self.text) - self.begin), 0, -1)
         return next((n for n in ends if any(stop.startswith(self.text[-n:]) for stop in self.stops)), 0)
 
-    def _send(self, end: int) -> Part:
+    def _send(self, end: int, entire: bool = False) -> Part:
         text, self.sent = self.text[self.sent : end], end
         # A token that begins at the end is part of a character that may yet be cut away.
-        kept = (i for i, token in enumerate(self.tokens) if token.end > end or token.start == end)
-        complete = len(self.tokens) if self.stopped else next(kept, len(self.tokens))
-        tokens, self.tokens = self.tokens[:complete], self.tokens[complete:]
-        return Part(text, tokens)
+        complete = takewhile(lambda token: entire or token.start < end >= token.end, self.tokens)
+        part = Part(text, list(complete))
+        self.tokens = self.tokens[len(part.tokens) :]
+        return part
 
 
-def likelihoods(likelihood: Likelihood | None, n: int) -> list[tuple]:
-    """Return the last two fields of each of n Tokens, as far as they are known."""
+def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
+    """Return the last two fields of each Token."""
     if likelihood is None:
-        return [()] * n
+        return []
     pairs = zip(likelihood.tokens.tolist(), likelihood.likeliest.tolist(), strict=True)
     likeliest = [list(zip(*pair, strict=True)) for pair in pairs]
     return list(zip(likelihood.chosen.tolist(), likeliest, strict=True))
 
 
-def prompt_tokens(
-    tokenizer: Tokenizer, ids: list[int], last: list[Likelihood] | None = None
-) -> tuple[str, list[Token]]:
-    """Return the text of a prompt, and its tokens; `last` has the likelihoods of the last ones."""
-    likely = [x for likelihood in last or [] for x in likelihoods(likelihood, len(likelihood.chosen))]
-    decode, text, tokens = tokenizer.stream(), "", []
-    for token, known in zip(ids, [()] * (len(ids) - len(likely)) + likely, strict=True):
-        start = len(text)
-        text += decode([token])
-        tokens.append(Token(token, start, len(text), *known))
-    return text + decode([], final=True), tokens
+def read_prompt(tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
+    """Return a prompt's text and tokens; `known` are the likelihoods of the last ones."""
+    whole = Continuation(tokenizer, ids[:0])
+    return whole.add(ids, [()] * (len(ids) - len(known)) + [*known]) + whole.finish()
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text, or the bytes of a part of a character, as OpenAI writes them."""
+    """Return a token's text; for a part of a character its bytes, as OpenAI writes them."""
     raw = tokenizer.bytes_of(token)
     try:
         return raw.decode()

@@ -1,15 +1,9 @@
 """The engine's thread. HTTP handlers submit requests to it, and read what it makes of them from a queue.
 
-    jobs = worker.submit([request, ...])
-    job, piece = await jobs[0].made.get()           the next piece of one of them
-    worker.cancel(job)                              its slot is free at the next step
-
-The thread and asyncio share two queues alone: `inbox` has what the handlers ask for, and each submission has
-one for what is made of it. So a slow reader holds up nobody.
+Each submission has a queue of its own, so that a slow reader holds up nobody.
 """
 
 import asyncio
-import queue
 import threading
 import time
 import traceback
@@ -21,26 +15,25 @@ from dataclasses import dataclass
 from config.command_line import UserError
 from config.files import first_line
 from generation.decode import CHUNK
-from generation.engine import FIRST, Engine, Piece, Request
+from generation.engine import Engine, Piece, Request
 from model import GPT
-from tools.serving.errors import ApiError, too_many
+from tools.serving.errors import ApiError
 
 CALL = 0.02  # seconds for a call that draws several tokens: see docs/serving.md
-STOP = 10.0  # seconds that the thread is given to end
+STOP = 10.0  # seconds that it is given to end
 
 
 @dataclass(eq=False)
 class Job:
-    """A submitted request."""
+    """A submitted request. Those submitted together share a queue."""
 
     request: Request
-    index: int  # among those submitted together
-    made: asyncio.Queue[tuple["Job", Piece | ApiError]]  # shared by those submitted together
-    over: bool = False  # finished or cancelled; asyncio's thread alone changes it
+    index: int
+    made: asyncio.Queue[tuple["Job", Piece | ApiError]]
 
 
 class Worker:
-    """The thread that steps an engine, and compiles the engine's programs when it is idle."""
+    """The thread that steps an engine, and when idle compiles its programs."""
 
     def __init__(
         self,
@@ -50,59 +43,57 @@ class Worker:
         on_devices: Callable[[], AbstractContextManager],
         max_waiting: int,
     ):
+        """Allocate all slots. Raises UserError."""
         self.model, self.version = model, version
-        self.newer: tuple[GPT, str] | None = None  # weights to go on with when nothing runs
+        self.newer: tuple[GPT, str] | None = None  # to go on with when nothing runs
         self.make_engine, self.on_devices = make_engine, on_devices
-        self.max_waiting = max_waiting
-        self.inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.pending: set[Job] = set()  # to be finished; asyncio's thread alone changes it
         self.waiting: deque[Job] = deque()  # those without a slot, in order
         self.running: dict[int, Job] = {}  # by slot
-        self.pending = 0  # jobs that are not over; asyncio's thread alone changes it
+        self.wake = threading.Event()
         self.stopping = False
         self.per_token = 0.0  # seconds, of the last step
         self.compiled = 0  # of the engine's programs
-        self.error: Exception | None = None  # that stopped it
+        self.error: UserError | None = None  # that stopped it
+        try:
+            self.engine = make_engine(model)
+        except Exception as error:
+            raise cannot_start(error) from None
+        self.slots = len(self.engine.slots)
+        self.room = self.slots + max_waiting
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
-    # Called by asyncio's thread
-
-    def start(self) -> None:
-        """Allocate all slots, and start the thread. Raises UserError."""
-        try:
-            self.engine = self.make_engine(self.model)
-        except Exception as error:
-            self.error = error
-        self.check()
-        self.slots = len(self.engine.slots)
-        self.room = self.slots + self.max_waiting
-        self.thread.start()
-
-    def check(self) -> None:
-        """Raise UserError if the engine could not start."""
-        if self.error:
-            raise UserError(f"the engine cannot start ({first_line(self.error)}): try fewer --slots")
+    # Called by other threads
 
     def submit(self, requests: list[Request]) -> list[Job]:
         """Queue requests. Raises ApiError if too many wait, or if the server is stopping."""
         if not self.works:
             raise ApiError("the server is stopping", status=503, code="unavailable")
-        if self.pending + len(requests) > self.room:
-            raise too_many(f"{self.pending} requests are running or waiting: try again later")
+        if len(self.pending) + len(requests) > self.room:
+            message = f"{len(self.pending)} requests are running or waiting: try again later"
+            raise ApiError(message, status=429, code="overloaded")
         self.loop = asyncio.get_running_loop()
-        self.pending += len(requests)
         made = asyncio.Queue()
         jobs = [Job(request, i, made) for i, request in enumerate(requests)]
-        self.inbox.put(lambda: self.waiting.extend(jobs))
+        self.pending.update(jobs)
+        self.waiting.extend(jobs)
+        self.wake.set()
         return jobs
+
+    def cancel(self, job: Job) -> None:
+        self.pending.discard(job)
+        self.wake.set()
+
+    def deliver(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
+        for job, piece in made:
+            if job in self.pending:
+                job.made.put_nowait((job, piece))
+                if isinstance(piece, ApiError) or piece.finished:
+                    self.pending.discard(job)
 
     @property
     def works(self) -> bool:
         return self.thread.is_alive() and not self.stopping
-
-    @property
-    def serves(self) -> bool:
-        """Whether a request gets its first tokens without waiting for the compiler."""
-        return self.works and self.compiled >= FIRST
 
     @property
     def status(self) -> str:
@@ -111,37 +102,22 @@ class Worker:
         n = len(self.engine.programs())
         return "ok" if self.compiled == n else f"compiling {self.compiled + 1} of {n}"
 
-    def cancel(self, job: Job) -> None:
-        if not job.over:
-            self.end(job)
-            self.inbox.put(lambda: self.drop(job))
-
     def replace(self, model: GPT, version: str) -> None:
         """Use newer weights of the same shape, once what runs is finished."""
-        self.inbox.put(lambda: setattr(self, "newer", (model, version)))
+        self.newer = model, version
+        self.wake.set()
 
     def stop(self) -> None:
         """Take no new requests, and finish those there are, within STOP seconds."""
         self.stopping = True
-        self.inbox.put(lambda: None)
+        self.wake.set()
         self.thread.join(STOP)
-
-    def deliver(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
-        for job, piece in made:
-            if not job.over:
-                job.made.put_nowait((job, piece))
-                if isinstance(piece, ApiError) or piece.finished:
-                    self.end(job)
-
-    def end(self, job: Job) -> None:
-        job.over = True
-        self.pending -= 1
 
     # Called by the engine's thread
 
     def run(self) -> None:
         with self.on_devices():
-            while not (self.stopping and not self.waiting and not self.running and self.inbox.empty()):
+            while self.waiting or self.running or not self.stopping:
                 try:
                     self.turn()
                 except Exception as error:
@@ -149,32 +125,24 @@ class Worker:
                     self.start_again(error)
 
     def turn(self) -> None:
-        """Empty the inbox, fill free slots, and step the engine; when idle, compile."""
-        idle = not self.waiting and not self.running
-        if idle and self.inbox.empty() and self.compiled < len(self.engine.programs()):
-            return self.compile_next()
-        while idle or not self.inbox.empty():
-            self.inbox.get()()
-            idle = False
+        """Free the slots of cancelled jobs, fill free ones, and step the engine; when idle, compile."""
+        self.wake.clear()
+        for slot in [slot for slot, job in self.running.items() if job not in self.pending]:
+            self.engine.remove(slot)
+            del self.running[slot]
         if self.newer and not self.running:
             (self.model, self.version), self.newer = self.newer, None
             self.engine = self.make_engine(self.model)
         while self.waiting and self.engine.free and not self.newer:
             job = self.waiting.popleft()
-            self.running[self.engine.add(job.request)] = job
+            if job in self.pending:
+                self.running[self.engine.add(job.request)] = job
         if self.running:
             self.step()
-
-    def compile_next(self) -> None:
-        """Compile a program before a request needs it. If that fails, the server stops."""
-        try:
-            self.engine.programs()[self.compiled]()
-        except Exception as error:
-            self.error, self.stopping = error, True
-            return
-        self.compiled += 1
-        if self.status == "ok":
-            print(f"compiled {self.compiled} programs", flush=True)
+        elif self.compiled < len(self.engine.programs()):
+            self.compile_next()
+        elif not self.stopping:
+            self.wake.wait()
 
     def step(self) -> None:
         most = max(1, min(CHUNK, int(CALL / self.per_token))) if self.per_token else 1
@@ -184,22 +152,29 @@ class Worker:
         owners = [self.running.pop(x.slot) if x.finished else self.running[x.slot] for x in pieces]
         self.send(list(zip(owners, pieces, strict=True)))
 
-    def drop(self, job: Job) -> None:
-        self.waiting = deque(other for other in self.waiting if other is not job)
-        for slot in [slot for slot, other in self.running.items() if other is job]:
-            self.engine.remove(slot)
-            del self.running[slot]
+    def compile_next(self) -> None:
+        """Compile a program before a request needs it. If that fails, the server stops."""
+        try:
+            self.engine.programs()[self.compiled]()
+        except Exception as error:
+            self.error, self.stopping = cannot_start(error), True
+            return
+        self.compiled += 1
+        if self.status == "ok":
+            print(f"compiled {self.compiled} programs", flush=True)
 
     def start_again(self, error: Exception) -> None:
         """Fail what runs, whose cache is lost, and go on with a new engine."""
-        lost = [*self.running.values(), *self.waiting]
-        self.running.clear()
-        self.waiting.clear()
         message = f"computing failed ({type(error).__name__}); the server's log says more"
         failed = ApiError(message, status=500, code="failed")
-        self.send([(job, failed) for job in lost])
+        self.send([(job, failed) for job in self.running.values()])
+        self.running.clear()
         self.engine = self.make_engine(self.model)
 
     def send(self, made: list[tuple[Job, Piece | ApiError]]) -> None:
         with suppress(RuntimeError):  # the loop has ended, and with it whoever would read this
             self.loop.call_soon_threadsafe(self.deliver, made)
+
+
+def cannot_start(error: Exception) -> UserError:
+    return UserError(f"the engine cannot start ({first_line(error)}): try fewer --slots")

@@ -1,4 +1,4 @@
-"""A tiny trained run, and a server of it in this process: for the tests of the page and of its routes."""
+"""A tiny trained run, servers in this process and in one of their own, and clients."""
 
 import json
 import threading
@@ -9,16 +9,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import jax
-import uvicorn
+import openai
 
 import train
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from serve import ServeOptions, listen, load_served
-from tests.helpers import wait_until
-from tools.serving.app import make_app
-from tools.serving.connections import Connection
+from tests.helpers import DEADLINE, start_python, wait_until
+from tools.serving.app import make_server
 from tools.serving.served import Served
 
 # With what HTML is made of, so that a text may be markup.
@@ -48,10 +47,9 @@ def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
-        served.worker.start()
-        app = make_app(served)
-        settings = {"http": Connection, "log_level": "warning", "timeout_graceful_shutdown": 1}
-        server = uvicorn.Server(uvicorn.Config(app, **settings))
+        served.worker.thread.start()
+        server = make_server(served)
+        server.config.timeout_graceful_shutdown = 1
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))
@@ -61,6 +59,30 @@ def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
             server.should_exit = True
             served.worker.stop()
             thread.join()
+
+
+class Server:
+    """serve.py in a process of its own, which ends with the test."""
+
+    def __init__(self, out_dir: Path, *options: str, **environment: str):
+        words = "serve.py", f"--out_dir={out_dir}", "--port=0", "--device=cpu", *options
+        self.process = start_python(*words, **environment)
+        assert self.process.stdout
+        printed = iter(self.process.stdout.readline, "")
+        self.url = next(line.split()[-1] for line in printed if line.startswith("serving "))
+        assert any(line.startswith("compiled ") for line in printed)
+        self.client = client(self.url)
+
+    def end(self, number: int) -> int:
+        """Send a signal, and return the status of the process; nothing was raised in it."""
+        self.process.send_signal(number)
+        _, errors = self.process.communicate(timeout=DEADLINE)
+        assert "Traceback" not in errors
+        return self.process.returncode
+
+
+def client(url: str, key: str = "any") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
 def ask(url: str, body: dict | bytes | None = None, key: str | None = None) -> tuple[int, dict]:

@@ -1,7 +1,6 @@
 """Chat templates: where they are found, what they render, and that they are kept in a sandbox."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,8 +12,6 @@ from hub.families import GPT2
 from model import GPTConfig
 from serve import load_chat
 from tests.helpers import refusal
-from tests.tools.serving.served_run import ask, serving
-from tools.serving import chat as chats
 from tools.serving.chat import Chat
 from tools.serving.errors import ApiError
 
@@ -64,7 +61,7 @@ def test_a_template_that_is_no_jinja_is_one_line_at_the_start(tmp_path, template
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | config))
     said = refusal(load_chat, str(save(tmp_path, template=template)), CharTokenizer("ab"))
-    assert said.startswith(f"{tmp_path}: its chat template (chat_template.jinja")
+    assert said.startswith("the chat template (chat_template.jinja, or in tokenizer_config.json) cannot be")
 
 
 @pytest.mark.parametrize(
@@ -74,44 +71,9 @@ def test_a_template_that_is_no_jinja_is_one_line_at_the_start(tmp_path, template
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",  # the way out of a template that has no sandbox
         "{{ messages.append(1) }}",
         "{{ messages[7]['content'] + 1 }}",
-        "{{ '\\ud800' }}",  # half a character
     ],
 )
 def test_a_template_that_refuses_or_reaches_out_is_an_error_object(template):
     with pytest.raises(ApiError, match="chat template") as caught:
         Chat(template).prompt(MESSAGES)
     assert caught.value.status_code == 400
-
-
-LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
-
-
-@pytest.mark.parametrize(
-    "template, says",
-    [
-        (LOOPS, "computes for more than 1 s"),
-        ("{{ 'a' * 10000000000 }}", "takes more than 512 MiB"),
-        ("{{ 'a' * 20000000 }}", "makes a prompt of 20000000 bytes"),
-    ],
-)
-def test_a_template_without_bounds_is_one_line_at_the_start_and_an_error_object_later(
-    template, says, monkeypatch
-):
-    monkeypatch.setattr(chats, "SECONDS", 1.0)
-    with pytest.raises(UserError, match=says):
-        Chat(template)
-    chat = Chat("{% if messages|length > 1 %}" + template + "{% endif %}")
-    with pytest.raises(ApiError, match=says):
-        chat.prompt(MESSAGES)
-    assert chat.prompt(MESSAGES[:1]) == ""
-
-
-def test_others_are_answered_while_a_template_is_rendered(char_run):
-    question = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
-    with serving(out_dir=str(char_run)) as (url, served), ThreadPoolExecutor() as pool:
-        served.chat = Chat("a")
-        with served.chat.lock:  # as if another were being rendered
-            asked = pool.submit(ask, f"{url}/v1/chat/completions", question)
-            assert ask(f"{url}/v1/completions", {"prompt": "a"})[0] == 200
-            assert not asked.done()
-        assert asked.result()[0] == 200

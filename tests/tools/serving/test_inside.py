@@ -1,10 +1,8 @@
 """The routes below /inside, over HTTP: what they tell is the model's, sizes are bounded, input is checked."""
 
 import base64
-import json
 import re
 import urllib.request
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from http.client import HTTPConnection
 from urllib.parse import urlsplit
 
@@ -16,10 +14,9 @@ from tests.models import forward, nll
 from tests.tools.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
 from tools.inside.views import attention, lens
 from tools.serving.app import PAGE
-from tools.serving.insight import WAITING, inside, turn
+from tools.serving.insight import inside
 from tools.serving.places import windows
-from tools.serving.run import KEPT, RECORDS, Run
-from tools.serving.served import Served
+from tools.serving.served import Run
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +64,6 @@ def test_the_model_is_described_parameter_by_parameter(server):
     assert answer["config"]["n_layer"] == 2 and answer["limits"]["attention"] <= BLOCK_SIZE
 
 
-def test_a_text_is_told_by_its_tokens(post):
-    tokens = post("tokens", text="the <b>")["tokens"]
-    assert "".join(token["text"] for token in tokens) == "the <b>"
-    assert [token["id"] for token in tokens] == [SYMBOLS.index(c) for c in "the <b>"]
-
-
 def test_places_have_the_models_probabilities_and_those_that_are_drawn_from(post, server):
     text, settings = "the quick brown", {"temperature": 0.7, "top_k": 7, "top_p": 0.8}
     answer = post("places", text=text, **settings)
@@ -98,40 +89,22 @@ def test_at_temperature_0_the_likeliest_is_certain(post):
         assert place["likeliest_after"] == [1.0] + [0.0] * 9
 
 
-def written(address: str, **body) -> list[dict]:
-    """The tokens that /inside/write makes."""
-    status, answer = ask(f"{address}/inside/write", {"logprobs": 0, **body})
-    assert status == 200, answer
-    return answer["choices"][0]["tokens"]
-
-
-def test_what_is_written_is_the_completion_of_the_same_seed_with_its_ids(server):
-    body = {"prompt": "the ", "max_tokens": 24, "seed": 5, "temperature": 0.8}
-    tokens = written(server[0], **body)
-    _, completion = ask(f"{server[0]}/v1/completions", body)
-    assert "".join(token["text"] for token in tokens) == completion["choices"][0]["text"]
-    assert [token["id"] for token in tokens] == [SYMBOLS.index(token["text"]) for token in tokens]
-
-
 def test_places_past_the_block_size_are_those_that_the_engine_drew_from(server, post):
     """By its window rule, of which the page would otherwise tell another story than was written."""
     prompt = [SYMBOLS.index(c) for c in "the lazy"]
-    tokens = written(server[0], prompt=prompt, max_tokens=3 * BLOCK_SIZE, seed=1)
-    whole = prompt + [token["id"] for token in tokens]
+    body = {"prompt": prompt, "max_tokens": 3 * BLOCK_SIZE, "seed": 1, "logprobs": 0}
+    written = ask(f"{server[0]}/v1/completions", body)[1]["choices"][0]["logprobs"]
+    whole = prompt + written["token_ids"]
     places = post("places", tokens=whole, prompt=len(prompt))["places"]
     told = [np.log(place["before"]) for place in places[len(prompt) : -1]]
-    assert told == pytest.approx([token["logprob"] for token in tokens], abs=2e-3)
+    assert told == pytest.approx(written["token_logprobs"], abs=2e-3)
 
 
 def test_a_token_in_the_middle_of_a_character_has_no_text_but_its_bytes_are_named(byte_run):
     with serving(out_dir=str(byte_run)) as (address, _):
         _, answer = ask(f"{address}/inside/places", {"text": "né"})
-        tokens = written(address, prompt="né", max_tokens=60, seed=3)
-        _, completion = ask(f"{address}/v1/completions", {"prompt": "né", "max_tokens": 60, "seed": 3})
     assert [token["text"] for token in answer["tokens"]] == ["n", "", "é"]
     assert answer["names"][str(answer["tokens"][1]["id"])] == r"bytes:\xc3"
-    texts = [token["text"] for token in tokens]
-    assert "" in texts and "".join(texts) == completion["choices"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -204,14 +177,6 @@ def test_checkpoints_are_listed_with_their_validation_loss(server):
     assert losses[-1] < losses[0] < np.log(len(SYMBOLS)) + 0.5
 
 
-def test_a_few_checkpoints_stay_in_memory(run):
-    looked_at = Run(str(run))
-    models = [looked_at.load(f"iter-{iteration}") for iteration in ITERATIONS]
-    again = [looked_at.load(f"iter-{iteration}") for iteration in ITERATIONS[-KEPT:]]
-    assert all(a is b for a, b in zip(again, models[-KEPT:], strict=True))
-    assert looked_at.load("iter-5") is not models[0]
-
-
 def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
     tuned = train_run(tmp_path, init_from=run, max_iters=5)
     looked_at = Run(str(tuned))
@@ -222,10 +187,11 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
 # --- the run's records --------------------------------------------------------------------------------------
 
 
-def test_records_come_as_they_are_written(run):
+def test_records_come_as_they_are_written(run, tmp_path):
+    assert Run(str(tmp_path)).records(0, "")["records"] == []
     looked_at = Run(str(run))
     first = looked_at.records(0, "")
-    assert first["fresh"] and not first["more"]
+    assert first["fresh"]
     assert [r["iter"] for r in first["records"] if "loss" in r] == list(range(20))
     assert looked_at.records(first["offset"], first["file"])["records"] == []
     path = run / "metrics.jsonl"
@@ -245,22 +211,6 @@ def test_records_come_as_they_are_written(run):
     assert again["fresh"] and again["records"] == first["records"]
 
 
-def test_records_are_read_a_part_at_a_time(tmp_path):
-    lines = [json.dumps({"iter": i, "loss": 1.0}) for i in range(RECORDS // 20)]
-    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    looked_at, offset, file, found, more = Run(str(tmp_path)), 0, "", [], True
-    while more:
-        part = looked_at.records(offset, file)
-        assert len(part["records"]) < len(lines)
-        found += part["records"]
-        offset, file, more = part["offset"], part["file"], part["more"]
-    assert [r["iter"] for r in found] == list(range(len(lines)))
-
-
-def test_a_run_without_records_has_none_yet(tmp_path):
-    assert Run(str(tmp_path)).records(0, "")["records"] == []
-
-
 def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, monkeypatch):
     address, served = server
     monkeypatch.setattr(served, "run", None)
@@ -277,33 +227,19 @@ def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, mo
 BAD = [
     ("places", {}, "text"),
     ("places", {"text": "the", "tokens": [1]}, "text"),
-    ("places", {"text": 3}, "text"),
     ("places", {"text": ""}, "text"),
     ("places", {"text": "Ω"}, "text"),
     ("places", {"text": "the " * 5000}, "text"),
     ("places", {"tokens": [1, 99]}, "tokens"),
-    ("places", {"tokens": [True]}, "tokens[0]"),
-    ("places", {"tokens": "the"}, "tokens"),
-    ("places", {"tokens": [1, 1.5]}, "tokens[1]"),
+    ("places", {"tokens": [1, 1.5]}, "tokens"),
     ("places", {"text": "the", "prompt": 4}, "prompt"),
-    ("places", {"text": "the", "temperature": -1}, "temperature"),
-    ("places", {"text": "the", "top_k": 0}, "top_k"),
     ("places", {"text": "the", "top_p": 0}, "top_p"),
-    ("places", {"text": "the", "checkpoint": 5}, "checkpoint"),
     ("places", {"text": "the", "out_dir": "/"}, "out_dir"),
     ("attention", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
-    ("attention", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
-    ("lens", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
-    ("lens", {"text": "the", "k": 21}, "k"),
+    ("lens", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
     ("lens", {"text": "the", "k": 10**30}, "k"),
     ("loss", {"text": "t"}, "text"),
-    ("loss", {"text": "the", "checkpoints": []}, "checkpoints"),
-    ("loss", {"text": "the", "checkpoints": "iter-5"}, "checkpoints"),
     ("loss", {"text": "the", "checkpoints": ["iter-5"] * 3}, "checkpoints"),
-    ("loss", {"text": "the", "checkpoints": [{"name": "iter-5"}]}, "checkpoints[0]"),
-    ("tokens", {"text": "Ω"}, "text"),
-    ("write", {"prompt": "the", "max_tokens": 257}, "max_tokens"),
-    ("write", {"prompt": ""}, "prompt"),
 ]
 
 
@@ -313,25 +249,12 @@ def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
     assert status == 400 and answer["error"]["param"] == param, answer
 
 
-def test_a_model_that_reads_one_token_at_a_time_has_no_loss(server, monkeypatch):
-    monkeypatch.setattr(Served, "block_size", 1)
-    status, answer = ask(f"{server[0]}/inside/loss", {"text": "the"})
-    assert status == 400 and answer["error"]["param"] == "text"
-
-
 @pytest.mark.parametrize(
     "name", ["iter-6", "iter-", "5", "../run", "/etc/passwd", "start", "iter-5/../iter-10", ""]
 )
 def test_a_checkpoint_is_named_by_the_list_alone(server, name):
     status, answer = ask(f"{server[0]}/inside/loss", {"text": "the", "checkpoints": [name]})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
-
-
-@pytest.mark.parametrize("body", [b"", b"[]", b"{", b'"text"', b"\xff\xfe", b'{"text": NaN}'])
-@pytest.mark.parametrize("route", ["tokens", "write", "places", "attention", "lens", "loss"])
-def test_what_is_no_json_object_is_refused(server, route, body):
-    status, answer = ask(f"{server[0]}/inside/{route}", body)
-    assert status == 400 and answer["error"]["message"]
 
 
 @pytest.mark.parametrize("offset", ["-1", "x", "1e3", "9" * 20, "%C2%B2"])
@@ -350,29 +273,6 @@ def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):
     assert status == 404 and str(tmp_path) not in answer["error"]["message"]
 
 
-def test_heavy_questions_wait_in_a_short_row(server):
-    """While one is computed a few wait, the next is refused, and afterwards all is as before."""
-    address, served = server
-
-    def question():
-        return ask(f"{address}/inside/lens", {"text": "the"})
-
-    with ThreadPoolExecutor() as pool:
-        with turn(served):
-            waiting = [pool.submit(question) for _ in range(WAITING + 1)]
-            refused = next(task.result() for task in as_completed(waiting))
-            assert (refused[0], refused[1]["error"]["code"]) == (429, "overloaded")
-            assert ask(f"{address}/health")[0] == 200
-        assert sorted(task.result()[0] for task in waiting) == [200] * WAITING + [429]
-    assert question()[0] == 200
-
-
-def test_a_question_that_fails_leaves_the_row(server):
-    for _ in range(WAITING + 2):
-        with pytest.raises(ZeroDivisionError), turn(server[1]):
-            _ = 1 / 0
-
-
 def test_without_the_key_nothing_of_the_model_is_told(run):
     with serving(out_dir=str(run), api_key="a-secret-key") as (address, _):
         for route in inside.routes:
@@ -388,8 +288,8 @@ def test_the_pages_files_are_found_and_nothing_beside_them(server):
     for name in ["", *names]:
         with urllib.request.urlopen(f"{server[0]}/{name}") as answer:
             assert answer.read() == (PAGE / (name or "index.html")).read_bytes()
-            assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
-            assert answer.headers["X-Content-Type-Options"] == "nosniff"
+            headers = answer.headers["X-Content-Type-Options"], answer.headers["X-Frame-Options"]
+            assert headers == ("nosniff", "DENY")
     for path in ["/../serve.py", "/%2e%2e/app.py", "/..%2fapp.py", "//etc/passwd", "/app.py", "/page"]:
         connection = HTTPConnection(urlsplit(server[0]).netloc, timeout=60)
         connection.request("GET", path)  # as it stands: urllib would tidy it up
@@ -398,6 +298,7 @@ def test_the_pages_files_are_found_and_nothing_beside_them(server):
 
 def test_the_page_runs_no_inline_code_and_names_no_other_host():
     html = (PAGE / "index.html").read_text()
+    assert "default-src 'self';" in html
     assert not re.search(r"<script(?![^>]*src=)|\sstyle=|\son\w+=", html)
     for path in PAGE.iterdir():
         text = path.read_text().replace("http://www.w3.org/2000/svg", "")  # a name, which nobody asks for

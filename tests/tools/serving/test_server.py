@@ -1,66 +1,67 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
+import contextlib
 import json
 import re
+import shutil
 import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from urllib.parse import urlsplit
 
 import httpx
-import jax.numpy as jnp
 import openai
 import pytest
 
 import serve as command
 from generation.engine import Engine
-from runs.load import load_run
-from runs.manifest import latest_manifest
-from tests.helpers import DEADLINE, refusal, save_run, wait_until
-from tests.tools.serving.served_run import serving
-from training.state import create_state, model_config
+from tests.helpers import DEADLINE, refusal, wait_until
+from tests.tools.serving import served_run
+from tests.tools.serving.served_run import Server, serving
+from tools.serving import app
 
 KEY = "correct horse".replace(" ", "-")
 
 
 @pytest.fixture(scope="module")
-def server(serve, char_run):
+def url(char_run):
     """One slot, so that a second request waits."""
-    options = ("--slots=1", "--max_waiting=1", "--max_tokens=1000000", "--max_body=5000", "--max_prompt=50")
-    return serve(f"--out_dir={char_run}", *options, f"--api_key={KEY}", "--allowed_hosts=gpt.example")
+    limits = {"max_waiting": 1, "max_tokens": 1000000, "max_body": 5000}
+    with serving(out_dir=str(char_run), **limits, api_key=KEY) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def keyless(char_run):
+    with serving(out_dir=str(char_run), allowed_hosts="gpt.example") as (url, _):
+        yield url
 
 
 @pytest.fixture
-def client(server):
-    return server.client(api_key=KEY)
+def client(url):
+    return served_run.client(url, KEY)
 
 
 @pytest.fixture
-def post(server):
+def post(url):
     def post(path="/v1/completions", headers=(), **body):
         headers = {"Authorization": f"Bearer {KEY}"} | dict(headers)
-        return httpx.post(f"{server.url}{path}", headers=headers, json=body, timeout=DEADLINE)
+        return httpx.post(f"{url}{path}", headers=headers, json=body, timeout=DEADLINE)
 
     return post
 
 
-def wait_for(server, **figures) -> dict:
-    """Return what /health says once it has these figures."""
-    deadline = time.monotonic() + DEADLINE
-    while True:
-        health = httpx.get(f"{server.url}/health").json()
-        if health.items() >= figures.items():
-            return health
-        assert time.monotonic() < deadline, health
-        time.sleep(0.02)
+def wait_for(url, **figures) -> None:
+    """Return once /health has these figures."""
+    wait_until(lambda: httpx.get(f"{url}/health").json().items() >= figures.items())
 
 
-def open_stream(server, **body) -> socket.socket:
+def open_stream(url, **body) -> socket.socket:
     """Ask for a stream, and read nothing of it."""
     body = json.dumps({"prompt": "a", "stream": True} | body)
-    connection = socket.create_connection(("127.0.0.1", server.port))
+    connection = socket.create_connection(("127.0.0.1", urlsplit(url).port))
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {KEY}\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode())
     return connection
@@ -76,45 +77,51 @@ def error(answer: httpx.Response) -> tuple[int, str]:
 # --- who may ask ------------------------------------------------------------------------------------------
 
 
-def test_without_the_key_nothing_is_answered(server, client):
+def test_without_the_key_nothing_is_answered(url, client):
     assert client.models.list().data[0].id == "chars"
     for key in ("wrong", KEY[:-1], KEY + "x"):
         with pytest.raises(openai.AuthenticationError) as caught:
-            server.client(api_key=key).models.list()
+            served_run.client(url, key).models.list()
         assert caught.value.code == "invalid_api_key"
     for path in ("/v1/completions", "/v1/chat/completions"):
-        assert error(httpx.post(f"{server.url}{path}", json={}))[0] == 401
-    assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
-    assert httpx.get(server.url).status_code == 200
+        assert error(httpx.post(f"{url}{path}", json={}))[0] == 401
+    assert httpx.get(f"{url}/health").json()["status"] == "ok"
+    assert httpx.get(url).status_code == 200
     for scheme, status in (("bearer", 200), ("BEARER", 200), ("Basic", 401), ("bearer:", 401)):
         headers = {"Authorization": f"{scheme} {KEY}"}
-        assert httpx.get(f"{server.url}/v1/models", headers=headers).status_code == status
+        assert httpx.get(f"{url}/v1/models", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(
     "headers, status",
     [
-        ({"Host": "localhost:1"}, 200),
-        ({"Host": "[::1]:80"}, 200),
-        ({"Host": "192.168.0.7"}, 200),
-        ({"Host": "gpt.example"}, 200),
-        ({"Host": "evil.example"}, 403),  # whose address has become ours: DNS rebinding
-        ({"Host": "127.0.0.1.evil.example"}, 403),
+        *[({"Host": host}, 200) for host in ("localhost:1", "[::1]:80", "127.0.0.1", "gpt.example")],
+        ({"Host": "evil.example"}, 400),  # whose address has become ours: DNS rebinding
+        ({"Host": "127.0.0.1.evil.example"}, 400),
         ({"Host": "localhost", "Origin": "http://localhost"}, 200),
         ({"Host": "localhost", "Origin": "https://evil.example"}, 403),
         ({"Host": "localhost", "Origin": "http://localhost:81"}, 403),
         ({"Host": "localhost", "Origin": "null"}, 403),
     ],
 )
-def test_another_sites_page_is_refused(server, headers, status):
-    assert httpx.get(f"{server.url}/health", headers=headers).status_code == status
+def test_another_sites_page_is_refused(keyless, headers, status):
+    assert httpx.get(f"{keyless}/health", headers=headers).status_code == status
 
 
-def test_a_path_or_method_that_there_is_not(server, post):
+def test_above_the_most_connections_it_is_busy(keyless):
+    address = "127.0.0.1", int(keyless.rpartition(":")[2])
+    with contextlib.ExitStack() as opened:
+        for _ in range(app.CONNECTIONS):
+            opened.enter_context(socket.create_connection(address))
+        assert httpx.get(f"{keyless}/health").status_code == 503
+    wait_until(lambda: httpx.get(f"{keyless}/health").status_code == 200)
+
+
+def test_a_path_or_method_that_there_is_not(url, post):
     assert error(post("/v1/nothing"))[0] == 404
-    assert error(httpx.get(f"{server.url}/v1/nothing"))[0] == 404
-    assert error(httpx.put(f"{server.url}/health"))[0] == 405
-    assert error(httpx.get(f"{server.url}/v1/completions"))[0] == 405
+    assert error(httpx.get(f"{url}/v1/nothing"))[0] == 404
+    assert error(httpx.put(f"{url}/health"))[0] == 405
+    assert error(httpx.get(f"{url}/v1/completions"))[0] == 405
 
 
 @pytest.mark.parametrize(
@@ -122,10 +129,9 @@ def test_a_path_or_method_that_there_is_not(server, post):
     [
         (["--host=0.0.0.0"], "give an --api_key"),
         (["--host=example.org"], "give an --api_key"),
-        (["--api_key=short"], "--api_key is ***: String should match pattern '^[!-~]{8,}$'"),
+        (["--api_key=short"], "--api_key is ***: expected 8 characters or more"),
         (["--port=70000"], "--port is 70000: it should be less than 65536"),
         (["--slots=0"], "--slots is 0: it should be greater than or equal to 1"),
-        (["--overflow=wrap"], "should be 'window' or 'error'"),
         (["--slot=1"], "did you mean slots?"),
         (["--mesh=data:2"], "use tensor or fsdp"),
         (["--follow=True", "--init_from=gpt2"], "init_from=gpt2 is none"),
@@ -135,30 +141,29 @@ def test_a_bad_option_is_one_line(char_run, options, says):
     assert says in refusal(command.main, [f"--out_dir={char_run}", "--device=cpu", "--port=0", *options])
 
 
-def test_a_port_that_is_taken_is_one_line(char_run, server):
-    assert "in use: choose another" in refusal(
-        command.main, [f"--out_dir={char_run}", f"--port={server.port}"]
+def test_a_port_that_is_taken_is_one_line(char_run, url):
+    assert "already in use" in refusal(
+        command.main, [f"--out_dir={char_run}", f"--port={urlsplit(url).port}"]
     )
 
 
 # --- limits -----------------------------------------------------------------------------------------------
 
 
-def test_limits_on_body_and_prompt(post):
-    assert error(post(prompt="a" * 5000)) == (413, "the body has more than 5000 bytes")
-    assert error(post(prompt="a" * 51)) == (400, "prompt has 51 tokens, and at most 50 are taken")
+def test_limits_of_a_request(post):
+    assert post(prompt="a" * 5000).status_code == 413
     assert "lacks '!'" in error(post(prompt="a!"))[1]
     assert "needs at least one token" in error(post(prompt=""))[1]  # this tokenizer has no end of text
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again
 
 
-def test_too_many_requests_are_told_to_come_again(server, client, post):
-    with open_stream(server, max_tokens=1000000), open_stream(server, max_tokens=1000000):
-        wait_for(server, running=1, pending=2)
+def test_too_many_requests_are_told_to_come_again(url, client, post):
+    with open_stream(url, max_tokens=1000000), open_stream(url, max_tokens=1000000):
+        wait_for(url, running=1, pending=2)
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="chars", prompt="a")
         assert caught.value.response.headers["retry-after"] == "1"
-    wait_for(server, running=0, pending=0)
+    wait_for(url, running=0, pending=0)
     assert post(prompt="a").status_code == 200
 
 
@@ -166,7 +171,7 @@ def test_too_many_requests_are_told_to_come_again(server, client, post):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_slot(server, client, stream):
+def test_a_client_that_leaves_frees_its_slot(url, client, stream):
     with pytest.raises((openai.APITimeoutError, TimeoutError)):
         settings = {"max_tokens": 1000000, "stream": stream, "timeout": 1.0}
         answer = client.completions.create(model="chars", prompt="a", **settings)
@@ -175,22 +180,22 @@ def test_a_client_that_leaves_frees_its_slot(server, client, stream):
             if time.monotonic() > began + 1:
                 answer.close()
                 raise TimeoutError
-    wait_for(server, running=0, pending=0)
+    wait_for(url, running=0, pending=0)
 
 
-def test_one_that_waits_may_leave_too(server):
-    first, second = open_stream(server, max_tokens=1000000), open_stream(server, max_tokens=1000000)
-    wait_for(server, running=1, pending=2)
+def test_one_that_waits_may_leave_too(url):
+    first, second = open_stream(url, max_tokens=1000000), open_stream(url, max_tokens=1000000)
+    wait_for(url, running=1, pending=2)
     second.close()
-    wait_for(server, running=1, pending=1)
+    wait_for(url, running=1, pending=1)
     first.close()
-    wait_for(server, running=0, pending=0)
+    wait_for(url, running=0, pending=0)
 
 
 @pytest.mark.slow
-def test_a_slow_reader_holds_up_nobody(server, post):
-    with open_stream(server, max_tokens=30000) as slow:
-        wait_for(server, pending=1)
+def test_a_slow_reader_holds_up_nobody(url, post):
+    with open_stream(url, max_tokens=30000) as slow:
+        wait_for(url, pending=1)
         answer = post(prompt="b", max_tokens=5)  # after the slow one's tokens, which nobody reads
         assert answer.status_code == 200
         received = b""
@@ -198,6 +203,19 @@ def test_a_slow_reader_holds_up_nobody(server, post):
             received += slow.recv(2**20)
     events = [json.loads(x[6:]) for x in received.decode().splitlines() if x.startswith("data: {")]
     assert sum(len(event["choices"][0]["text"]) for event in events) == 30000
+
+
+def test_when_computing_fails_it_goes_on(keyless, monkeypatch):
+    step, broken = Engine.step, iter([True])
+
+    def fail_once(engine, most):
+        if next(broken, False):
+            raise RuntimeError("the device is lost")
+        return step(engine, most)
+
+    monkeypatch.setattr(Engine, "step", fail_once)
+    answers = [httpx.post(f"{keyless}/v1/completions", json={"prompt": "a"}) for _ in range(2)]
+    assert [answer.status_code for answer in answers] == [500, 200]
 
 
 # --- while it compiles ------------------------------------------------------------------------------------
@@ -210,7 +228,7 @@ def test_it_listens_while_it_compiles_and_requests_wait(char_run, monkeypatch):
         health = httpx.get(f"{url}/health")
         assert health.status_code == 503 and re.fullmatch(r"compiling 1 of \d+", health.json()["status"])
         asked = pool.submit(httpx.post, f"{url}/v1/completions", json={"prompt": "a"}, timeout=DEADLINE)
-        wait_until(lambda: served.worker.pending == 1)
+        wait_until(lambda: len(served.worker.pending) == 1)
         gate.set()
         assert asked.result().status_code == 200
         wait_until(lambda: httpx.get(f"{url}/health").json()["status"] == "ok")
@@ -230,12 +248,12 @@ def test_what_cannot_be_compiled_is_one_line(char_run, monkeypatch):
     assert said == "the engine cannot start (no room): try fewer --slots"
 
 
-# --- one that is started for the test ---------------------------------------------------------------------
+# --- one in a process of its own --------------------------------------------------------------------------
 
 
-def test_sigterm_finishes_what_runs_and_exits_with_0(serve, char_run):
-    server = serve(f"--out_dir={char_run}", "--slots=2", "--max_tokens=100000")
-    stream = server.client().completions.create(model="chars", prompt="a", max_tokens=5000, stream=True)
+def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
+    server = Server(char_run, "--slots=2", "--max_tokens=100000")
+    stream = server.client.completions.create(model="chars", prompt="a", max_tokens=5000, stream=True)
     received = [next(stream).choices[0]]
     server.process.send_signal(signal.SIGTERM)
     refused = threading.Event()
@@ -252,70 +270,32 @@ def test_sigterm_finishes_what_runs_and_exits_with_0(serve, char_run):
     assert sum(len(choice.text) for choice in received) == 5000
     assert received[-1].finish_reason == "length"
     assert refused.wait(DEADLINE)
-    assert server.process.wait(DEADLINE) == 0
-    assert "Traceback" not in server.log.read_text()
+    assert server.end(signal.SIGTERM) == 0
 
 
-def test_ctrl_c_ends_it_quietly(serve, char_run):
-    server = serve(f"--out_dir={char_run}", "--slots=1")
-    server.process.send_signal(signal.SIGINT)
-    assert server.process.wait(DEADLINE) == 130
-    assert "Traceback" not in server.log.read_text()
-
-
-def test_overflow_can_be_an_error(serve, char_run):
-    client = serve(f"--out_dir={char_run}", "--slots=1", "--overflow=error").client()
-    ask = client.completions.create
-    assert ask(model="chars", prompt="a" * 12, max_tokens=20).usage.completion_tokens == 20
-    for prompt, n in (("a" * 12, 21), ("a" * 32, 1), ("a" * 40, None)):
-        with pytest.raises(openai.BadRequestError) as caught:
-            ask(model="chars", prompt=prompt, max_tokens=n)
-        assert caught.value.code == "context_length_exceeded"
-    chat = client.chat.completions.create(model="chars", messages=[{"role": "user", "content": "a"}])
-    assert chat.usage.total_tokens <= 32
+def test_ctrl_c_ends_it_quietly(char_run):
+    assert Server(char_run, "--slots=1").end(signal.SIGINT) == 130
 
 
 @pytest.mark.slow
-def test_it_follows_a_run_that_trains(serve, char_run, tmp_path):
+def test_it_follows_a_run_that_trains(run, tmp_path):
     """The text is that of the newest checkpoint, and says which one it is."""
-    manifest = latest_manifest(str(char_run))
-    options = replace(manifest.options, out_dir=str(tmp_path))
-    model, _, _ = load_run(str(char_run))
-    state = create_state(model_config(options, manifest.vocab_size), options)
-    save_run(tmp_path, replace_model(state, model, 0), replace(manifest, options=options))
-    server = serve(f"--out_dir={tmp_path}", "--slots=2", "--follow=True")
-    ask = server.client().completions.create
-    settings = dict(model=tmp_path.name, prompt="abc", max_tokens=30, temperature=0)
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("10", "15", "20"))
+    ask = Server(out, "--slots=2", "--follow=True").client.completions.create
+    settings = dict(model="run", prompt="the ", max_tokens=30, temperature=0)
     before = ask(**settings)
-    assert before.system_fingerprint == "iter-0"
-
-    save_run(tmp_path, replace_model(state, state.model, 7), replace(manifest, options=options))
-    deadline = time.monotonic() + DEADLINE
-    while (after := ask(**settings)).system_fingerprint == "iter-0":
-        assert time.monotonic() < deadline, server.log.read_text()
-    assert after.system_fingerprint == "iter-7"
-    fresh = serve(f"--out_dir={tmp_path}", "--slots=2").client().completions.create(**settings)
-    assert fresh.choices[0].text == after.choices[0].text != before.choices[0].text
-
-
-def replace_model(state, model, iteration):
-    return type(state)(model, state.opt_state, jnp.asarray(iteration, jnp.int32))
+    assert before.system_fingerprint == "iter-5"
+    shutil.copytree(run / "checkpoints" / "20", tmp_path / "20").rename(out / "checkpoints" / "20")
+    wait_until(lambda: ask(**settings).system_fingerprint == "iter-20")
+    fresh = Server(out, "--slots=2").client.completions.create(**settings)
+    assert fresh.choices[0].text == ask(**settings).choices[0].text != before.choices[0].text
 
 
 @pytest.mark.slow
-def test_a_mesh_answers_as_one_device_does(serve, char_run, monkeypatch):
+def test_a_mesh_answers_as_one_device_does(char_run):
     settings = dict(model="chars", prompt="abc", max_tokens=50, seed=4, n=2)
-    one = serve(f"--out_dir={char_run}", "--slots=2").client().completions.create(**settings)
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
-    two = (
-        serve(f"--out_dir={char_run}", "--slots=2", "--mesh=tensor:2").client().completions.create(**settings)
-    )
+    one = Server(char_run, "--slots=2").client.completions.create(**settings)
+    devices = {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    two = Server(char_run, "--slots=2", "--mesh=tensor:2", **devices).client.completions.create(**settings)
     assert [x.text for x in one.choices] == [x.text for x in two.choices]
-
-
-def test_a_run_whose_tokens_are_not_text_is_one_line(char_run, tmp_path):
-    manifest = latest_manifest(str(char_run))
-    options = replace(manifest.options, out_dir=str(tmp_path))
-    state = create_state(model_config(options, manifest.vocab_size), options)
-    save_run(tmp_path, state, replace(manifest, options=options, tokenizer=None))
-    assert "are not text" in refusal(command.main, [f"--out_dir={tmp_path}", "--device=cpu", "--port=0"])

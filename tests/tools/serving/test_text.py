@@ -1,6 +1,5 @@
 """Tokens to text: the bytes of each, and parts that are whole characters without the stop string."""
 
-import numpy as np
 import pytest
 
 from data.tokenizer import CharTokenizer, load_tokenizer
@@ -22,7 +21,7 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
 
 def test_each_part_is_whole_characters(tokenizer):
     ids = tokenizer.encode(TEXT)
-    text = Continuation(tokenizer, [], [])
+    text = Continuation(tokenizer, ids[:0])
     parts = [text.add(ids[i : i + 1]).text for i in range(len(ids))]
     assert "".join(parts) == TEXT and "\ufffd" not in "".join(parts)
     assert text.finish().text == "" and text.count == len(ids)
@@ -35,7 +34,7 @@ def test_each_part_is_whole_characters(tokenizer):
 def test_nothing_of_a_stop_string_is_sent(tokenizer, size, stop, left):
     """However many tokens come at once; what only looks like its beginning is sent later."""
     ids = tokenizer.encode(TEXT)
-    text, sent, tokens = Continuation(tokenizer, [], [stop, "never"]), "", []
+    text, sent, tokens = Continuation(tokenizer, ids[:0], [stop, "never"]), "", []
     for i in range(0, len(ids), size):
         part = text.add(ids[i : i + size])
         sent += part.text
@@ -51,6 +50,6 @@ def test_nothing_of_a_stop_string_is_sent(tokenizer, size, stop, left):
 
 
 def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):
-    ids = tokenizer.encode("€").tolist()
+    ids = tokenizer.encode("€")
     assert len(ids) == 3
-    assert Continuation(tokenizer, ids[:2], []).add(np.array(ids[2:])).text == "€"
+    assert Continuation(tokenizer, ids[:2]).add(ids[2:]).text == "€"

@@ -59,7 +59,6 @@ class Run {
       if (answer.fresh) this.records = [];
       this.records.push(...answer.records);
       Object.assign(this, { offset: answer.offset, file: answer.file });
-      if (answer.more) return this.poll();
       if (answer.records.length || answer.fresh) this.draw();
       this.tellState(answer.records.length > 0);
     } catch (error) {

@@ -179,8 +179,8 @@ class Write {
     this.say("writing …");
     try {
       const body = { prompt: this.tokens.map((token) => token.id), seed, logprobs: 0, ...this.settings.values() };
-      for await (const { choices: [choice] } of stream("inside/write", body, this.writing.signal)) {
-        const made = choice.tokens.map((x) => ({ id: x.id, text: x.text, probability: Math.exp(x.logprob) }));
+      for await (const { choices: [choice] } of stream("v1/completions", body, this.writing.signal)) {
+        const made = written(choice);
         this.text.add(made);
         made.forEach((token, i) => this.text.tint(this.tokens.length + i, token.probability));
         this.tokens.push(...made);
@@ -245,4 +245,12 @@ class Write {
           : `The model reads ${this.app.model.config.block_size} tokens at most, and no longer reads this one.`);
     this.popover.at(span, content, pinned);
   }
+}
+
+// The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
+function written({ text, logprobs: { token_ids, token_logprobs, text_offset } }) {
+  const characters = Array.from(text), place = (i) => (i < text_offset.length ? text_offset[i] - text_offset[0] : characters.length);
+  return token_ids.map((id, i) => ({
+    id, text: characters.slice(place(i), place(i + 1)).join(""), probability: Math.exp(token_logprobs[i]),
+  }));
 }
