@@ -209,8 +209,8 @@ def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
         return value_reader(kind).validate_python(value, strict=True)
     except ValidationError as error:
         shown = "***" if name == "api_key" else spell(value)
-        why = " or ".join(each["msg"].removeprefix("Value error, ").replace("Input", "it") for each in error.errors())
-        raise UserError(f"{origin}{name} is {shown}: {why}") from None
+        why = " or ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+        raise UserError(f"{origin}{name} is {shown}: {why.replace('Input', 'it')}") from None
 
 
 value_reader = cache(TypeAdapter)  # of a type
