@@ -1,19 +1,18 @@
 """Is this loss normal? Reference runs and published figures of configs in this repository.
 
-config/reference/ has a file for each such config, written by `python -m experiments.reference`. A run has a
-reference when its data and all options that matter to the loss are the same.
+config/reference/ has a file for each such config, whose form this module alone knows: `python -m
+experiments.reference` writes it, and train.py reads it. A run has a reference when its data and all options
+that matter to the loss are the same.
 """
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean, stdev
 from typing import Any
 
-import jax
 import numpy as np
 
-from config.command_line import UserError
-from config.files import HOLDS_TOKENIZER, read_json
+from config.files import HOLDS_TOKENIZER, read_json, write_whole
 from config.options import FREE, RESUMING, Options
 from data.registry import dataset_dir
 
@@ -26,22 +25,26 @@ class Reference:
 
     config: str
     options: dict[str, Any]  # that matter and differ from train.py's defaults
-    data: dict[str, Any] | None = None  # `sha256` of both splits, and their `source`; None: not known
-    runs: dict[str, list[list[float]]] | None = None  # by seed: (iteration, validation loss)
-    within: float | None = None  # of 20 more runs, 19 would end this near to the mean
-    made: str | None = None  # how and where the runs were made
-    published: dict[str, Any] | None = None  # a `loss`, `whose` it is, and its `source`
+    data: dict[str, Any] = field(default_factory=dict)  # as `data_of` returns it; empty: not known
+    runs: dict[str, list[list[float]]] = field(default_factory=dict)  # by seed: (iteration, validation loss)
+    within: float = 0.0  # of 20 more runs, 19 would end this near to the mean
+    made: str = ""  # how and where the runs were made
+    published: dict[str, Any] = field(default_factory=dict)  # a `loss`, `whose` it is, and its `source`
 
-    def band(self) -> tuple[list[float], list[float], list[float]]:
-        """Return iterations, and the mean and the standard deviation of the losses there."""
-        steps, *_ = zip(*next(iter((self.runs or {}).values())), strict=True)
-        losses = [[loss for _, loss in found] for found in zip(*(self.runs or {}).values(), strict=True)]
-        return list(steps), [fmean(found) for found in losses], [stdev(found) for found in losses]
+    def write(self, path: Path) -> None:
+        known = {name: value for name, value in vars(self).items() if value or name == "options"}
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in known.items()]
+        write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", "make room there")
+
+    def band(self) -> np.ndarray:
+        """Return (iteration, mean, standard deviation) of the losses of each evaluation."""
+        steps, losses = np.array(list(self.runs.values())).transpose(2, 1, 0)  # (evaluations, runs) each
+        return np.stack([steps[:, 0], losses.mean(1), losses.std(1, ddof=1)], axis=1)
 
     def draw(self, axes: Any) -> None:
         """Draw the mean, a band of one standard deviation, and what was published."""
         if self.runs:
-            steps, mean, spread = map(np.array, self.band())
+            steps, mean, spread = self.band().T
             label = f"val of {len(self.runs)} reference runs"
             axes.plot(steps, mean, color="gray", lw=1, zorder=1, label=label)
             axes.fill_between(steps, mean - spread, mean + spread, color="gray", alpha=0.3, lw=0, zorder=1)
@@ -52,12 +55,12 @@ class Reference:
     def verdict(self, loss: float) -> str:
         """Say where the validation loss at the end of a run lies."""
         parts = [f"val loss {loss:.4f}"]
-        if self.runs and self.within is not None:
-            _, means, spreads = self.band()
-            off = loss - means[-1]
-            where = "normal" if abs(off) <= self.within else f"{'higher' if off > 0 else 'lower'} than normal"
+        if self.runs:
+            _, mean, spread = self.band()[-1]
+            side = "higher than normal" if loss > mean else "lower than normal"
+            where = "normal" if abs(loss - mean) <= self.within else side
             parts.append(
-                f"{len(self.runs)} reference runs: {means[-1]:.4f} ± {spreads[-1]:.4f}: {where} "
+                f"{len(self.runs)} reference runs: {mean:.4f} ± {spread:.4f}: {where} "
                 f"(19 of 20 seeds end within ± {self.within:.4f})"
             )
         if self.published:
@@ -65,30 +68,27 @@ class Reference:
         return "; ".join(parts)
 
 
-def find_reference(options: Options) -> Reference | None:
-    """Return the reference of a run, if it has one. Raises UserError."""
-    if jax.process_index() > 0 or options.init_from not in ("scratch", *RESUMING):
-        return None
-    ours = mattering(options.to_json())
-    try:
-        checksums = read_json(dataset_dir(options.dataset) / "meta.json", HOLDS_TOKENIZER)["sha256"]
-    except (ValueError, TypeError, KeyError):  # nanoGPT's own preparation writes no such file
-        checksums = None
-    for found in references():
-        if found.options == ours and (found.data is None or found.data["sha256"] == checksums):
-            return found
-    return None
-
-
 def references() -> list[Reference]:
-    """Read all references of the repository. Raises UserError."""
-    found = []
-    for path in sorted(FOLDER.glob("*.json")):
-        try:
-            found.append(Reference(**read_json(path)))
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path}: cannot be read ({error}): git checkout restores it") from None
-    return found
+    """Read all references of the repository."""
+    return [Reference(**read_json(path)) for path in sorted(FOLDER.glob("*.json"))]
+
+
+def find_reference(options: Options) -> Reference | None:
+    """Return the reference of a run, if it has one."""
+    if options.init_from not in ("scratch", *RESUMING):
+        return None
+    ours, sums = mattering(options.to_json()), data_of(options.dataset).get("sha256")
+    same = (x for x in references() if x.options == ours and x.data.get("sha256", sums) == sums)
+    return next(same, None)
+
+
+def data_of(dataset: str) -> dict[str, Any]:
+    """Return `sha256` and `source` of a data set; nothing of one that nanoGPT prepared, without meta.json."""
+    try:
+        meta = read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)
+        return {name: meta[name] for name in ("sha256", "source")}
+    except (ValueError, KeyError):
+        return {}
 
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
