@@ -1,8 +1,8 @@
 """How many steps, and how many tokens, does it take to a given loss, at each batch size?
 
 Small batches take the fewest tokens, large ones the fewest steps. Between them, steps = S (1 + b / batch): at
-the critical batch b a run takes twice the fewest of both (arXiv:1812.06162). Constant rates grow with the
-root of the batch, as they should for Adam (arXiv:2205.10287).
+the critical batch b a run takes twice the fewest of both (arXiv:1812.06162). Rates are constant, and grow
+with the root of the batch, as they should for Adam (arXiv:2205.10287).
 """
 
 import numpy as np
@@ -18,7 +18,6 @@ LENGTH = 64  # tokens in a row
 
 
 def options(rows: int) -> dict:
-    """Return the options, with more steps than should be needed."""
     steps = 320 + 9600 // rows
     schedule = dict(learning_rate=2e-3 * (rows / 12) ** 0.5, schedule="constant", lr_decay_iters=steps)
     evaluations = dict(eval_interval=max(10, steps // 40), eval_iters=1600 // rows)
@@ -34,7 +33,7 @@ def steps_to(target: float, evaluations: list[list[float]]) -> float | None:
 
 
 def reached(record: Record) -> pd.DataFrame:
-    """Return the steps of each run to the target: a row for each batch size whose runs all reach it."""
+    """Return each run's steps to the target: a row for each batch size whose runs all reach it."""
     found = {
         rows: pd.Series([steps_to(TARGET, run["evaluations"]) for run in record.runs(f"batch {rows}")])
         for rows in ROWS

@@ -2,10 +2,7 @@
 
 In µP (arXiv:2203.03466, appendix D.1) a coordinate of the stream, of what attention and MLP add to it, and of
 the logits is as large in a wide model as in a narrow one, also after a few steps at the same learning rate.
-In the standard parametrisation some grow with the width, which is why the best rate falls.
-
-    python -m experiments.coordinate_check              measure, for two minutes; then the table and the plot
-    python -m experiments.coordinate_check --draw       the table and the plot of what is there
+In the standard parametrisation some grow with the width.
 """
 
 import itertools
@@ -41,7 +38,9 @@ PATH = RESULTS / "coordinate_check.json"
 
 def main(argv: list[str]) -> None:
     parser = ScriptParser(__doc__)
-    parser.add_argument("--draw", action="store_true", help="the table and the plot of what is there")
+    parser.add_argument(
+        "--draw", action="store_true", help="write the table and the plot, and measure nothing"
+    )
     if not parser.parse(argv).draw:
         measure_all()
     found = read_json(PATH)
@@ -85,7 +84,7 @@ def measure(own: dict[str, Any]) -> list[list[float]]:
 def sizes(model: GPT, text: np.ndarray) -> list[float]:
     """Return the root mean square of PARTS."""
     seen, root = lens(model, text, 1), np.sqrt(model.config.n_embd)
-    logits = np.asarray(eqx.filter_jit(model)(text[None]))
+    logits = np.asarray(eqx.filter_jit(model)(jax.numpy.asarray(text[None])))
     parts = [seen.stream_norms[-1] / root, seen.attn_norms[-1] / root, seen.mlp_norms[-1] / root, logits]
     return [float(f"{np.sqrt(np.mean(np.square(part))):.5g}") for part in parts]
 

@@ -2,8 +2,10 @@
 
 Five sizes at each budget train for as many steps as it buys. A parabola through their losses, over the
 logarithm of the parameters, has its minimum at the best size, which grows as a power of the budget
-(Chinchilla's approach 2, arXiv:2203.15556). The models train with Muon on the quickstart's text.
+(Chinchilla's approach 2, arXiv:2203.15556).
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -22,8 +24,8 @@ WIDTHS = {
     1e14: (96, 128, 192, 256, 384),
 }
 LAYERS, ROWS, LENGTH, SYMBOLS = 4, 16, 64, 96
-SHAPE = dict(n_layer=LAYERS, n_head=2, mlp="gelu", block_size=LENGTH)
-# The exponent, its 10th and its 90th percentile: arXiv:2203.15556, table 2, approach 2.
+SHAPE: dict[str, Any] = dict(n_layer=LAYERS, n_head=2, mlp="gelu", block_size=LENGTH)
+# The exponent and its 10th and 90th percentiles: table 2, approach 2.
 CHINCHILLA = 0.49, 0.462, 0.534
 DRAWS = 1000  # of the seeds, for the errors
 
@@ -57,7 +59,7 @@ def label(budget: float, width: int) -> str:
 
 
 def complete(record: Record) -> dict[float, list[np.ndarray]]:
-    """Return the losses of each size by budget, of the budgets of which each size has two seeds."""
+    """Return each size's losses by budget, where all sizes have two seeds."""
     found = {
         budget: [record.losses(label(budget, width)).dropna().to_numpy() for width in widths]
         for budget, widths in WIDTHS.items()
@@ -89,7 +91,7 @@ def redraw(losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def tokens_read(budget: float, size: float) -> float:
-    """Return the tokens that a model of a size reads, between those of the sizes around it."""
+    """Return the tokens that a model reads, between those of the sizes around it."""
     sizes = np.log([parameters(width) for width in WIDTHS[budget]])
     tokens = np.log([steps(budget, width) * ROWS * LENGTH for width in WIDTHS[budget]])
     return float(np.exp(np.interp(np.log(size), sizes, tokens)))

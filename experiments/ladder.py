@@ -5,8 +5,6 @@ alone is measured at nanoGPT's learning rate; those that allow a higher one gain
 `--time` and then `--equal_time`, every change trains for the time of nanoGPT's recipe.
 """
 
-from itertools import accumulate
-
 from experiments.record import TAKEN_OUT, Experiment
 from experiments.report import draw_dots
 from experiments.runner import main
@@ -58,12 +56,14 @@ def alone(name: str, base: dict) -> Experiment:
 
 
 def on_top(name: str, base: dict) -> Experiment:
-    recipes = accumulate(map(CHANGES.get, UP), dict.__or__, initial=base)
+    sets = {"nanoGPT": base}
+    for label in UP:
+        sets[f"+ {label}"] = [*sets.values()][-1] | CHANGES[label]
     gone = UP[UP.index("value embeddings") :]
     return Experiment(
         name=f"ladder_{name}_up",
         question=f"And what does each on top of those before it, in {base['max_iters']} steps on {name}?",
-        sets=dict(zip(("nanoGPT", *(f"+ {label}" for label in UP)), recipes, strict=True)),
+        sets=sets,
         program="ladder",
         draw=draw_dots,
         removed={f"+ {x}": TAKEN_OUT if x in REMOVED else "on top of value embeddings" for x in gone},

@@ -1,7 +1,6 @@
 """An experiment, and the record of its runs: one JSON file, which the repository keeps.
 
-A result belongs to the options that it was trained with: the first result of changed options replaces those
-of the old ones.
+The first result of an option set whose options have changed replaces the old ones.
 """
 
 import json
@@ -28,7 +27,7 @@ KEEPING = {"out_dir": "", "keep_checkpoints": 1, "log_interval": 10, "wandb_log"
 TAKEN_OUT = "tried, and taken out"
 LAST_COMMIT = "dd10b5e"  # the last with the options that were taken out
 
-# Half the width and the steps of the CPU Shakespeare run.
+# The CPU Shakespeare run's model, half as wide, in half the steps.
 MINIATURE = dict(
     n_embd=64, max_iters=1000, lr_decay_iters=1000, warmup_iters=50, eval_interval=500, eval_iters=100
 )
@@ -38,23 +37,23 @@ MINIATURE = dict(
 class Experiment:
     """A question, and the runs that answer it."""
 
-    name: str  # of its files in experiments/results/
+    name: str  # of its files in results/
     question: str
-    sets: dict[str, dict[str, Any]]  # options over the config's, by name; the first set is the base
-    program: str = ""  # the module of experiments/ that has it, if its name is another
-    lines: dict[str, list[str]] = field(default_factory=dict)  # of the plot, by name: option sets in order
+    sets: dict[str, dict[str, Any]]  # options over the config's; the first set is the base
+    program: str = ""  # its module, if that has another name
+    lines: dict[str, list[str]] = field(default_factory=dict)  # of the plot: option sets in order, by name
     x: str = "learning_rate"  # the option in which the sets of a line differ
-    draw: Callable[[Any, "Record"], None] | None = None  # into matplotlib's axes; None: lines, or curves
+    draw: Callable[[Any, "Record"], None] | None = None  # into axes; None: lines, or curves
     findings: Callable[["Record"], list[str]] | None = None  # below the table; None: the best of each line
     config: str = "config/train_shakespeare_char_cpu.py"
     seeds: int = 5
-    removed: dict[str, str] = field(default_factory=dict)  # sets that cannot be trained any more, and why
-    upward: bool = False  # each set is compared with the one above it, not with the first
+    removed: dict[str, str] = field(default_factory=dict)  # sets that cannot be trained now, and why
+    upward: bool = False  # compare each set with the one above it, not with the first
 
     def options(self, label: str) -> dict[str, Any]:
-        """Return a set's options that differ from train.py's defaults."""
+        """Return a set's options other than train.py's defaults."""
         own = self.sets[label]
-        known = {} if label in self.removed else own  # train.py would refuse the options that are gone
+        known = {} if label in self.removed else own  # train.py refuses options that are gone
         words = [f"--{name}={value}" for name, value in known.items()]
         found = given([str(ROOT / self.config), *words], Options) | own
         return {
@@ -65,7 +64,7 @@ class Experiment:
 
 
 class Record:
-    """The results of an experiment: by option set its `options`, its `runs` and, once timed, its step."""
+    """An experiment's results: by option set `options`, `runs` and, once timed, `ms` of a step."""
 
     def __init__(self, experiment: Experiment, folder: Path = RESULTS):
         self.experiment, self.path = experiment, folder / f"{experiment.name}.json"
@@ -77,10 +76,10 @@ class Record:
             raise UserError(f"{self.path}: {reason}") from None
 
     def entry(self, label: str) -> dict[str, Any]:
-        """Return what is kept of an option set: nothing of other options."""
-        found = self.sets.get(label, {})
+        """Return what is kept of a set's present options."""
         fresh = {"options": self.options[label], "runs": []}
-        return found if found.get("options") == self.options[label] else fresh
+        found = self.sets.get(label, fresh)
+        return found if found["options"] == fresh["options"] else fresh
 
     def runs(self, label: str) -> list[dict]:
         return self.entry(label)["runs"]
@@ -90,7 +89,7 @@ class Record:
         return pd.DataFrame([{"set": x, **run} for x in self.experiment.sets for run in self.runs(x)])
 
     def losses(self, label: str) -> pd.Series:
-        """Return an option set's final validation losses by seed; NaN for a run that diverged."""
+        """Return a set's final validation losses by seed; NaN for a run that diverged."""
         return pd.Series({run["seed"]: run["val"] for run in self.runs(label)}, dtype=float)
 
     def add(self, label: str, run: dict) -> None:
@@ -99,7 +98,7 @@ class Record:
         self.set(label, runs=sorted([*others, run], key=lambda run: run["seed"]))
 
     def set(self, label: str, **values: Any) -> None:
-        """Change an option set's entry, and write the file: a line for each run, for git's sake."""
+        """Change a set's entry, and write the file: a line for each run, for git."""
         self.sets[label] = self.entry(label) | values
         lines = []
         for name, entry in self.sets.items():
@@ -121,7 +120,7 @@ class Record:
 
 
 def data_mark(dataset: str) -> str | None:
-    """Return the start of the checksum of a data set's training tokens, if it has one."""
+    """Return the start of the training tokens' checksum, if there is one."""
     sums = data_of(dataset).get("sha256", {})
     return sums["train"][:12] if sums else None
 

@@ -1,7 +1,6 @@
 """The reference runs of the configs that two cores can train, which train.py compares runs with.
 
-Two of these configs have experiments of their own: best.py, and precision.py, whose runs in bfloat16 are the
-CPU Shakespeare config as it is. runs/reference.py knows the files' form.
+Two configs have experiments of their own: best.py, and precision.py, in bfloat16 the CPU Shakespeare config.
 """
 
 from pathlib import Path

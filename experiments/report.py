@@ -1,7 +1,6 @@
 """An experiment's table in Markdown and its plot: final validation losses and their spread over the seeds.
 
-Option sets are compared seed by seed: runs of the same seed see the same batches, so that much of the spread
-is common to both. Intervals are Student's, at 95%.
+Option sets are compared seed by seed: runs of one seed see the same batches. Intervals are Student's, at 95%.
 """
 
 import math
@@ -19,7 +18,7 @@ from experiments.record import LAST_COMMIT, Record
 
 def write_report(record: Record) -> None:
     experiment, path = record.experiment, record.path.with_suffix(".md")
-    if not any(map(record.runs, experiment.sets)):
+    if record.table().empty:
         print(f"{experiment.name}: no run has ended yet")
         return
     write_whole(path, markdown(record), "make room there")
@@ -76,7 +75,8 @@ def describe(losses: pd.Series) -> str:
 
 def describe_difference(ours: pd.Series, theirs: pd.Series) -> str:
     """Return a difference with its interval, bold where 0 is outside of it."""
-    (mean, half), pairs = difference(ours, theirs), (ours - theirs).count()
+    mean, half = difference(ours, theirs)
+    pairs = (ours - theirs).count()
     if pairs < 2:
         return ""
     text = f"{mean:+.4f} ± {half:.4f}"
@@ -102,9 +102,9 @@ def seed_interval(losses: pd.Series) -> float:
 
 
 def best_of_each(record: Record) -> list[str]:
-    """Name the set with the lowest mean loss of each line, and those whose difference from it may be 0.
+    """Name each line's lowest mean loss, and the sets whose difference from it may be 0.
 
-    Sets with fewer than two seeds, or of which a run diverged, are left out.
+    Sets with one seed, or of which a run diverged, are left out.
     """
     found = []
     for name, labels in record.experiment.lines.items():
@@ -149,7 +149,7 @@ def provenance(record: Record) -> list[str]:
 
 
 def seeds_of_each(runs: pd.DataFrame, labels: list[str]) -> str:
-    """Name the seeds of these runs, and their option sets among all `labels`."""
+    """Name these runs' seeds, and their option sets among all `labels`."""
     seeds = runs.groupby("set", sort=False)["seed"].agg(lambda found: ", ".join(map(str, found)))
     named = []
     for seed, own in seeds.groupby(seeds, sort=False):

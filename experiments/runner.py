@@ -1,13 +1,12 @@
-"""Train an experiment's runs: some option sets, each with several seeds, and put the results into one file.
+"""Train an experiment's runs, some option sets with several seeds each, and keep their results.
 
     python -m experiments.precision                 train what is missing, then write the table and the plot
-    python -m experiments.precision --seeds=7       two seeds more than its five
-    python -m experiments.precision --time          time each set's step, by turns: on a quiet machine
+    python -m experiments.precision --time          time each set's step, by turns
     python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
     modal run app.py::experiment --run-on-remote true precision     on rented machines: docs/cloud.md
 
-train.py makes each run, and a killed one goes on from its last checkpoint. A run whose result is in
-experiments/results/ is not trained again. Two runs of a small model at once take less time than in turns.
+A killed run goes on from its last checkpoint; one whose result is in experiments/results/ is not repeated.
+Two runs of a small model at once (`--jobs=2`) take less time than by turns.
 """
 
 import json
@@ -31,22 +30,20 @@ from data.registry import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
 from experiments.report import write_report
 
-LOOK = 0.2  # seconds between two looks at the runs that train
-EQUAL_TIME = "_equal_time"  # ends the names of experiments in equal time
+EQUAL_TIME = "_equal_time"  # ends such experiments' names
 
 
 @dataclass(frozen=True)
 class Task:
-    """A run that is to be trained."""
+    """A run to train."""
 
     experiment: str
     label: str
-    options: dict  # that differ from train.py's defaults, without the seed
+    options: dict  # that differ from train.py's defaults
     seed: int
     folder: Path
 
     def words(self) -> list[str]:
-        """Return train.py's command line."""
         values = self.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
         return [f"--{name}={value}" for name, value in values.items()]
 
@@ -58,24 +55,19 @@ class Task:
         return f"{self.label}, seed {self.seed}"
 
 
-Train = Callable[[list[Task], int, Callable[[Task, dict], None]], int]
-
-
 @dataclass(frozen=True)
 class RunnerOptions:
-    """The command line of an experiment."""
-
     program: ClassVar[str] = "-m experiments.NAME"
     purpose: ClassVar[str] = "Train the runs that an experiment lacks, then write its table and its plot."
 
-    seeds: Count | None = None  # of each option set, from 1 on; None: as many as the experiment asks for
+    seeds: Count | None = None  # of each option set; None: the experiment's
     jobs: Count = 1  # runs at once
     only: str = ""  # only option sets with this in their name
     out: str = "out-experiments"  # the folder of the runs
-    list: bool = False  # print what is done and missing, and train nothing
-    draw: bool = False  # write table and plot, and train nothing
-    time: bool = False  # time a step of each option set, by turns, and train nothing
-    equal_time: bool = False  # train each option set for as many steps as take the first one's time
+    list: bool = False  # only print what is done and missing
+    draw: bool = False  # only write table and plot
+    time: bool = False  # only time a step of each option set, by turns
+    equal_time: bool = False  # as many steps of each option set as take the first one's time
 
 
 def main(experiments: list[Experiment]) -> None:
@@ -83,9 +75,9 @@ def main(experiments: list[Experiment]) -> None:
 
 
 def run(
-    experiments: list[Experiment], argv: list[str], results: Path = RESULTS, train: Train | None = None
+    experiments: list[Experiment], argv: list[str], results: Path = RESULTS, train: Callable | None = None
 ) -> int:
-    """Do what the command line asks for, training by `train_all` or `train`. Return 1 if a run failed."""
+    """Do as the command line says, training by `train` or `train_all`. Return 1 if a run failed."""
     asked = RunnerOptions(**given(argv, RunnerOptions))
     chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
     if not chosen:
@@ -100,8 +92,8 @@ def run(
         return 0
 
     def keep(task: Task, result: dict) -> None:
-        record = Record(records[task.experiment].experiment, results)  # another program may have written it
-        record.check_data(task.dataset, result.get("data"))  # a rented machine's are seen only now
+        record = Record(records[task.experiment].experiment, results)  # another process may write, too
+        record.check_data(task.dataset, result.get("data"))  # a rented machine's are known now
         record.add(task.label, result)
         print(f"{task}: val loss {result['val'] or 'diverged'}", flush=True)
 
@@ -127,21 +119,21 @@ def run(
 
 
 def labels(experiment: Experiment, only: str) -> list[str]:
-    """Return the option sets that are asked for, of those that can be trained."""
-    runnable = [label for label in experiment.sets if label not in experiment.removed]
+    """Return the option sets to train that have `only` in their names."""
     name = experiment.name.removesuffix(EQUAL_TIME)
+    runnable = [label for label in experiment.sets if label not in experiment.removed]
     return [label for label in runnable if only in f"{name}: {label}"]
 
 
 def tasks(record: Record, asked: RunnerOptions) -> list[Task]:
-    """Return the runs that have no result yet: the first seed of each set comes first."""
+    """Return the runs without a result, the first seed of each set first."""
     found, name = [], record.experiment.name
     for seed in range(1, (asked.seeds or record.experiment.seeds) + 1):
         for label in labels(record.experiment, asked.only):
             options = record.options[label]
             if seed not in record.losses(label):
                 slug = re.sub("[^A-Za-z0-9.]+", "-", label).strip("-")
-                mark = zlib.crc32(repr(options).encode())  # other options never resume the same folder
+                mark = zlib.crc32(repr(options).encode())  # other options, another folder
                 folder = Path(asked.out) / name / f"{slug}.{mark:08x}.seed-{seed}"
                 found.append(Task(name, label, options, seed, folder))
     return found
@@ -158,18 +150,15 @@ def print_list(record: Record, labels: list[str], due: list[Task]) -> None:
 
 
 def at_equal_time(experiment: Experiment, results: Path) -> Experiment:
-    """Return the experiment with as many steps for each set as take the time of the first set's."""
+    """Return the experiment with as many steps of each set as take the time of the first set's."""
     record, sets = Record(experiment, results), {}
-    times = {label: record.entry(label).get("ms") for label in experiment.sets}
-    for label, ms in times.items():
-        if ms is not None:
-            steps = round(record.options[label]["max_iters"] * next(iter(times.values())) / ms)
-            changes = {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
-            sets[label] = experiment.sets[label] | changes
+    first = record.entry(next(iter(experiment.sets))).get("ms", 0.0)
+    for label, own in experiment.sets.items():
+        if ms := record.entry(label).get("ms"):
+            steps = round(record.options[label]["max_iters"] * first / ms)
+            sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
         elif label not in experiment.removed:
-            raise UserError(
-                f"--equal_time: {experiment.name}: no step time of {label}: run it with --time first"
-            )
+            raise UserError(f"--equal_time: {experiment.name}: no step time of {label}: run --time first")
     question = f"{experiment.question} In equal time."
     return replace(experiment, name=experiment.name + EQUAL_TIME, question=question, sets=sets)
 
@@ -180,7 +169,7 @@ def at_equal_time(experiment: Experiment, results: Path) -> Experiment:
 def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
     """Train runs, `jobs` at once, and give each result to `ended`. Return how many failed.
 
-    Stopped by Ctrl-C or SIGTERM, it stops the runs, which save checkpoints.
+    Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
     """
     waiting, running, failed = deque(due), [], []
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
@@ -190,7 +179,7 @@ def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -
                 task = waiting.popleft()
                 print(f"training {task}: {task.folder}", flush=True)
                 running.append((task, start(task, jobs)))
-            time.sleep(LOOK)
+            time.sleep(0.2)
             for task, process in [pair for pair in running if pair[1].poll() is not None]:
                 running.remove((task, process))
                 if result := result_of(task, process.returncode):
@@ -211,7 +200,7 @@ def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -
 
 def start(task: Task, jobs: int) -> Popen:
     """Start train.py, with its output in train.log."""
-    threads = max(1, (os.cpu_count() or 1) // jobs)
+    share = {"PJRT_NPROC": str(max(1, (os.cpu_count() or 1) // jobs))}  # XLA's threads
     words = [sys.executable, str(ROOT / "train.py"), *task.words()]
     task.folder.mkdir(parents=True, exist_ok=True)
     with open(task.folder / "train.log", "ab") as log:
@@ -220,8 +209,8 @@ def start(task: Task, jobs: int) -> Popen:
             stdin=DEVNULL,
             stdout=log,
             stderr=log,
-            env=os.environ | {"PJRT_NPROC": str(threads)},  # XLA's name for them
-            start_new_session=True,  # Ctrl-C reaches it once, from train_all: twice would end it unsaved
+            env=os.environ | (share if jobs > 1 else {}),
+            start_new_session=True,  # a second Ctrl-C would end it unsaved
         )
 
 
@@ -235,12 +224,9 @@ def result_of(task: Task, status: int) -> dict | None:
     if status and not diverged:
         return None
     records = [json.loads(line) for line in (task.folder / "metrics.jsonl").read_text().splitlines()]
-    evaluations = [
-        [found["iter"], round(found["train/loss"], 5), round(found["val/loss"], 5)]
-        for found in records
-        if "val/loss" in found
-    ]
-    ms = sum(found.get("ms", 0.0) for found in records)  # a step's, on average since the last record
+    losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
+    evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
+    ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
     return {
         "seed": task.seed,
         "val": None if diverged else evaluations[-1][2],

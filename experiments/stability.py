@@ -20,7 +20,7 @@ LINES = {name: [f"{name}, {rate:g}" for rate in RATES] for name in MEANS}
 
 
 def findings(record: Record) -> list[str]:
-    """Return a line for each means: the losses from the lowest rate to the highest."""
+    """Return a line for each means: its losses from low rates to high."""
     return [
         f"{name}: {'; '.join(describe(record.losses(label)) for label in labels)}."
         for name, labels in LINES.items()

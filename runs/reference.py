@@ -1,8 +1,7 @@
-"""Is this loss normal? Reference runs and published figures of configs in this repository.
+"""Is this loss normal? Reference runs, and published figures, of configs.
 
-config/reference/ has a file for each such config, whose form this module alone knows: `python -m
-experiments.reference` writes it, and train.py reads it. A run has a reference when its data and all options
-that matter to the loss are the same.
+This module alone knows the form of the files in config/reference/: `python -m experiments.reference` writes
+them, and train.py finds that of a run with the same data and the same options that matter to the loss.
 """
 
 import json
@@ -21,13 +20,13 @@ FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
 
 @dataclass(frozen=True)
 class Reference:
-    """Reference runs, a published figure, or both, with which a config's run is compared."""
+    """What the runs of a config come to: here, as published, or both."""
 
     config: str
     options: dict[str, Any]  # that matter and differ from train.py's defaults
     data: dict[str, Any] = field(default_factory=dict)  # as `data_of` returns it; empty: not known
     runs: dict[str, list[list[float]]] = field(default_factory=dict)  # by seed: (iteration, validation loss)
-    within: float = 0.0  # of 20 more runs, 19 would end this near to the mean
+    within: float = 0.0  # 19 of 20 more runs end this near to the mean
     made: str = ""  # how and where the runs were made
     published: dict[str, Any] = field(default_factory=dict)  # a `loss`, `whose` it is, and its `source`
 
@@ -69,21 +68,20 @@ class Reference:
 
 
 def references() -> list[Reference]:
-    """Read all references of the repository."""
     return [Reference(**read_json(path)) for path in sorted(FOLDER.glob("*.json"))]
 
 
 def find_reference(options: Options) -> Reference | None:
-    """Return the reference of a run, if it has one."""
     if options.init_from not in ("scratch", *RESUMING):
         return None
-    ours, sums = mattering(options.to_json()), data_of(options.dataset).get("sha256")
+    ours = mattering(options.to_json())
+    sums = data_of(options.dataset).get("sha256")
     same = (x for x in references() if x.options == ours and x.data.get("sha256", sums) == sums)
     return next(same, None)
 
 
 def data_of(dataset: str) -> dict[str, Any]:
-    """Return `sha256` and `source` of a data set; nothing of one that nanoGPT prepared, without meta.json."""
+    """Return `sha256` and `source` of a data set; nothing of one without meta.json, such as nanoGPT's."""
     try:
         meta = read_json(dataset_dir(dataset) / "meta.json", HOLDS_TOKENIZER)
         return {name: meta[name] for name in ("sha256", "source")}
@@ -92,5 +90,5 @@ def data_of(dataset: str) -> dict[str, Any]:
 
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
-    """Return those of the options that matter to the loss, and are not the defaults."""
+    """Return the options that matter to the loss and are not the defaults."""
     return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
