@@ -12,6 +12,7 @@ from experiments import batch_size, coordinate_check, isoflop, reference
 from experiments.record import Record, data_mark, machine
 from runs.reference import Reference
 from runs.sizes import flops_per_token
+from tests.experiments.test_runner import recorded
 from tests.helpers import ROOT
 from training.state import model_config
 
@@ -38,17 +39,6 @@ def test_every_option_set_is_of_train_py_and_unlike_the_others(name, experiment)
     assert all(record.losses(label).count() > 1 for label in experiment.removed)
 
 
-def recorded(experiment, folder, runs: dict[str, list]) -> Record:
-    """A record of runs, each (final loss, evaluations), by option set."""
-    record = Record(experiment, folder)
-    for label, found in runs.items():
-        for seed, (val, evaluations) in enumerate(found, 1):
-            run = {"seed": seed, "val": val, "seconds": 1.0, "evaluations": evaluations} | machine()
-            dataset = record.options[label].get("dataset", Options.dataset)
-            record.add(label, run | {"data": data_mark(dataset)})
-    return record
-
-
 @pytest.mark.parametrize("budget, width", [(1e12, 24), (1e13, 96), (1e13, 192)])
 def test_an_isoflop_run_takes_its_budget(budget, width):
     options = replace(Options(), **isoflop.EXPERIMENTS[0].options(isoflop.label(budget, width)))
@@ -64,8 +54,7 @@ def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
         best = np.log(200_000 * (budget / 3e12) ** 0.6)
         for width in widths:
             loss = 1.5 + 0.1 * (np.log(isoflop.parameters(width)) - best) ** 2
-            noise = 1e-4 * rng.standard_normal(3)
-            runs[isoflop.label(budget, width)] = [(float(loss + e), [[0, 0, 4.0]]) for e in noise]
+            runs[isoflop.label(budget, width)] = (loss + 1e-4 * rng.standard_normal(3)).tolist()
     record = recorded(isoflop.EXPERIMENTS[0], tmp_path, runs)
     found = isoflop.minima(isoflop.complete(record))
     assert found[3e12] == pytest.approx(200_000, rel=0.01)
@@ -94,18 +83,18 @@ def test_the_critical_batch_is_that_of_the_law():
 
 
 def test_a_target_is_reached_between_two_evaluations_by_all_seeds_or_the_batch_is_left_out(tmp_path):
-    there, short = [[0, 4.0, 4.0], [100, 2.0, 2.0]], [[0, 4.0, 4.0], [100, 3.0, 3.0]]
-    runs = {"batch 4": [(2.0, there), (2.0, there)], "batch 8": [(2.0, there), (3.0, short)]}
-    found = batch_size.reached(recorded(batch_size.EXPERIMENTS[0], tmp_path, runs))
-    assert found.index.tolist() == [4] and found.loc[4].tolist() == pytest.approx([90, 90])
+    """From a loss of 4 before the first step; the target, 2.2, is nine tenths of the way to 2."""
+    losses = {"batch 4": [2.0, 2.0], "batch 8": [2.0, 3.0]}
+    found = batch_size.reached(recorded(batch_size.EXPERIMENTS[0], tmp_path, losses))
+    assert found.index.tolist() == [4] and found.loc[4].tolist() == pytest.approx([5.4, 5.4])
 
 
 def test_a_reference_is_made_of_a_record_whose_data_are_here(tiny_data, tmp_path, capsys):
     config, path = tmp_path / "tiny.py", tmp_path / "tiny.json"
     config.write_text(f"dataset = {str(tiny_data)!r}\nn_layer = 2\nmax_iters = 6\nlog_interval = 7\n")
     losses = [2.0, 2.1, 2.2, 2.3, 2.4]
-    runs = {"as it is": [(loss, [[0, 4.0, 4.0], [6, 2.0, loss]]) for loss in losses]}
-    record = recorded(replace(reference.QUICKSTART, config=str(config)), tmp_path, runs)
+    experiment = replace(reference.QUICKSTART, config=str(config))
+    record = recorded(experiment, tmp_path, {"as it is": losses}, data=data_mark(str(tiny_data)))
     published = {"loss": 1.9, "whose": "theirs", "source": "https://example.org"}
     Reference("c", {}, published=published).write(path)
     reference.write_reference(record, "as it is", tmp_path)
