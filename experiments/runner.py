@@ -110,8 +110,10 @@ def run(
                 records[task.experiment].check_data(task.dataset, data_mark(task.dataset))
             failed = (train or train_all)(due, asked.jobs, keep)
     finally:  # whatever stopped it, the tables have what is done
-        for record in records.values():
-            write_report(Record(record.experiment, results))
+        for before in records.values():
+            record = Record(before.experiment, results)
+            if train is None or record.sets != before.sets:  # a launch may only print its cost
+                write_report(record)
     return 1 if failed else 0
 
 
