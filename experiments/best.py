@@ -1,7 +1,4 @@
-"""The best small model here, next to the CPU Shakespeare run: in its time, and in the time to nanoGPT's 1.88.
-
-What the CPU Shakespeare config's own runs come to is in experiments/precision.py.
-"""
+"""The best small model, next to the CPU Shakespeare run: in its time, and in the time to nanoGPT's 1.88."""
 
 from experiments.record import Experiment
 from experiments.runner import main

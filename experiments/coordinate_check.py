@@ -1,8 +1,8 @@
 """How large are activations, by width, over the first steps? The coordinate check of µP.
 
 In µP (arXiv:2203.03466, appendix D.1) a coordinate of the stream, of what attention and MLP add to it, and of
-the logits is as large in a wide model as in a narrow one, also after a few steps at the same learning rate.
-In the standard parametrisation some grow with the width.
+the logits is as large in a wide model as in a narrow one, also after a few steps. In the standard
+parametrisation some grow with the width.
 """
 
 import itertools

@@ -30,18 +30,15 @@ SOURCES = (
 
 def main(argv: list[str]) -> int:
     status = run([QUICKSTART], argv)
-    for experiment, label in SOURCES:
+    for experiment, label in SOURCES if not {"--list", "--draw"} & {*argv} else ():
         record = Record(experiment)
-        if "--list" not in argv and record.losses(label).count() >= experiment.seeds:
+        if record.losses(label).count() >= experiment.seeds:
             write_reference(record, label, FOLDER)
     return status
 
 
 def write_reference(record: Record, label: str, folder: Path) -> None:
-    """Write the reference of a config, of one option set's runs, if their data are here.
-
-    What is published there stays.
-    """
+    """Write a config's reference, of one option set's runs, if their data are here. `published` stays."""
     experiment, runs = record.experiment, record.runs(label)
     options = mattering(given([str(ROOT / experiment.config)], Options))
     path = folder / f"{Path(experiment.config).stem}.json"

@@ -85,7 +85,7 @@ def describe_difference(ours: pd.Series, theirs: pd.Series) -> str:
 
 
 def difference(ours: pd.Series, theirs: pd.Series) -> tuple[float, float]:
-    """Return the mean of our losses less theirs, and half its interval: NaN below two pairs."""
+    """Return the mean of our losses less theirs, and half its interval, NaN below two pairs."""
     return interval((ours - theirs).dropna())
 
 
@@ -174,7 +174,7 @@ def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
 
 
 def draw_means(axes: Any, name: str, values: pd.DataFrame, band: bool = False) -> None:
-    """Draw the mean of each row over the index, with one standard deviation around."""
+    """Draw each row's mean over the index, within one standard deviation."""
     mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0)
     if band:
         (line,) = axes.plot(mean.index, mean, marker="o", ms=3, lw=1, label=name)

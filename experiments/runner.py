@@ -6,7 +6,6 @@
     modal run app.py::experiment --run-on-remote true precision     on rented machines: docs/cloud.md
 
 A killed run goes on from its last checkpoint; one whose result is in experiments/results/ is not repeated.
-Two runs of a small model at once (`--jobs=2`) take less time than by turns.
 """
 
 import json
@@ -142,7 +141,7 @@ def tasks(record: Record, asked: RunnerOptions) -> list[Task]:
 
 
 def print_list(record: Record, labels: list[str], due: list[Task]) -> None:
-    """Print how many runs these option sets have, and which are missing."""
+    """Print how many runs the option sets have, and which they lack."""
     name = record.experiment.name
     print(f"{name}: {record.experiment.question}")
     for label in labels:

@@ -14,7 +14,7 @@ from tools.benchmarks.variants import JaxStep, take_turns
 
 
 def time_steps(record: Record, labels: list[str]) -> None:
-    """Write the median milliseconds of a step of each of these option sets to the record."""
+    """Write the median milliseconds of a step of these option sets to the record."""
     choose_device("auto")
     with jax.set_mesh(make_mesh("data:1")):
         steps = []
