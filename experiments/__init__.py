@@ -1,1 +1,1 @@
-"""Small programs that train many small runs, resume and draw: the evidence behind the defaults."""
+"""The evidence behind the defaults: small programs that train many runs, resume and draw."""

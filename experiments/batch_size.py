@@ -1,8 +1,8 @@
 """How many steps, and how many tokens, does it take to a given loss, at each batch size?
 
-Small batches take the fewest tokens and large ones the fewest steps. Between them, steps = S (1 + b / batch):
-at the critical batch b a run takes twice the fewest steps and twice the fewest tokens (arXiv:1812.06162).
-Rates grow with the root of the batch, as they should for Adam (arXiv:2205.10287), and are constant in a run.
+Small batches take the fewest tokens, large ones the fewest steps. Between them, steps = S (1 + b / batch): at
+the critical batch b a run takes twice the fewest of both (arXiv:1812.06162). Rates are constant, and grow
+with the root of the batch, as they should for Adam (arXiv:2205.10287).
 """
 
 import numpy as np
@@ -15,19 +15,17 @@ from experiments.runner import main
 TARGET = 2.2  # nats per token
 ROWS = (4, 8, 16, 32, 64, 128)
 LENGTH = 64  # tokens in a row
-EVALUATED = 1600  # rows of each split
 
 
 def options(rows: int) -> dict:
-    """Return the options of a batch of so many rows, with more steps than it should need."""
     steps = 320 + 9600 // rows
     schedule = dict(learning_rate=2e-3 * (rows / 12) ** 0.5, schedule="constant", lr_decay_iters=steps)
-    evaluations = dict(eval_interval=max(10, steps // 40), eval_iters=EVALUATED // rows)
+    evaluations = dict(eval_interval=max(10, steps // 40), eval_iters=1600 // rows)
     return MINIATURE | dict(batch_size=rows, max_iters=steps) | schedule | evaluations
 
 
 def steps_to(target: float, evaluations: list[list[float]]) -> float | None:
-    """Return the step, between two evaluations, at which the validation loss came to `target`; or None."""
+    """Return the step, between two evaluations, at which the validation loss came to `target`."""
     for (a, _, above), (b, _, below) in zip(evaluations, evaluations[1:], strict=False):
         if above > target >= below:
             return a + (b - a) * (above - target) / (above - below)
@@ -35,21 +33,19 @@ def steps_to(target: float, evaluations: list[list[float]]) -> float | None:
 
 
 def reached(record: Record) -> pd.DataFrame:
-    """Return the steps of each run to the target, in a row for each batch size with two runs or more."""
-    found = {}
-    for rows in ROWS:
-        runs = record.runs(f"batch {rows}")
-        took = [step for run in runs if (step := steps_to(TARGET, run["evaluations"])) is not None]
-        if 1 < len(took) == len(runs):
-            found[rows] = pd.Series(took)
-    return pd.DataFrame(found).T
+    """Return each run's steps to the target: a row for each batch size whose runs all reach it."""
+    found = {
+        rows: pd.Series([steps_to(TARGET, run["evaluations"]) for run in record.runs(f"batch {rows}")])
+        for rows in ROWS
+    }
+    return pd.DataFrame(
+        {rows: took for rows, took in found.items() if len(took) > 1 and took.notna().all()}
+    ).T
 
 
 def fit(rows: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
-    """Return S and b of steps = S (1 + b / rows), by least squares of relative errors."""
-    weights = 1 / steps
-    matrix = np.stack([np.ones(len(rows)), 1 / rows], 1)
-    (fewest, product), *_ = np.linalg.lstsq(matrix * weights[:, None], steps * weights)
+    """Return S and b, by least squares of relative errors."""
+    product, fewest = np.polyfit(1 / rows, steps, 1, w=1 / steps)
     return float(fewest), float(product / fewest)
 
 
@@ -79,7 +75,6 @@ def draw(axes, record: Record) -> None:
 EXPERIMENTS = [
     Experiment(
         name="batch_size",
-        program="batch_size",
         question="How many steps and tokens does a given loss take, at each batch size?",
         sets={f"batch {rows}": options(rows) for rows in ROWS},
         draw=draw,
@@ -88,4 +83,4 @@ EXPERIMENTS = [
 ]
 
 if __name__ == "__main__":
-    main(EXPERIMENTS, __doc__)
+    main(EXPERIMENTS)

@@ -1,11 +1,11 @@
 """The scaling law, small: how much of a budget of FLOPs goes best into a larger model, how much into data?
 
-Five sizes at each budget, each with as many steps as the budget buys. A parabola through their losses, over
-the logarithm of the parameters, has its minimum at the best size (Chinchilla's approach 2, arXiv:2203.15556),
-which grows as a power of the budget. The models train with Muon on the quickstart's 4 million characters. In
-a first trial with AdamW the smallest model was the best at the smallest budgets, because it had the most
-steps.
+Five sizes at each budget train for as many steps as it buys. A parabola through their losses, over the
+logarithm of the parameters, has its minimum at the best size, which grows as a power of the budget
+(Chinchilla's approach 2, arXiv:2203.15556).
 """
+
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,6 @@ from experiments.runner import main
 from model import GPTConfig
 from runs.sizes import flops_per_token
 
-# Five widths for each budget, around where the best was expected.
 WIDTHS = {
     3e11: (16, 24, 32, 48, 64),
     1e12: (24, 32, 48, 64, 96),
@@ -24,36 +23,31 @@ WIDTHS = {
     3e13: (64, 96, 128, 192, 256),
     1e14: (96, 128, 192, 256, 384),
 }
-LAYERS, HEADS, ROWS, LENGTH, SYMBOLS = 4, 2, 16, 64, 96
-# The exponent, its 10th and its 90th percentile: arXiv:2203.15556, table 2, approach 2.
+LAYERS, ROWS, LENGTH, SYMBOLS = 4, 16, 64, 96
+SHAPE: dict[str, Any] = dict(n_layer=LAYERS, n_head=2, mlp="gelu", block_size=LENGTH)
+# The exponent and its 10th and 90th percentiles: table 2, approach 2.
 CHINCHILLA = 0.49, 0.462, 0.534
 DRAWS = 1000  # of the seeds, for the errors
 
-Losses = dict[float, list[np.ndarray]]  # by budget, of the seeds of each size
-
 
 def parameters(width: int) -> int:
-    """Return how many weights a model has, the embedding of the tokens included."""
+    """Return how many weights a model has, with the tokens' embedding."""
     return 12 * LAYERS * width**2 + SYMBOLS * width
 
 
 def steps(budget: float, width: int) -> int:
     """Return the steps that a budget of FLOPs buys."""
-    config = GPTConfig(vocab_size=SYMBOLS, **shape(width))
+    config = GPTConfig(vocab_size=SYMBOLS, n_embd=width, **SHAPE)
     return round(budget / (flops_per_token(config, LENGTH) * ROWS * LENGTH))
 
 
-def shape(width: int) -> dict:
-    return dict(n_layer=LAYERS, n_embd=width, n_head=HEADS, mlp="gelu", block_size=LENGTH)
-
-
 def options(budget: float, width: int) -> dict:
-    """Return the options of a run. Muon's learning rate falls with the root of the width."""
+    """Return a run's options. Muon's learning rate falls with the root of the width."""
     count, rate = steps(budget, width), min(16e-3, 8e-3 * (64 / width) ** 0.5)
     schedule = dict(max_iters=count, lr_decay_iters=count, warmup_iters=count // 20)
     evaluations = dict(eval_interval=-(-count // 4), eval_iters=100)  # each saves a checkpoint
     own = dict(batch_size=ROWS, optimizer="muon", learning_rate=rate, min_lr=rate / 10)
-    return shape(width) | own | schedule | evaluations
+    return SHAPE | {"n_embd": width} | own | schedule | evaluations
 
 
 def flops(budget: float) -> str:
@@ -64,11 +58,8 @@ def label(budget: float, width: int) -> str:
     return f"{flops(budget)}, width {width}"
 
 
-LINES = {flops(budget): [label(budget, width) for width in widths] for budget, widths in WIDTHS.items()}
-
-
-def complete(record: Record) -> Losses:
-    """Return the final losses of each size by budget, of the budgets of which each size has two or more."""
+def complete(record: Record) -> dict[float, list[np.ndarray]]:
+    """Return each size's losses by budget, where all sizes have two seeds."""
     found = {
         budget: [record.losses(label(budget, width)).dropna().to_numpy() for width in widths]
         for budget, widths in WIDTHS.items()
@@ -76,14 +67,14 @@ def complete(record: Record) -> Losses:
     return {budget: losses for budget, losses in found.items() if min(map(len, losses)) > 1}
 
 
-def minima(losses: Losses) -> dict[float, float]:
+def minima(losses: dict[float, list[np.ndarray]]) -> dict[float, float]:
     """Return the best number of parameters for each budget."""
     logs = {budget: np.log([parameters(width) for width in WIDTHS[budget]]) for budget in losses}
     return {budget: lowest(logs[budget], [np.mean(x) for x in found]) for budget, found in losses.items()}
 
 
 def lowest(log_size: np.ndarray, loss: list) -> float:
-    """Return the size at the minimum of the parabola through losses over log sizes; nan where it has none."""
+    """Return the size at the minimum of the parabola through the losses; nan where it has none."""
     square, slope, _ = np.polyfit(log_size, loss, 2)
     return float(np.exp(-slope / (2 * square))) if square > 0 else float("nan")
 
@@ -94,13 +85,13 @@ def exponent(best: dict[float, float]) -> float:
 
 
 def redraw(losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw as many losses with replacement, spread to vary as much as new seeds would."""
+    """Draw as many losses with replacement, spread as new seeds would be."""
     mean, n = losses.mean(), len(losses)
     return mean + (rng.choice(losses, n) - mean) * np.sqrt(n / (n - 1))
 
 
 def tokens_read(budget: float, size: float) -> float:
-    """Return the tokens that a model of a size reads, by those that the sizes to its left and right read."""
+    """Return the tokens that a model reads, between those of the sizes around it."""
     sizes = np.log([parameters(width) for width in WIDTHS[budget]])
     tokens = np.log([steps(budget, width) * ROWS * LENGTH for width in WIDTHS[budget]])
     return float(np.exp(np.interp(np.log(size), sizes, tokens)))
@@ -109,10 +100,11 @@ def tokens_read(budget: float, size: float) -> float:
 def findings(record: Record) -> list[str]:
     losses, rng = complete(record), np.random.default_rng(0)
     best = minima(losses)
-    lines = []
-    for budget, size in best.items():
-        tokens = tokens_read(budget, size)
-        lines.append(f"{flops(budget)}: best at {size:,.0f} parameters, {tokens / size:.0f} tokens for each.")
+    lines = [
+        f"{flops(budget)}: best at {size:,.0f} parameters, "
+        f"{tokens_read(budget, size) / size:.0f} tokens for each."
+        for budget, size in best.items()
+    ]
     if len(best) > 1:
         drawn = [
             exponent(minima({budget: [redraw(x, rng) for x in found] for budget, found in losses.items()}))
@@ -127,7 +119,7 @@ def findings(record: Record) -> list[str]:
 
 
 def draw(axes, record: Record) -> None:
-    draw_lines(axes, record, "n_embd", LINES)
+    draw_lines(axes, record)
     for budget, size in minima(complete(record)).items():
         width = np.sqrt(size / (12 * LAYERS))
         axes.axvline(width, lw=0.8, ls="--", color="gray")
@@ -137,15 +129,16 @@ def draw(axes, record: Record) -> None:
 EXPERIMENTS = [
     Experiment(
         name="isoflop",
-        program="isoflop",
         question="Which size of model makes the most of a budget of FLOPs?",
-        config="config/quickstart.py",
         sets={label(b, width): options(b, width) for b, widths in WIDTHS.items() for width in widths},
         draw=draw,
         findings=findings,
+        lines={flops(b): [label(b, width) for width in widths] for b, widths in WIDTHS.items()},
+        x="n_embd",
+        config="config/quickstart.py",
         seeds=3,
     )
 ]
 
 if __name__ == "__main__":
-    main(EXPERIMENTS, __doc__)
+    main(EXPERIMENTS)

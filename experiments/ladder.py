@@ -1,12 +1,9 @@
 """From nanoGPT's recipe to the best one here: what does each change do, alone and on top of the others?
 
-Every run takes half of the CPU Shakespeare run's steps, since the aim is the same loss in less time, and
-decays its learning rate in them. A change alone is measured at nanoGPT's learning rate; those that allow a
-higher one gain more on top of it. Equal steps are not equal time: with `--time` and then `--equal_time`,
-every change trains for the time of nanoGPT's recipe.
+Every run takes half of the CPU Shakespeare run's steps, since the aim is the same loss in less time. A change
+alone is measured at nanoGPT's learning rate; those that allow a higher one gain more on top of it. With
+`--time` and then `--equal_time`, every change trains for the time of nanoGPT's recipe.
 """
-
-from itertools import accumulate
 
 from experiments.record import TAKEN_OUT, Experiment
 from experiments.report import draw_dots
@@ -46,38 +43,35 @@ UP = (
     *("normuon", "residual scalars", "softcap"),
 )
 
-EXPERIMENTS = [
-    Experiment(
+
+def alone(name: str, base: dict) -> Experiment:
+    return Experiment(
         name=f"ladder_{name}",
+        question=f"What does each change to nanoGPT's recipe do, in {base['max_iters']} steps on {name}?",
+        sets={"nanoGPT": base} | {label: base | change for label, change in CHANGES.items()},
         program="ladder",
-        question=f"What does each change to nanoGPT's recipe do, in {steps['max_iters']} steps on {name}?",
-        sets={"nanoGPT": NANOGPT | steps}
-        | {label: NANOGPT | steps | change for label, change in CHANGES.items()},
         draw=draw_dots,
         removed=dict.fromkeys(REMOVED, TAKEN_OUT),
     )
-    for name, steps in DATA.items()
-] + [
-    Experiment(
+
+
+def on_top(name: str, base: dict) -> Experiment:
+    sets = {"nanoGPT": base}
+    for label in UP:
+        sets[f"+ {label}"] = [*sets.values()][-1] | CHANGES[label]
+    gone = UP[UP.index("value embeddings") :]
+    return Experiment(
         name=f"ladder_{name}_up",
+        question=f"And what does each on top of those before it, in {base['max_iters']} steps on {name}?",
+        sets=sets,
         program="ladder",
-        question=f"And what does each on top of those before it, in {steps['max_iters']} steps on {name}?",
-        sets=dict(
-            accumulate(
-                UP,
-                lambda below, label: (f"+ {label}", below[1] | CHANGES[label]),
-                initial=("nanoGPT", NANOGPT | steps),
-            )
-        ),
         draw=draw_dots,
+        removed={f"+ {x}": TAKEN_OUT if x in REMOVED else "on top of value embeddings" for x in gone},
         upward=True,
-        removed={
-            f"+ {label}": TAKEN_OUT if label in REMOVED else "on top of value embeddings"
-            for label in UP[UP.index("value embeddings") :]
-        },
     )
-    for name, steps in DATA.items()
-]
+
+
+EXPERIMENTS = [kind(name, NANOGPT | steps) for kind in (alone, on_top) for name, steps in DATA.items()]
 
 if __name__ == "__main__":
-    main(EXPERIMENTS, __doc__)
+    main(EXPERIMENTS)

@@ -1,14 +1,10 @@
 """Where is the best learning rate at each width, with the standard initialisation and with µP's?
 
 In the standard parametrisation the best rate falls as the model grows wider; in µP (arXiv:2203.03466) it
-should stay where it is, so that it can be found on a narrow model. Two layers, four heads, `rope`, 300 steps;
-with AdamW and with Muon.
+should stay where it is, so that it can be found on a narrow model.
 """
 
-from functools import partial
-
 from experiments.record import Experiment
-from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
 WIDTHS = (64, 128, 256, 512)
@@ -21,7 +17,7 @@ RATES = {
 
 
 def rates(optimizer: str, width: int) -> tuple[float, ...]:
-    """Return the rates to try. At 512 Muon's products take longer than all else: there are only three."""
+    """Return the rates to try: only three where Muon's products take longer than all else."""
     return RATES[optimizer][:3] if (optimizer, width) == ("muon", 512) else RATES[optimizer]
 
 
@@ -35,16 +31,11 @@ def options(optimizer: str, kind: str, width: int, rate: float) -> dict:
     return KINDS[kind] | shape | schedule | dict(optimizer=optimizer, learning_rate=rate, min_lr=rate / 10)
 
 
-def experiment(optimizer: str) -> Experiment:
-    lines = {
-        f"{kind}, width {width}": [label(kind, width, rate) for rate in rates(optimizer, width)]
-        for kind in KINDS
-        for width in WIDTHS
-    }
-    return Experiment(
-        name="learning_rate" if optimizer == "adamw" else f"learning_rate_{optimizer}",
-        program="learning_rate",
+EXPERIMENTS = [
+    Experiment(
+        name=name,
         question=f"Where is the best learning rate of {optimizer} at each width, without and with µP?",
+        program="learning_rate",
         sets={
             label(kind, width, rate): options(optimizer, kind, width, rate)
             for width in WIDTHS
@@ -52,12 +43,14 @@ def experiment(optimizer: str) -> Experiment:
             for rate in rates(optimizer, width)
             if (kind, width) != ("µP", BASE)
         },
-        draw=partial(draw_lines, x="learning_rate", lines=lines),
-        findings=partial(best_of_each, lines=lines),
+        lines={
+            f"{kind}, width {width}": [label(kind, width, rate) for rate in rates(optimizer, width)]
+            for kind in KINDS
+            for width in WIDTHS
+        },
     )
-
-
-EXPERIMENTS = [experiment("adamw"), experiment("muon")]
+    for name, optimizer in (("learning_rate", "adamw"), ("learning_rate_muon", "muon"))
+]
 
 if __name__ == "__main__":
-    main(EXPERIMENTS, __doc__)
+    main(EXPERIMENTS)

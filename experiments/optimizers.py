@@ -3,10 +3,7 @@
 Runs at more rates, two seeds on another machine, chose these. Lion's best rate ended 0.4 above AdamW's there.
 """
 
-from functools import partial
-
 from experiments.record import MINIATURE, TAKEN_OUT, Experiment
-from experiments.report import best_of_each, draw_lines
 from experiments.runner import main
 
 RATES = {
@@ -14,29 +11,22 @@ RATES = {
     "muon": (4e-3, 8e-3, 16e-3),
     "normuon": (4e-3, 8e-3, 16e-3),
 }
-LINES = {name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()}
-LION = {
-    f"lion {rate:g}": MINIATURE
-    | {"optimizer": "lion", "learning_rate": rate, "min_lr": rate / 10, "weight_decay": 0.5}
-    for rate in (4e-4, 8e-4, 1.6e-3, 3.2e-3)
-}
-
+LION = (4e-4, 8e-4, 1.6e-3, 3.2e-3)
 EXPERIMENTS = [
     Experiment(
         name="optimizers",
-        program="optimizers",
         question="Which optimizer is best, each at its own best learning rate?",
         sets={
-            f"{name} {rate:g}": MINIATURE | {"optimizer": name, "learning_rate": rate, "min_lr": rate / 10}
-            for name, rates in RATES.items()
+            f"{name} {rate:g}": MINIATURE
+            | {"optimizer": name, "learning_rate": rate, "min_lr": rate / 10}
+            | ({"weight_decay": 0.5} if name == "lion" else {})
+            for name, rates in (RATES | {"lion": LION}).items()
             for rate in rates
-        }
-        | LION,
-        draw=partial(draw_lines, x="learning_rate", lines=LINES),
-        removed=dict.fromkeys(LION, TAKEN_OUT),
-        findings=partial(best_of_each, lines=LINES),
+        },
+        lines={name: [f"{name} {rate:g}" for rate in rates] for name, rates in RATES.items()},
+        removed={f"lion {rate:g}": TAKEN_OUT for rate in LION},
     )
 ]
 
 if __name__ == "__main__":
-    main(EXPERIMENTS, __doc__)
+    main(EXPERIMENTS)

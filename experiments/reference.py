@@ -1,29 +1,25 @@
 """The reference runs of the configs that two cores can train, which train.py compares runs with.
 
-config/reference/ has a file for each config. Two of them have experiments of their own: best.py, and
-precision.py, whose runs in bfloat16 are the CPU Shakespeare config as it is.
+Two configs have experiments of their own: best.py, and precision.py, in bfloat16 the CPU Shakespeare config.
 """
 
-import json
 from pathlib import Path
 
 from config.command_line import command, given
-from config.files import read_json, write_whole
+from config.files import read_json
 from config.options import Options
-from data.registry import dataset_dir
 from experiments import best, precision
 from experiments.record import ROOT, Experiment, Record, data_mark
-from experiments.report import draw_curves, seed_interval
-from experiments.runner import parse, run
-from runs.reference import FOLDER, mattering
+from experiments.report import seed_interval
+from experiments.runner import run
+from runs.reference import FOLDER, Reference, data_of, mattering
 
 QUICKSTART = Experiment(
     name="quickstart",
-    program="reference",
     question="What do runs of the quickstart come to?",
-    config="config/quickstart.py",
     sets={"as it is": {}},
-    draw=draw_curves,
+    program="reference",
+    config="config/quickstart.py",
 )
 SOURCES = (
     (precision.EXPERIMENTS[0], "bfloat16"),
@@ -33,42 +29,36 @@ SOURCES = (
 
 
 def main(argv: list[str]) -> int:
-    status, asked = run([QUICKSTART], __doc__, argv), parse(argv, __doc__)
-    if not (asked.list or asked.draw):
-        for experiment, label in SOURCES:
-            record = Record(experiment)
-            if record.losses(label).count() >= experiment.seeds:
-                write_reference(record, label, FOLDER)
+    status = run([QUICKSTART], argv)
+    for experiment, label in SOURCES if not {"--list", "--draw"} & {*argv} else ():
+        record = Record(experiment)
+        if record.losses(label).count() >= experiment.seeds:
+            write_reference(record, label, FOLDER)
     return status
 
 
 def write_reference(record: Record, label: str, folder: Path) -> None:
-    """Write the reference of a config, of the runs of one option set, if their data are here.
-
-    What is published there stays.
-    """
+    """Write a config's reference, of one option set's runs, if their data are here. `published` stays."""
     experiment, runs = record.experiment, record.runs(label)
     options = mattering(given([str(ROOT / experiment.config)], Options))
     path = folder / f"{Path(experiment.config).stem}.json"
     dataset = options.get("dataset", Options.dataset)
-    mark = data_mark(dataset)
-    if mark is None or {run.get("data") for run in runs} != {mark}:
+    if {run.get("data") for run in runs} != {data_mark(dataset)}:
         print(f"{path} stays: the {dataset} that its runs have read is not here")
         return
-    meta = read_json(dataset_dir(dataset) / "meta.json")
-    made = f"python -m experiments.{experiment.program}", *(runs[-1][x] for x in ("versions", "cpu", "date"))
-    values = {
-        "config": experiment.config,
-        "options": options,
-        "data": {"sha256": meta["sha256"], "source": meta["source"]},
-        "runs": {str(run["seed"]): [[step, val] for step, _, val in run["evaluations"]] for run in runs},
-        "within": round(seed_interval(record.losses(label)), 5),
-        "made": "; ".join(made),
-    }
-    if path.exists() and (published := read_json(path).get("published")):
-        values["published"] = published
-    lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items()]
-    write_whole(path, "{\n" + ",\n".join(lines) + "\n}\n", "make room there")
+    made = (
+        f"python -m experiments.{experiment.program or experiment.name}",
+        *(runs[-1][x] for x in ("versions", "cpu", "date")),
+    )
+    Reference(
+        config=experiment.config,
+        options=options,
+        data=data_of(dataset),
+        runs={str(run["seed"]): [[step, val] for step, _, val in run["evaluations"]] for run in runs},
+        within=round(seed_interval(record.losses(label)), 5),
+        made="; ".join(made),
+        published=Reference(**read_json(path)).published if path.exists() else {},
+    ).write(path)
     print(f"the reference: {path}")
 
 

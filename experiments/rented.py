@@ -1,19 +1,13 @@
-"""Train one run of an experiment on a rented machine, and leave its result in the run's folder.
+"""Train one run of an experiment on a rented machine, with the options of train.py.
 
-`app.py experiment` starts this in a container, with the options of train.py, and reads the result from the
-Volume. The container sees no results of other runs.
+`app.py experiment` starts this in a container, and reads `result.json` in the run's folder from the Volume.
 """
 
 import json
 import sys
 from pathlib import Path
 
-# When this runs as a script, Python looks for imports in this folder only;
-# `config` and `experiments` are one level up.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a script imports from its own folder
 
 import jax
 
@@ -26,13 +20,13 @@ from runs.hardware import describe_cpu
 
 
 def main(argv: list[str]) -> int:
-    """Train the run of a command line of train.py's. Return 0 if it has a result, or else 1."""
+    """Train a run. Return 0 if it has a result, or else 1."""
     values = given(argv, Options)
     folder, seed = Path(values.pop("out_dir")), values.pop("seed")
     task = Task("", folder.name, values, seed, folder)
 
     def leave(task: Task, result: dict) -> None:
-        device = jax.devices()[0]  # now: while the run trained, its GPU's memory was its own
+        device = jax.devices()[0]  # now: the run has freed its memory
         machine = describe_cpu() if device.platform == "cpu" else device.device_kind
         write_whole(folder / "result.json", json.dumps(result | {"cpu": machine}))
 

@@ -4,10 +4,8 @@ qk_norm bounds the attention's scores (arXiv:2302.05442), the softcap bounds the
 arXiv:2408.00118), and the z-loss holds the logits' normalizer near 1 (PaLM, arXiv:2204.02311).
 """
 
-from functools import partial
-
 from experiments.record import MINIATURE, TAKEN_OUT, Experiment, Record
-from experiments.report import describe, draw_lines
+from experiments.report import describe
 from experiments.runner import main
 
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
@@ -19,34 +17,30 @@ MEANS = {
     "all three": {"qk_norm": True, "logit_softcap": 30.0, "z_loss": 1e-4},
 }
 LINES = {name: [f"{name}, {rate:g}" for rate in RATES] for name in MEANS}
-REMOVED = ("softcap", "z-loss", "all three")
 
 
 def findings(record: Record) -> list[str]:
-    """Return a line for each means: the losses from the lowest rate to the highest."""
-    lines = []
-    for name, labels in LINES.items():
-        losses = [record.losses(label) for label in labels]
-        if all(found.count() > 1 for found in losses):
-            lines.append(f"{name}: {'; '.join(map(describe, losses))}.")
-    return lines
+    """Return a line for each means: its losses from low rates to high."""
+    return [
+        f"{name}: {'; '.join(describe(record.losses(label)) for label in labels)}."
+        for name, labels in LINES.items()
+    ]
 
 
 EXPERIMENTS = [
     Experiment(
         name="stability",
-        program="stability",
         question="What keeps training stable at ten times the learning rate?",
         sets={
             f"{name}, {rate:g}": MINIATURE | own | {"learning_rate": rate, "min_lr": rate / 10}
             for name, own in MEANS.items()
             for rate in RATES
         },
-        draw=partial(draw_lines, x="learning_rate", lines=LINES),
-        removed={label: TAKEN_OUT for name in REMOVED for label in LINES[name]},
         findings=findings,
+        lines=LINES,
+        removed={label: TAKEN_OUT for name in ("softcap", "z-loss", "all three") for label in LINES[name]},
     )
 ]
 
 if __name__ == "__main__":
-    main(EXPERIMENTS, __doc__)
+    main(EXPERIMENTS)

@@ -1,7 +1,4 @@
-"""The time of a step of each option set, to compare them at equal time.
-
-The steps of all sets take turns, as in bench.py, so that other programs slow all of them alike.
-"""
+"""The time of a step of each option set, by turns as in bench.py: other programs slow all of them alike."""
 
 from dataclasses import replace
 from statistics import median
@@ -9,26 +6,21 @@ from statistics import median
 import jax
 
 from config.options import Options
-from data.meta import load_meta
-from data.registry import prepare_if_missing
-from data.tokenizer import end_of_text
 from experiments.record import Record, machine
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device
+from runs.start import choose_config, open_dataset
 from tools.benchmarks.variants import JaxStep, take_turns
-from training.state import model_config
 
 
 def time_steps(record: Record, labels: list[str]) -> None:
-    """Measure a step of each of these option sets, and write the median milliseconds to the record."""
+    """Write the median milliseconds of a step of these option sets to the record."""
     choose_device("auto")
     with jax.set_mesh(make_mesh("data:1")):
         steps = []
         for label in labels:
             options = replace(Options(), **record.options[label])
-            prepare_if_missing(options.dataset)
-            meta = load_meta(options.dataset)
-            config = model_config(options, options.vocab_size or meta.vocab_size, end_of_text(meta.tokenizer))
+            config = choose_config(options, open_dataset(options).meta)
             steps.append(JaxStep(config, options, name=label))
             steps[-1].run(1)
         times = take_turns(steps, None)

@@ -11,37 +11,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+import transformers
 
 from model import GPT, GPTConfig
 
-SHAPE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48)
+GPT2 = GPTConfig(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48, mlp="gelu", bias=True)
+LLAMA = replace(GPT2, position="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie_embeddings=False)
 CONFIGS = {
-    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
-    "llama": GPTConfig(**SHAPE, n_kv_head=2, position="rope", norm="rmsnorm", tie_embeddings=False),
-    "llama, tied": GPTConfig(**SHAPE, n_kv_head=1, position="rope", norm="rmsnorm", rope_theta=500.0),
+    "gpt2": GPT2,
+    "llama": replace(LLAMA, n_kv_head=2),
+    "llama, tied": replace(LLAMA, n_kv_head=1, tie_embeddings=True, rope_theta=500.0),
     # Of its 6 frequencies, one is scaled in part and two are scaled in full.
-    "llama 3": GPTConfig(
-        **SHAPE,
-        n_kv_head=2,
-        n_hidden=100,
-        position="rope",
-        norm="rmsnorm",
-        norm_eps=1e-2,
-        rope_theta=500000.0,
-        rope_scaling=32.0,
-        tie_embeddings=False,
+    "llama 3": replace(
+        LLAMA, n_kv_head=2, n_hidden=100, norm_eps=1e-2, rope_theta=500000.0, rope_scaling=32.0
     ),
-    "mistral": GPTConfig(
-        **SHAPE, n_kv_head=2, position="rope", norm="rmsnorm", tie_embeddings=False, window=5
-    ),
+    "mistral": replace(LLAMA, n_kv_head=2, window=5),
 }
 # transformers' parameters of the scaling, as in Llama 3.2's config.json.
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -72,9 +56,9 @@ def random_reference(name: str) -> torch.nn.Module:
     return model
 
 
-def gpt2(config: GPTConfig) -> GPT2LMHeadModel:
-    return GPT2LMHeadModel(
-        GPT2Config(
+def gpt2(config: GPTConfig) -> torch.nn.Module:
+    return transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(
             layer_norm_epsilon=config.norm_eps,
             vocab_size=config.vocab_size,
             n_positions=config.block_size,
@@ -87,9 +71,9 @@ def gpt2(config: GPTConfig) -> GPT2LMHeadModel:
     )
 
 
-def llama(config: GPTConfig) -> LlamaForCausalLM:
-    return LlamaForCausalLM(
-        LlamaConfig(
+def llama(config: GPTConfig) -> torch.nn.Module:
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
             vocab_size=config.vocab_size,
             max_position_embeddings=config.block_size,
             num_hidden_layers=config.n_layer,
@@ -107,9 +91,10 @@ def llama(config: GPTConfig) -> LlamaForCausalLM:
     )
 
 
-def mistral(config: GPTConfig) -> MistralForCausalLM:
+def mistral(config: GPTConfig) -> torch.nn.Module:
     values = llama(replace(config, window=None)).config.to_dict()
-    return MistralForCausalLM(MistralConfig(**values | {"sliding_window": config.window}))
+    theirs = transformers.MistralConfig(**values | {"sliding_window": config.window})
+    return transformers.MistralForCausalLM(theirs)
 
 
 def as_gpt(name: str, tensors: dict[str, torch.Tensor]) -> GPT:

@@ -146,7 +146,7 @@ def test_data_are_tokenized_on_all_the_cores_that_are_rented():
         ("experiment", "experiment : expected the name of a program"),
         ("experiment runner", "experiment runner: expected the name of a program"),
         ("experiment best --time", "--time compares steps on this machine"),
-        ("experiment best --sed=3", "--sed=3"),
+        ("experiment best --sed=3", "--sed is not an option"),
         ("fetch", "--run-name is missing: fetch needs one"),
         ("list big", "list big: it takes --run-name"),
     ],

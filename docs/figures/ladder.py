@@ -17,7 +17,7 @@ def draw_alone(axes, record: Record) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
     base, *labels = record.experiment.sets
     found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
-    known = sorted(((*pair, label) for label, pair in found.items() if pair), reverse=True)
+    known = sorted(((*pair, label) for label, pair in found.items()), reverse=True)
     for row, (mean, half, label) in enumerate(known):
         sure = abs(mean) > half
         axes.plot([mean - half, mean + half], [row, row], color=BLUE if sure else GREY, lw=1.2)

@@ -1,18 +1,18 @@
 """The programs of experiments/: their option sets can be trained, and what they make of results is right."""
 
 import importlib
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from config.command_line import UserError
+from config.files import read_json
 from config.options import Options
-from experiments import batch_size, best, coordinate_check, isoflop, ladder, optimizers, reference, stability
+from experiments import batch_size, coordinate_check, isoflop, reference
 from experiments.record import Record, data_mark, machine
 from runs.reference import Reference
 from runs.sizes import flops_per_token
+from tests.experiments.test_runner import recorded
 from tests.helpers import ROOT
 from training.state import model_config
 
@@ -20,39 +20,23 @@ MODULES = {
     path.stem: importlib.import_module(f"experiments.{path.stem}")
     for path in (ROOT / "experiments").glob("*.py")
 }
-PROGRAMS = sorted(name for name, module in MODULES.items() if hasattr(module, "EXPERIMENTS"))
+EXPERIMENTS = [
+    (name, experiment)
+    for name, module in MODULES.items()
+    for experiment in getattr(module, "EXPERIMENTS", ())
+]
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_every_option_set_is_of_train_py_and_unlike_the_others(name):
-    experiments = MODULES[name].EXPERIMENTS
-    for experiment in experiments:
-        assert experiment.program == name and experiment.seeds > 1
-        found = [experiment.options(label) for label in experiment.sets]
-        assert all(options["lr_decay_iters"] == options["max_iters"] for options in found)
-        assert all(found.count(options) == 1 for options in found)
-        for label in experiment.sets.keys() - experiment.removed.keys():
-            model_config(replace(Options(), **experiment.options(label)), 65, None)  # raises for a bad shape
-    assert len({experiment.name for experiment in experiments}) == len(experiments)
-
-
-@pytest.mark.parametrize("program", [best, ladder, optimizers, stability])
-def test_sets_that_were_taken_out_still_have_results(program):
-    for experiment in program.EXPERIMENTS:
-        record = Record(experiment)
-        assert experiment.removed.keys() <= experiment.sets.keys() and experiment.removed
-        assert all(record.losses(label).count() > 1 for label in experiment.removed)
-
-
-def recorded(experiment, folder, runs: dict[str, list]) -> Record:
-    """A record of runs, each (final loss, evaluations), by option set."""
-    record = Record(experiment, folder)
-    for label, found in runs.items():
-        for seed, (val, evaluations) in enumerate(found, 1):
-            run = {"seed": seed, "val": val, "seconds": 1.0, "evaluations": evaluations} | machine()
-            dataset = record.options[label].get("dataset", Options.dataset)
-            record.add(label, run | {"data": data_mark(dataset)})
-    return record
+@pytest.mark.parametrize("name, experiment", EXPERIMENTS, ids=[x.name for _, x in EXPERIMENTS])
+def test_every_option_set_is_of_train_py_and_unlike_the_others(name, experiment):
+    assert (experiment.program or experiment.name) == name and experiment.seeds > 1
+    record = Record(experiment)
+    assert all(options["lr_decay_iters"] == options["max_iters"] for options in record.options.values())
+    assert all([*record.options.values()].count(options) == 1 for options in record.options.values())
+    for label in experiment.sets.keys() - experiment.removed.keys():
+        model_config(replace(Options(), **record.options[label]), 65, None)  # raises for a bad shape
+    assert experiment.removed.keys() <= experiment.sets.keys()  # and still have results:
+    assert all(record.losses(label).count() > 1 for label in experiment.removed)
 
 
 @pytest.mark.parametrize("budget, width", [(1e12, 24), (1e13, 96), (1e13, 192)])
@@ -70,8 +54,7 @@ def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
         best = np.log(200_000 * (budget / 3e12) ** 0.6)
         for width in widths:
             loss = 1.5 + 0.1 * (np.log(isoflop.parameters(width)) - best) ** 2
-            noise = 1e-4 * rng.standard_normal(3)
-            runs[isoflop.label(budget, width)] = [(float(loss + e), [[0, 0, 4.0]]) for e in noise]
+            runs[isoflop.label(budget, width)] = (loss + 1e-4 * rng.standard_normal(3)).tolist()
     record = recorded(isoflop.EXPERIMENTS[0], tmp_path, runs)
     found = isoflop.minima(isoflop.complete(record))
     assert found[3e12] == pytest.approx(200_000, rel=0.01)
@@ -100,62 +83,40 @@ def test_the_critical_batch_is_that_of_the_law():
 
 
 def test_a_target_is_reached_between_two_evaluations_by_all_seeds_or_the_batch_is_left_out(tmp_path):
-    there, short = [[0, 4.0, 4.0], [100, 2.0, 2.0]], [[0, 4.0, 4.0], [100, 3.0, 3.0]]
-    runs = {"batch 4": [(2.0, there), (2.0, there)], "batch 8": [(2.0, there), (3.0, short)]}
-    found = batch_size.reached(recorded(batch_size.EXPERIMENTS[0], tmp_path, runs))
-    assert found.index.tolist() == [4] and found.loc[4].tolist() == pytest.approx([90, 90])
+    """From a loss of 4 before the first step; the target, 2.2, is nine tenths of the way to 2."""
+    losses = {"batch 4": [2.0, 2.0], "batch 8": [2.0, 3.0]}
+    found = batch_size.reached(recorded(batch_size.EXPERIMENTS[0], tmp_path, losses))
+    assert found.index.tolist() == [4] and found.loc[4].tolist() == pytest.approx([5.4, 5.4])
 
 
-@pytest.fixture
-def of_a_config(tiny_data, tmp_path):
-    """`of_a_config(losses)` is the record of runs of a config of the test's own."""
-    config = tmp_path / "tiny.py"
+def test_a_reference_is_made_of_a_record_whose_data_are_here(tiny_data, tmp_path, capsys):
+    config, path = tmp_path / "tiny.py", tmp_path / "tiny.json"
     config.write_text(f"dataset = {str(tiny_data)!r}\nn_layer = 2\nmax_iters = 6\nlog_interval = 7\n")
-    experiment = replace(reference.QUICKSTART, config=str(config))
-
-    def make(losses):
-        runs = [(loss, [[0, 4.0, 4.0], [6, 2.0, loss]]) for loss in losses]
-        return recorded(experiment, tmp_path, {"as it is": runs})
-
-    return make
-
-
-def test_a_reference_is_made_of_a_record(of_a_config, tiny_data, tmp_path):
     losses = [2.0, 2.1, 2.2, 2.3, 2.4]
+    experiment = replace(reference.QUICKSTART, config=str(config))
+    record = recorded(experiment, tmp_path, {"as it is": losses}, data=data_mark(str(tiny_data)))
     published = {"loss": 1.9, "whose": "theirs", "source": "https://example.org"}
-    (tmp_path / "tiny.json").write_text(json.dumps({"config": "", "options": {}, "published": published}))
-    reference.write_reference(of_a_config(losses), "as it is", tmp_path)
-    found = Reference(**json.loads((tmp_path / "tiny.json").read_text()))
+    Reference("c", {}, published=published).write(path)
+    reference.write_reference(record, "as it is", tmp_path)
+    found = Reference(**read_json(path))
     assert found.options == {"dataset": str(tiny_data), "n_layer": 2, "max_iters": 6}
-    assert found.band() == ([0, 6], [4.0, pytest.approx(2.2)], [0.0, pytest.approx(np.std(losses, ddof=1))])
+    assert found.band()[0].tolist() == [0, 4, 0]
+    assert found.band()[1] == pytest.approx([6, 2.2, np.std(losses, ddof=1)])
     assert found.data["source"] == "a test" and found.published == published
     assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
-
-
-def test_a_reference_stays_where_its_runs_data_are_not_here(of_a_config, tmp_path, capsys):
-    record = of_a_config([2.0, 2.1])
+    path.unlink()
     for run in record.sets["as it is"]["runs"]:
         run["data"] = "another text"
     reference.write_reference(record, "as it is", tmp_path)
-    assert "stays" in capsys.readouterr().out and not (tmp_path / "tiny.json").exists()
+    assert "stays" in capsys.readouterr().out and not path.exists()
 
 
 def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():
-    narrow, wide = min(coordinate_check.WIDTHS), max(coordinate_check.WIDTHS)
-    runs = [
-        {"kind": "standard", "width": width, "seed": seed, "sizes": [[9.0] * 4, [1.0, 1.0, 1.0, size + seed]]}
-        for seed in range(1, coordinate_check.SEEDS + 1)
-        for width, size in ((narrow, 0.0), (wide, 10.0))
-    ]
-    ratios = [(10 + seed) / seed for seed in range(1, coordinate_check.SEEDS + 1)]
-    found = coordinate_check.growth(runs, "standard", 1, "logits")
-    assert found == pytest.approx((np.mean(ratios), np.std(ratios, ddof=1)))
-    assert coordinate_check.growth(runs, "standard", 1, "stream") == (1.0, 0.0)
-    assert coordinate_check.growth(runs, "standard", 0, "logits") == (1.0, 0.0)
-
-
-def test_truncated_sizes_are_named(tmp_path):
-    path = tmp_path / "coordinate_check.json"
-    path.write_text('{"made": ')
-    with pytest.raises(UserError, match=r"check.json: cannot be read as results .* git checkout restores it"):
-        coordinate_check.read_found(path)
+    """Logits after the last step are 1, but the widest model's, which are as large as its seed."""
+    widths, seeds = len(coordinate_check.WIDTHS), coordinate_check.SEEDS
+    sizes = np.ones((2, widths, seeds, 1 + coordinate_check.STEPS, len(coordinate_check.PARTS)))
+    sizes[0, -1, :, -1, -1] = ratios = np.arange(1, 1 + seeds)
+    table = coordinate_check.table(sizes, machine())
+    grown = f"| standard, after 10 steps at 0.002 | {'1.00 ± 0.00 | ' * 3}"
+    assert f"{grown}{np.mean(ratios):.2f} ± {np.std(ratios, ddof=1):.2f} |" in table
+    assert table.count("1.00 ± 0.00") == 15

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-from argparse import Namespace
 from dataclasses import replace
 
 import numpy as np
@@ -37,7 +36,7 @@ LOSSES = {FAST: [2.0, 2.2, 2.1], SLOW: [2.1, 2.25, 2.3]}
 def experiment(tiny_data):
     """Two learning rates, two seeds."""
     sets = {label: SIZE | {"dataset": str(tiny_data), "learning_rate": float(label[5:])} for label in LOSSES}
-    return Experiment("small", "small", "Which rate?", sets, draw_curves, seeds=2)
+    return Experiment("small", "Which rate?", sets, seeds=2)
 
 
 @pytest.fixture
@@ -45,81 +44,64 @@ def run(tmp_path):
     """`run(experiment, "--list", ...)` does what the command line says, in the test's folder."""
 
     def call(experiment, *argv, train=None):
-        experiments = experiment if isinstance(experiment, list) else [experiment]
-        return runner.run(experiments, None, [f"--out={tmp_path / 'out'}", *argv], tmp_path, train)
+        return runner.run([experiment], [f"--out={tmp_path / 'out'}", *argv], tmp_path, train)
 
     return call
 
 
-def result(seed, val):
-    """A run's result; `val` is None of one that diverged."""
-    evaluations = [[0, 4.0, 4.0]] if val is None else [[0, 4.0, 4.0], [6, val, val]]
-    run = {"seed": seed, "val": val, "diverged": 3 if val is None else None, "steps": 6, "seconds": 1.5}
-    return run | {"evaluations": evaluations} | machine()
-
-
-def recorded(experiment, folder, losses) -> Record:
-    """A record, written to `folder`, of runs that ended in these losses, by option set; None: diverged."""
+def recorded(experiment, folder, losses, **changes) -> Record:
+    """A record, written to `folder`, of runs by option set: each a final loss, None if it diverged."""
     record = Record(experiment, folder)
     for label, found in losses.items():
         for seed, loss in enumerate(found, 1):
-            record.add(label, result(seed, loss))
+            evaluations = [[0, 4.0, 4.0]] + ([[6, loss, loss]] if loss else [])
+            run = {"seed": seed, "val": loss, "diverged": None, "steps": 6, "seconds": 1.5}
+            record.add(label, run | {"evaluations": evaluations} | machine() | changes)
     return record
 
 
-def due(record, seeds=None) -> list[runner.Task]:
-    return runner.tasks(record, Namespace(seeds=seeds, only="", out="out"))
+def due(record, *argv) -> list[str]:
+    asked = runner.RunnerOptions(**runner.given([*argv], runner.RunnerOptions))
+    return [str(task) for task in runner.tasks(record, asked)]
 
 
 # Which runs are trained
 
 
-def test_data_that_cannot_be_had_stop_all_runs_at_once(experiment, run, tmp_path):
-    elsewhere = replace(experiment, sets={"one": experiment.sets[FAST] | {"dataset": "shakespear_char"}})
-    with pytest.raises(UserError, match="dataset=shakespear_char: .* did you mean shakespeare_char?"):
-        run(elsewhere)
-    assert not (tmp_path / "out").exists()
-
-
 def test_runs_that_read_other_data_are_not_mixed(experiment, run, tmp_path):
     """A text of the same name, as the source of Python's library is with another Python."""
-    Record(experiment, tmp_path).add(FAST, result(1, 2.0) | {"data": "0123456789ab"})
+    recorded(experiment, tmp_path, {FAST: [2.0]}, data="0123456789ab")
     before = (tmp_path / "small.json").read_bytes()
     other = "small.json: its runs have read another .*tiny \\(0123456789ab..., not [0-9a-f]{12}..., "
-    for argv in ([], [f"--only={SLOW}"]):
-        with pytest.raises(UserError, match=other):
-            run(experiment, *argv)
 
     def rented(due, jobs, ended):  # a machine that has prepared its own data
-        ended(due[0], result(2, 2.0) | {"data": "ba9876543210"})
+        ended(due[0], {"data": "ba9876543210"})
 
-    with pytest.raises(UserError, match=other):
-        run(experiment, train=rented)
+    for argv, train in (([], None), ([f"--only={SLOW}"], None), ([], rented)):
+        with pytest.raises(UserError, match=other):
+            run(experiment, *argv, train=train)
     assert not (tmp_path / "out").exists() and (tmp_path / "small.json").read_bytes() == before
 
 
 @pytest.mark.slow
 def test_two_sets_by_two_seeds_are_trained_once(experiment, run, tmp_path, capfd):
     assert run(experiment, "--jobs=2") == 0
-    found = json.loads((tmp_path / "small.json").read_text())["sets"]
-    assert {label: [x["seed"] for x in entry["runs"]] for label, entry in found.items()} == {
-        FAST: [1, 2],
-        SLOW: [1, 2],
-    }
-    for label, entry in found.items():
-        for one in entry["runs"]:
+    record = Record(experiment, tmp_path)
+    for label in LOSSES:
+        assert [one["seed"] for one in record.runs(label)] == [1, 2]
+        for one in record.runs(label):
             (folder,) = (tmp_path / "out" / "small").glob(f"rate-{label[5:]}.*.seed-{one['seed']}")
             *_, last = (r for r in records(folder) if "val/loss" in r)
             assert last["iter"] == 6 and one["val"] == pytest.approx(last["val/loss"], abs=1e-5)
             assert [iteration for iteration, _, _ in one["evaluations"]] == [0, 3, 6]
             assert one["data"] == data_mark(experiment.sets[label]["dataset"]) and len(one["data"]) == 12
             assert not (folder / "checkpoints").exists()
-    assert len({one["val"] for entry in found.values() for one in entry["runs"]}) == 4
-    before = (tmp_path / "small.json").read_bytes(), (tmp_path / "small.svg").read_bytes()
+    assert record.table()["val"].nunique() == 4
+    before = [(tmp_path / f"small.{end}").read_bytes() for end in ("json", "md", "svg")]
     capfd.readouterr()
     assert run(experiment, "--jobs=2") == 0  # nothing is left to do
     assert "training" not in capfd.readouterr().out
-    assert before == ((tmp_path / "small.json").read_bytes(), (tmp_path / "small.svg").read_bytes())
+    assert before == [(tmp_path / f"small.{end}").read_bytes() for end in ("json", "md", "svg")]
 
 
 @pytest.mark.slow
@@ -131,15 +113,13 @@ def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path, numb
         f"sys.path.insert(0, {str(ROOT)!r})\n"
         "from pathlib import Path\n"
         "from experiments.record import Experiment\n"
-        "from experiments.report import draw_curves\n"
         "from experiments.runner import run\n"
-        f"experiment = Experiment('small', 'small', 'How far?', {{'it': {long!r}}}, draw_curves, seeds=1)\n"
-        f"sys.exit(run([experiment], None, ['--out={tmp_path / 'out'}'], Path({str(tmp_path)!r})))\n"
+        f"experiment = Experiment('small', 'How far?', {{'it': {long!r}}}, seeds=1)\n"
+        f"sys.exit(run([experiment], ['--out={tmp_path / 'out'}'], Path({str(tmp_path)!r})))\n"
     )
     process = start_python(tmp_path / "small.py")
-    wait_until(lambda: bool(list(tmp_path.glob("out/small/*"))), process)
+    wait_until(lambda: any(newest_checkpoint(path) for path in tmp_path.glob("out/small/*")), process)
     (folder,) = tmp_path.glob("out/small/*")
-    wait_until(lambda: newest_checkpoint(folder) > 0, process)
     process.send_signal(number)
     if number == signal.SIGKILL:  # nothing is asked to stop, as when a machine loses power
         os.kill(int((folder / "lock.txt").read_text().split()[1]), signal.SIGKILL)
@@ -158,66 +138,45 @@ def test_a_failed_run_is_named_and_the_others_go_on(experiment, run, tmp_path, c
     experiment = replace(experiment, sets=sets, seeds=1)
     assert run(experiment) == 1
     err = capfd.readouterr().err
-    assert "rate 0.01, seed 1: failed with status 2: error: " in err and "failed: rate 0.01, seed 1" in err
+    assert "rate 0.01, seed 1: failed: error: " in err and "failed: rate 0.01, seed 1" in err
     assert list(Record(experiment, tmp_path).sets) == [SLOW]
 
 
-def test_every_set_gets_its_first_seed_before_its_second(experiment, tmp_path):
-    found = due(Record(experiment, tmp_path))
-    assert [str(task) for task in found] == [f"{label}, seed {seed}" for seed in (1, 2) for label in LOSSES]
-    assert len({task.folder for task in found}) == 4
-
-
 def test_what_has_a_result_is_not_due_and_a_changed_set_is(experiment, tmp_path):
-    old = due(Record(experiment, tmp_path))[0].folder
+    first_seeds_first = [f"{FAST}, seed 1", f"{SLOW}, seed 1", f"{FAST}, seed 2", f"{SLOW}, seed 2"]
+    assert due(Record(experiment, tmp_path)) == first_seeds_first
     record = recorded(experiment, tmp_path, {FAST: [2.0, 2.1], SLOW: [3.0]})
-    assert [str(task) for task in due(record)] == [f"{SLOW}, seed 2"]
-    assert len(due(record, seeds=3)) == 3
+    assert due(record) == [f"{SLOW}, seed 2"] and len(due(record, "--seeds=3")) == 3
+    assert due(record, f"--only=small: {FAST}") == []
     changed = replace(experiment, sets=experiment.sets | {FAST: experiment.sets[FAST] | {"beta2": 0.9}})
     record = Record(changed, tmp_path)
-    assert [str(task) for task in due(record)] == [f"{FAST}, seed 1", f"{FAST}, seed 2", f"{SLOW}, seed 2"]
-    assert due(record)[0].folder != old  # which another run may have left
-    record.add(FAST, result(1, 1.9))
-    written = Record(changed, tmp_path)
-    assert written.sets == record.sets
-    assert [one["val"] for label in LOSSES for one in written.runs(label)] == [1.9, 3.0]  # the old are gone
+    assert due(record) == [f"{FAST}, seed 1", f"{FAST}, seed 2", f"{SLOW}, seed 2"]
+    asked = runner.RunnerOptions(seeds=3)  # the third seed of the old, three of the new: nothing resumes
+    tasks = runner.tasks(Record(experiment, tmp_path), asked) + runner.tasks(record, asked)
+    assert len({task.folder for task in tasks if task.label == FAST}) == 1 + 3
+    recorded(changed, tmp_path, {FAST: [1.9]})
+    assert Record(changed, tmp_path).table()["val"].tolist() == [1.9, 3.0]  # the old are gone
 
 
 def test_a_run_that_diverged_is_a_result_and_one_that_crashed_is_none(experiment, tmp_path):
-    task = replace(due(Record(experiment, tmp_path))[0], folder=tmp_path)
-    line = "error: iter 4: the loss is nan, the gradient's norm nan; more"
-    (tmp_path / "train.log").write_text(f"iter 0: val loss 4\n{line}\n")
+    task = replace(runner.tasks(Record(experiment, tmp_path), runner.RunnerOptions())[0], folder=tmp_path)
+    (tmp_path / "train.log").write_text("iter 0: val loss 4\nerror: iter 14: the loss is nan; more\n")
     found = [{"iter": 0, "train/loss": 4.0, "val/loss": 4.0}]
-    found += [{"iter": i, "loss": 4.0 + i, "ms": 500.0} for i in range(4)]
+    found += [{"iter": i, "loss": 4.0 + i, "ms": 500.0} for i in (0, 10)]  # each tenth step has a record
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in found))
     made = runner.result_of(task, 2)
-    assert made["diverged"] == 4 and made["val"] is None and made["seconds"] == 2.0
+    assert (made["diverged"], made["val"], made["seconds"]) == (14, None, 10.0)
+    assert made["evaluations"] == [[0, 4.0, 4.0]]
     assert runner.result_of(task, 1) is None
 
 
 # The command line
 
 
-@pytest.mark.parametrize(
-    "argv, said",
-    [
-        ("--seeds=0", "--seeds: expected an integer, 1 or more, not 0"),
-        (
-            "--only=rate7",
-            "--only=rate7: no option set has this in its name: small: rate 0.01; small: rate 0.001",
-        ),
-        (
-            "--equal_time",
-            "--equal_time: small: no step time of rate 0.01; rate 0.001: run it with --time first",
-        ),
-        ("--sed=1", "--sed"),
-    ],
-)
-def test_a_bad_command_line_is_one_line(experiment, run, argv, said):
-    assert said in refusal(run, experiment, argv)
-
-
-def test_an_option_that_there_is_not_and_damaged_results_are_one_line(experiment, run, tmp_path):
+def test_a_bad_command_line_and_damaged_results_are_one_line(experiment, run, tmp_path):
+    assert "--only=rate7: no option set has this in its name" in refusal(run, experiment, "--only=rate7")
+    assert "small: no step time of rate 0.01: run --time first" in refusal(run, experiment, "--equal_time")
+    assert "sed is not an option" in refusal(run, experiment, "--sed=1")
     bad = replace(experiment, sets={"it": {"learning_rat": 1}})
     assert "--learning_rat is not an option" in refusal(run, bad, "--list")
     (tmp_path / "small.json").write_text('{"sets": {')
@@ -228,8 +187,7 @@ def test_a_list_says_what_is_done_and_missing(experiment, run, tmp_path, capsys)
     recorded(experiment, tmp_path, {FAST: [2.0]})
     run(experiment, "--list")
     assert not (tmp_path / "small.md").exists()
-    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[1:] == [
+    assert [line.split() for line in capsys.readouterr().out.splitlines()][1:] == [
         "rate 0.01 1 done, missing: seed 2".split(),
         "rate 0.001 0 done, missing: seed 1, 2".split(),
     ]
@@ -239,10 +197,10 @@ def test_a_set_whose_option_is_gone_keeps_its_row_and_is_never_due(experiment, r
     sets = experiment.sets | {"lion": experiment.sets[FAST] | {"optimizer": "lion"}}
     experiment = replace(experiment, sets=sets, removed={"lion": "tried, and taken out"})
     record = recorded(experiment, tmp_path, {FAST: [2.0], "lion": [3.0, 3.1]})
-    assert {task.label for task in due(record, seeds=3)} == {FAST, SLOW}
+    assert not [task for task in due(record, "--seeds=3") if "lion" in task]
     assert run(experiment, "--list") == 0
     assert "lion" not in capsys.readouterr().out
-    assert "small: lion" not in refusal(run, experiment, "--only=lion")
+    assert "no option set" in refusal(run, experiment, "--only=lion")
     assert run(experiment, "--draw") == 0
     text = (tmp_path / "small.md").read_text()
     assert "| lion (tried, and taken out) | 3.0500 ± 0.0707 |" in text and "Commit dd10b5e has them." in text
@@ -254,28 +212,20 @@ def test_without_a_run_there_is_no_table(experiment, run, tmp_path, capsys):
     assert capsys.readouterr().out == "small: no run has ended yet\n" and list(tmp_path.iterdir()) == []
 
 
-def test_what_is_not_asked_for_keeps_its_table(experiment, run, tmp_path):
-    both = [experiment, replace(experiment, name="other")]
-    for each in both:
-        recorded(each, tmp_path, LOSSES)
-    assert run(both, "--draw", "--only=small") == 0
-    assert (tmp_path / "small.md").exists() and not (tmp_path / "other.md").exists()
-
-
 def test_equal_time_gives_each_set_the_steps_that_take_the_first_ones_time(experiment, run, tmp_path, capsys):
     record = Record(experiment, tmp_path)
     for label, ms in ((FAST, 10.0), (SLOW, 15.0)):
         record.set(label, ms=ms, timed="now")
-    timed = runner.at_equal_time(experiment, "rate", tmp_path)
+    timed = runner.at_equal_time(experiment, tmp_path)
     assert [(x["max_iters"], x["lr_decay_iters"]) for x in timed.sets.values()] == [(6, 6), (4, 4)]
-    both = [replace(experiment, name="untimed"), experiment]  # what is not asked for needs no times
-    assert run(both, "--equal_time", "--only=small", "--list") == 0
+    assert run(experiment, "--equal_time", "--only=small: ", "--list") == 0
     assert capsys.readouterr().out.startswith("small_equal_time: Which rate? In equal time.\n")
 
 
 def test_steps_are_timed_by_turns(experiment, run, tmp_path, monkeypatch):
     monkeypatch.setattr(variants, "BUDGET", 0.1)
     monkeypatch.setattr(variants, "BLOCK", 0.02)
+    recorded(experiment, tmp_path, {SLOW: [2.0]})
     assert run(experiment, "--time", f"--only={SLOW}") == 0
     record = Record(experiment, tmp_path)
     assert record.entry(SLOW)["ms"] > 0 and "ms" not in record.entry(FAST)
@@ -291,21 +241,18 @@ def test_a_difference_is_of_pairs_with_students_interval():
     mean, half = difference(ours, theirs)
     interval = stats.ttest_rel(b, a).confidence_interval(0.95)
     assert (mean - half, mean + half) == pytest.approx((interval.low, interval.high))
-    assert difference(ours[:1], theirs) is None  # no figure comes from one seed
+    assert np.isnan(difference(ours[:1], theirs)[1])  # no figure comes from one seed
 
 
-@pytest.mark.parametrize(
-    "losses, said",
-    [
+def test_a_summary_is_mean_and_deviation_of_two_seeds_or_more():
+    for losses, said in (
         ([2.0, 2.2, 2.1], f"2.1000 ± {np.std([2.0, 2.2, 2.1], ddof=1):.4f}"),
         ([2.0, 2.2, None], f"2.1000 ± {np.std([2.0, 2.2], ddof=1):.4f} (1 of 3 diverged)"),
         ([2.0], "one seed: no figure"),
         ([None, None], "2 of 2 diverged"),
         ([], "not run"),
-    ],
-)
-def test_a_summary_is_mean_and_deviation_of_two_seeds_or_more(losses, said):
-    assert describe(pd.Series(losses, dtype=float)) == said
+    ):
+        assert describe(pd.Series(losses, dtype=float)) == said
 
 
 def test_a_table_says_what_was_found_and_what_is_missing(experiment, tmp_path):
@@ -345,40 +292,29 @@ def test_a_best_rate_is_named_with_those_that_noise_does_not_set_apart_from_it(e
     """Both seeds of the second and the third rate lie above the first's, the second's hardly twice alike."""
     losses = {"rate 0.1": [2.0, 2.1], FAST: [2.001, 2.2], SLOW: [2.5, 2.601], "rate 1": [1.0]}
     sets = {label: SIZE | {"learning_rate": float(label.split()[1])} for label in losses}
-    record = recorded(replace(experiment, sets=sets), tmp_path, losses)
+    record = recorded(replace(experiment, sets=sets, lines={"rate": [*losses]}), tmp_path, losses)
     half = stats.t.ppf(0.975, 1) * 0.05
     lowest = f"0.1 (the edge of what was tried), 2.0500 ± {half:.4f} (95%)"
-    assert best_of_each(record, {"rate": list(losses)}) == [
-        f"Lowest mean of rate: {lowest}; within noise of it: 0.01."
-    ]
+    assert best_of_each(record) == [f"Lowest mean of rate: {lowest}; within noise of it: 0.01."]
 
 
-def lines(axes, record):
-    draw_lines(axes, record, "learning_rate", {"all": list(LOSSES)})
-
-
-@pytest.mark.parametrize("draw", [draw_curves, draw_dots, lines])
+@pytest.mark.parametrize("draw", [draw_curves, draw_dots, draw_lines])
 def test_a_plot_has_the_means_and_the_spread(experiment, run, tmp_path, saved_figures, draw):
-    experiment = replace(experiment, draw=draw)
+    experiment = replace(experiment, lines={"all": [*LOSSES]}, draw=draw)
     recorded(experiment, tmp_path, LOSSES | {SLOW: [*LOSSES[SLOW], None]})
     assert run(experiment, "--draw") == 0
-    figure, data = saved_figures[-1]
-    (axes,) = figure.axes
+    (axes,) = saved_figures[-1][0].axes
     means = [np.mean(found) for found in LOSSES.values()]
-    spreads = [np.std(found, ddof=1) for found in LOSSES.values()]
+    spreads = [2 * np.std(found, ddof=1) for found in LOSSES.values()]
     drawn = [line.get_xydata() for line in axes.get_lines()]
     if draw is draw_curves:
         assert [line[-1, 1] for line in drawn] == pytest.approx(means)
         tops = [collection.get_paths()[0].vertices for collection in axes.collections]
-        ends = [np.ptp(vertices[vertices[:, 0] == 6][:, 1]) for vertices in tops]
-        assert ends == pytest.approx([2 * spread for spread in spreads])
+        assert [np.ptp(top[top[:, 0] == 6][:, 1]) for top in tops] == pytest.approx(spreads)
     elif draw is draw_dots:
         assert sorted(drawn[0][:, 0]) == sorted(LOSSES[FAST])
         assert drawn[1][0, 0] == pytest.approx(means[0])
-        assert [text.get_text() for text in axes.texts] == ["1 diverged"]
     else:
         np.testing.assert_allclose(drawn[0], [[1e-2, means[0]], [1e-3, means[1]]])
         bars = axes.collections[0].get_segments()
-        assert [np.ptp(bar[:, 1]) for bar in bars] == pytest.approx([2 * spread for spread in spreads])
-        assert drawn[-1].tolist() == [[1e-3, 0.97]]  # the cross of the set of which a run diverged
-    assert data.startswith(b"<?xml") and len(data) < 200_000
+        assert [np.ptp(bar[:, 1]) for bar in bars] == pytest.approx(spreads)

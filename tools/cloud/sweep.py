@@ -117,7 +117,7 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
             print(f"without a result: {'; '.join(map(str, left))}; the same command tries these again")
         return len(left)
 
-    return run(program.EXPERIMENTS, program.__doc__, words, train=train if remote else None)
+    return run(program.EXPERIMENTS, words, train=train if remote else None)
 
 
 def job_of_task(task: Task, options: LaunchOptions) -> Job:

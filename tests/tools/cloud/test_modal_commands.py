@@ -106,10 +106,9 @@ def test_an_experiment_at_modal(at_modal, project, tmp_path):
     program = project / "experiments" / "at_modal.py"
     program.write_text(
         "from experiments.record import Experiment\n"
-        "from experiments.report import draw_curves\n"
         f"size = {size | {'dataset': 'tiny'}!r}\n"
         "sets = {'narrow': size, 'heads': size | {'n_head': 3}}\n"
-        "EXPERIMENTS = [Experiment('at_modal', 'at_modal', 'How wide?', sets, draw_curves, seeds=2)]\n"
+        "EXPERIMENTS = [Experiment('at_modal', 'How wide?', sets, seeds=2)]\n"
     )
     results = project / "experiments" / "results" / "at_modal.json"
     results.parent.mkdir(exist_ok=True)
