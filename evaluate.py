@@ -29,8 +29,7 @@ from jaxtyping import Int
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
 from data.batches import Batches
-from data.registry import prepare_if_missing
-from data.token_files import Dataset
+from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
 from model import GPT
 from parallel.hosts import on_process_0

@@ -34,7 +34,7 @@ import jax
 from config.command_line import Count, Name, UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import Options, parse_options
-from data.meta import Meta, load_or_assume_meta
+from data.dataset import Meta, load_meta
 from tools.planning import report
 from tools.planning.decoding import decoding_table, plan_decoding
 from tools.planning.fit import Planned, largest, plan, remedies
@@ -51,7 +51,7 @@ def main(argv: list[str]) -> None:
     target = parse_target(own.on)
     check_outputs(own)
     prepare_to_compile()
-    meta = load_or_assume_meta(options.dataset, own.vocab_size or options.vocab_size)
+    meta = load_meta(options.dataset, own.vocab_size or options.vocab_size)
     if own.decode:
         print(decoding_table(plan_decoding(options, target, meta), target))
         return

@@ -13,13 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
 
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
-
 from config.command_line import ScriptParser, UserError, command
 from data.documents import write_documents
 from data.sources import Files, Hub
-from data.tokenizer import load_tokenizer
+from data.writer import load_tokenizer
 
 VAL_FRACTION = 0.0005  # as nanoGPT has it for OpenWebText
 
@@ -40,11 +37,7 @@ def prepare(
 
 
 def parse(
-    argv: list[str],
-    about: str,
-    folder: Path | None = None,
-    hub: Hub | None = None,
-    val_fraction: float = VAL_FRACTION,
+    argv: list[str], about: str, folder: Path | None, hub: Hub | None, val_fraction: float = VAL_FRACTION
 ) -> argparse.Namespace:
     """Read the command's options. Raises UserError, also for a value out of range."""
     parser = ScriptParser(about)

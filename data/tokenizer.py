@@ -4,18 +4,17 @@
 """
 
 import codecs
-import importlib
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
 from config.command_line import UserError, spell
-from config.files import GONE, TOKENIZER, is_whole, parse_json, read_text
+from config.files import first_line
 
 # The id of "<|endoftext|>" in tiktoken's encodings, which tiktoken knows only after it has read their files.
 END_OF_TEXT = {
@@ -66,11 +65,11 @@ class Tokenizer(ABC):
 
 
 class CharTokenizer(Tokenizer):
-    """Token i is the i-th character of `symbols`. Raises UserError for symbols that are no vocabulary."""
+    """Token i is the i-th character of `symbols`. Raises ValueError for symbols that are no vocabulary."""
 
     def __init__(self, symbols: str):
         if not symbols or len(set(symbols)) != len(symbols) or symbols != _replace_surrogates(symbols):
-            raise UserError("a character vocabulary needs valid characters, at least one, each only once")
+            raise ValueError("a character vocabulary needs valid characters, at least one, each only once")
         self.symbols = symbols
         self.description = {"type": "char", "symbols": symbols}
         self.vocab_size = len(symbols)
@@ -85,9 +84,8 @@ class CharTokenizer(Tokenizer):
         ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
         if (ids < 0).any():
             missing = [repr(chr(point)) for point in np.unique(points[ids < 0])]
-            more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
             raise UserError(
-                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(missing[:10])}{more}: "
+                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(missing[:10])}: "
                 "leave them out of the text, or train on data that has them"
             )
         return ids
@@ -100,16 +98,15 @@ class TiktokenTokenizer(Tokenizer):
     """A byte-pair encoding of tiktoken, such as "gpt2". Raises UserError when it cannot be loaded."""
 
     def __init__(self, name: str):
-        tiktoken = require("tiktoken", f"the tokenizer {name!r}")
-        if name not in (known := tiktoken.list_encoding_names()):
-            known = ", ".join(known)
-            raise UserError(f"tiktoken has no encoding {name!r}: choose {known}, or a tokenizer.json")
+        import tiktoken  # here and in the next class: characters need neither library
+
         try:
             self._encoding = tiktoken.get_encoding(name)
-        except OSError:  # the errors of the requests library are OSErrors too
+        except (ValueError, OSError) as error:  # the errors of the requests library are OSErrors too
             raise UserError(
-                f"the files of tokenizer {name!r} are not on this machine and could not be downloaded: "
-                "connect to the network, or set TIKTOKEN_CACHE_DIR to a folder that has them"
+                f"tiktoken cannot load {name!r} ({first_line(error)}): choose a tokenizer.json or one of "
+                f"{', '.join(tiktoken.list_encoding_names())}; without a network, set TIKTOKEN_CACHE_DIR to "
+                "a folder that has its files"
             ) from None
         self.description = {"type": "tiktoken", "name": name}
         self.vocab_size = self._encoding.n_vocab
@@ -128,30 +125,19 @@ class TiktokenTokenizer(Tokenizer):
 
 
 class JsonTokenizer(Tokenizer):
-    """The tokenizer of a `tokenizer.json`'s text. Raises UserError with `origin` for another text."""
+    """The tokenizer of a `tokenizer.json`'s text. Raises ValueError for another text."""
 
-    def __init__(self, text: str, origin: str = "tokenizer.json"):
-        library = require("tokenizers", origin)
-        try:
-            self._tokenizer = library.Tokenizer.from_str(text)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the library raises no narrower class, and this one when Rust panics
-            raise UserError(f"{origin}: not a Hugging Face tokenizer.json ({error})") from None
-        self._new_stream = library.decoders.DecodeStream
+    def __init__(self, text: str):
+        self._tokenizer, self._new_stream = _load_library_tokenizer(text)
         self.description = {"type": "tokenizers", "json": text}
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
         if not 0 < self.vocab_size < 2**31:  # ids are int32
-            raise UserError(f"{origin}: this tokenizer has {self.vocab_size} tokens")
+            raise ValueError(f"a tokenizer of {self.vocab_size} tokens")
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
         ids = self._tokenizer.encode(_replace_surrogates(text), add_special_tokens=False).ids
         return np.array(ids, np.int32)
-
-    def decode(self, ids: Iterable[int]) -> str:
-        # The library leaves out ids without a token: a model whose vocabulary is padded may draw one.
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def stream(self) -> Stream:
         decoder = self._new_stream(skip_special_tokens=False)
@@ -164,7 +150,7 @@ class JsonTokenizer(Tokenizer):
                 if (piece := decoder.step(self._tokenizer, i)) is not None:
                     text += piece
                     kept.clear()
-            return text + self.decode(kept) if final else text
+            return text + self._tokenizer.decode(kept, skip_special_tokens=False) if final else text
 
         return feed
 
@@ -179,36 +165,29 @@ class JsonTokenizer(Tokenizer):
         return text.encode()
 
 
-def require(module: str, what: str) -> Any:
-    """Import a library that only some users need. Raises UserError, which says what needs it."""
+@functools.lru_cache(maxsize=2)
+def _load_library_tokenizer(text: str) -> tuple[Any, Any]:
+    """Return the library's tokenizer, and the class that streams its text."""
+    import tokenizers
+
     try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"{what} needs {module}: pip install {module}") from None
+        return tokenizers.Tokenizer.from_str(text), tokenizers.decoders.DecodeStream
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the library raises no narrower class, and this one when Rust panics
+        raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer by the path of its tokenizer.json, or by tiktoken's name for it. Raises UserError."""
-    if not name.endswith(".json"):
-        return TiktokenTokenizer(name)
-    try:
-        # A path that the user gives may be a link.
-        return JsonTokenizer(read_text(Path(name).resolve(), TOKENIZER), origin=name)
-    except (*GONE, ValueError) as error:
-        raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
-
-
-KINDS = {  # by the type in a description: what else it has, and the class
-    "char": ("symbols", CharTokenizer),
-    "tiktoken": ("name", TiktokenTokenizer),
-    "tokenizers": ("json", JsonTokenizer),
-}
-
-
-def from_json(description: dict) -> Tokenizer:
-    """Make the tokenizer that `to_json` described. Raises UserError when it cannot be loaded."""
-    key, kind = KINDS[description["type"]]
-    return kind(description[key])
+def from_json(description: Any) -> Tokenizer:
+    """Make the tokenizer that `to_json` described. Raises UserError or ValueError when that cannot be."""
+    match description:
+        case {"type": "char", "symbols": str(symbols)}:
+            return CharTokenizer(symbols)
+        case {"type": "tiktoken", "name": str(name)}:
+            return TiktokenTokenizer(name)
+        case {"type": "tokenizers", "json": str(text)}:
+            return JsonTokenizer(text)
+    raise ValueError(f"unknown tokenizer {spell(description)}")
 
 
 def check_description(description: Any) -> dict | None:
@@ -216,13 +195,9 @@ def check_description(description: Any) -> dict | None:
     match description:
         case None:
             return None
-        case {"type": "char" | "tiktoken" | "tokenizers" as kind}:
-            key, _ = KINDS[kind]
-            if isinstance(text := description.get(key), str):
-                if kind == "tokenizers":
-                    _added_tokens(text)
-                return {"type": kind, key: text}
-    raise ValueError(f"unknown tokenizer {spell(description)}")
+        case {"type": "tiktoken", "name": str(name)}:  # whose files may have to be downloaded
+            return {"type": "tiktoken", "name": name}
+    return from_json(description).to_json()
 
 
 def end_of_text(description: dict | None) -> int | None:
@@ -231,20 +206,10 @@ def end_of_text(description: dict | None) -> int | None:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
         case {"type": "tokenizers", "json": str(text)}:
-            ids = _added_tokens(text)
+            added = _load_library_tokenizer(text)[0].get_added_tokens_decoder()
+            ids = {token.content: i for i, token in added.items()}
             return next((ids[name] for name in END_NAMES if name in ids), None)
     return None
-
-
-def _added_tokens(text: str) -> dict[str, int]:
-    """Return the ids of a tokenizer.json's special tokens by name. Raises ValueError for a damaged text."""
-    try:
-        ids = {token["content"]: token["id"] for token in parse_json(text).get("added_tokens") or ()}
-    except (AttributeError, KeyError, TypeError):
-        raise ValueError("not a tokenizer.json: its added_tokens cannot be read") from None
-    if bad := [i for i in ids.values() if not is_whole(i) or i < 0]:
-        raise ValueError(f"its added_tokens have the id {spell(bad[0])}")
-    return ids
 
 
 def _replace_surrogates(text: str) -> str:

@@ -26,9 +26,7 @@ from tqdm import tqdm
 from config.command_line import ScriptParser, UserError, command
 from config.files import read_json, write_whole
 from config.options import Options
-from data.meta import load_meta
-from data.registry import prepare_if_missing
-from data.token_files import Dataset
+from data.dataset import Dataset, load_meta, prepare_if_missing
 from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import RESULTS, machine
 from experiments.report import draw_means, save_svg

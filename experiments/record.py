@@ -18,7 +18,7 @@ import pandas as pd
 from config.command_line import UserError, given
 from config.files import HOLDS_TOKENIZER, read_json, write_whole
 from config.options import Options
-from data.registry import dataset_dir
+from data.dataset import dataset_dir
 from runs.hardware import describe_cpu
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -10,7 +10,7 @@ from pathlib import Path
 from config.command_line import command, given
 from config.files import HOLDS_TOKENIZER, read_json, write_whole
 from config.options import Options
-from data.registry import dataset_dir
+from data.dataset import dataset_dir
 from experiments import best, precision
 from experiments.record import ROOT, Experiment, Record, data_mark
 from experiments.report import draw_curves, seed_interval

@@ -28,7 +28,7 @@ from subprocess import DEVNULL, Popen
 from config.command_line import ScriptParser, UserError, command
 from config.files import first_line
 from config.options import Options
-from data.registry import prepare_if_missing
+from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
 from experiments.report import write_report
 from runs.metrics import parse_record, read_lines

@@ -9,8 +9,7 @@ from statistics import median
 import jax
 
 from config.options import Options
-from data.meta import load_meta
-from data.registry import prepare_if_missing
+from data.dataset import load_meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from experiments.record import Record, machine
 from parallel.mesh import make_mesh

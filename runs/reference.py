@@ -15,7 +15,7 @@ import numpy as np
 from config.command_line import UserError
 from config.files import HOLDS_TOKENIZER, read_json
 from config.options import FREE, RESUMING, Options
-from data.registry import dataset_dir
+from data.dataset import dataset_dir
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
 

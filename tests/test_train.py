@@ -24,7 +24,7 @@ from matplotlib.image import imread
 import train
 from config.command_line import command
 from config.options import read_options
-from data import registry
+from data import dataset
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
@@ -194,8 +194,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
 
 
 def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(registry, "DATA", tmp_path / "data")
-    monkeypatch.setattr(sys, "path", list(sys.path))  # a prepare.py puts its repository there
+    monkeypatch.setattr(dataset, "DATA", tmp_path / "data")
     folder = tmp_path / "data" / "python_char"
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "data" / "python_char" / "prepare.py", folder)

@@ -16,14 +16,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
-
 from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
-SMALL = True  # train.py prepares it by itself: it takes a second and no network
 SYMBOLS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 

@@ -11,15 +11,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
 
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
-
 from config.command_line import command
 from data.shakespeare_char.prepare import URL, parser, read_text
-from data.tokenizer import load_tokenizer
-from data.writer import write_text
-
-SMALL = True  # train.py prepares it by itself: it is one megabyte, and GPT-2's vocabulary another
+from data.writer import load_tokenizer, write_text
 
 
 def prepare(folder: Path, source: str | None = None, tokenizer: str = "gpt2") -> None:

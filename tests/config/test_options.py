@@ -438,15 +438,9 @@ for moment in moments:
 """
 
 
-@pytest.mark.parametrize(
-    "script, modules",
-    [
-        ("train.py", ["jax", "numpy", "jax.numpy", "runs.checkpoint"]),
-        ("data/shakespeare_char/prepare.py", ["numpy"]),
-    ],
-)
-def test_ctrl_c_during_the_imports_ends_a_command_quietly(script, modules):
-    done = run_python("-c", INTERRUPTED, script, *modules)
+def test_ctrl_c_during_the_imports_ends_a_command_quietly():
+    modules = ["jax", "numpy", "jax.numpy", "runs.checkpoint"]
+    done = run_python("-c", INTERRUPTED, "train.py", *modules)
     assert done.stdout.splitlines() == [f"{name} 130" for name in modules] and done.stderr == ""
 
 
@@ -454,7 +448,7 @@ def test_a_program_that_only_imports_the_reader_of_options_is_interrupted_as_eve
     """Such as one of Modal's containers, which is told by SIGINT that its machine is taken away."""
     done = run_python(
         "-c",
-        "import tools.cloud.supervise, data.prepare, data.registry, signal\n"
+        "import tools.cloud.supervise, data.prepare, data.dataset, signal\n"
         "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler",
     )
     assert done.returncode == 0, done.stderr

@@ -14,7 +14,8 @@ import pytest
 from config.command_line import UserError
 from data import describe_chars
 from data.prepare import prepare
-from data.tokenizer import from_json, load_tokenizer
+from data.tokenizer import from_json
+from data.writer import load_tokenizer
 from tests.helpers import ROOT, contents, error_line, refusal, run_python
 
 python_char = importlib.import_module("data.python_char.prepare")
@@ -79,13 +80,11 @@ def test_shakespeare_is_split_as_nanogpt_does(tmp_path, capsys):
     assert "1,003,854 train and 111,540 validation" in capsys.readouterr().out
 
 
-def test_another_text_is_prepared_with_a_notice(tmp_path, capsys):
+def test_another_text_is_prepared_in_the_same_way(tmp_path):
     (tmp_path / "mine.txt").write_text("zebra à la carte", encoding="utf-8")
     shakespeare_char.prepare(tmp_path / "set", str(tmp_path / "mine.txt"))
     assert text_of(tmp_path / "set") == "zebra à la carte"
     assert read(tmp_path / "set")[0]["tokenizer"]["symbols"] == "".join(sorted(set("zebra à la carte")))
-    notice = capsys.readouterr().err
-    assert notice.count("\n") == 1 and "not tiny Shakespeare" in notice
 
 
 def test_a_url_is_a_source_too(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """Tokenizers: there and back, what they refuse, and text that streams."""
 
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -14,8 +13,8 @@ from data.tokenizer import (
     check_description,
     end_of_text,
     from_json,
-    load_tokenizer,
 )
+from data.writer import load_tokenizer
 from tests.damage import answers
 
 tiktoken = pytest.importorskip("tiktoken")
@@ -59,14 +58,9 @@ def test_a_character_outside_the_vocabulary_is_named(character):
     assert repr("b") not in str(error.value)
 
 
-def test_many_missing_characters_are_cut_short():
-    with pytest.raises(UserError, match="'j' and 16 more"):
-        CharTokenizer("A").encode("abcdefghijklmnopqrstuvwxyz")
-
-
 @pytest.mark.parametrize("symbols", ["", "aba", "a\ud800"])
 def test_symbols_must_be_there_valid_and_differ(symbols):
-    with pytest.raises(UserError, match="valid characters"):
+    with pytest.raises(ValueError, match="valid characters"):
         CharTokenizer(symbols)
 
 
@@ -123,7 +117,7 @@ def test_where_there_is_no_end_of_text():
 
 
 def test_an_unknown_encoding_is_refused():
-    with pytest.raises(UserError, match="gpt-2.*choose gpt2, .*, or a tokenizer.json"):
+    with pytest.raises(UserError, match="'gpt-2'.*choose a tokenizer.json or one of .*gpt2, "):
         TiktokenTokenizer("gpt-2")
 
 
@@ -136,13 +130,6 @@ def test_offline_says_what_to_do(monkeypatch, tmp_path):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("gpt2")
-
-
-def test_without_a_library_says_what_to_install(monkeypatch, tokenizer_json):
-    for library, name in (("tiktoken", "gpt2"), ("tokenizers", str(tokenizer_json))):
-        monkeypatch.setitem(sys.modules, library, None)  # makes its import fail
-        with pytest.raises(UserError, match=f"pip install {library}"):
-            load_tokenizer(name)
 
 
 # A Hugging Face tokenizer.json

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 
 import train
 from config.options import Options, parse_options
-from data.registry import known_datasets
+from data.dataset import known_datasets
 from runs import reference
 from runs.reference import Reference, find_reference, mattering
 from tests.config.test_experiments import CONFIG, EXPERIMENTS, values

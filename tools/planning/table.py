@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from config.command_line import Name, UserError, command, split_options
 from config.devices import GIB
 from config.options import Options
-from data.meta import NANOGPT, Meta
+from data.dataset import NANOGPT, Meta
 from tools.planning.fit import Planned, plan
 from tools.planning.report import run_figures, short
 from tools.planning.target import Target, parse_target, prepare_to_compile

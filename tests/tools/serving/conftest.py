@@ -10,7 +10,8 @@ import openai
 import pytest
 
 from config.options import Options
-from data.tokenizer import CharTokenizer, load_tokenizer
+from data.tokenizer import CharTokenizer
+from data.writer import load_tokenizer
 from runs.manifest import Manifest
 from tests.helpers import DEADLINE, ROOT, free_port, save_run
 from tests.tools.serving.served_run import serving, train_run
