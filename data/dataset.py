@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 import numpy as np
-import pydantic
 from jaxtyping import UInt
-from pydantic import Field
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError
-from config.files import HOLDS_TOKENIZER, cache_folder, open_file, read_text
+from config.files import cache_folder, open_file, reading
 from data.tokenizer import check_description
 
 DATA = Path(__file__).resolve().parent
@@ -57,44 +57,39 @@ def known_datasets() -> list[str]:
 def prepare_if_missing(dataset: str) -> None:
     """Prepare one of SMALL_DATASETS if it has no train.bin. Raises UserError for another without one.
 
-    The name may come from somebody else's checkpoint, so only this project's scripts are run.
+    No other script is run: the name may come from somebody else's checkpoint.
     """
     folder = dataset_dir(dataset)
     if is_prepared(folder):
         return
-    missing = folder / "train.bin"
     if folder.resolve() not in [(DATA / name).resolve() for name in SMALL_DATASETS]:
         raise UserError(
-            f"dataset={dataset}: there is no {missing}: run `python {folder / 'prepare.py'}` if you trust "
-            f"it, or give a folder that has one; in {DATA} there are {', '.join(known_datasets())}"
+            f"dataset={dataset}: there is no {folder / 'train.bin'}: run the prepare.py of that folder, or "
+            f"give another: {', '.join(known_datasets())}, or a path"
         )
-    print(f"{missing} is missing: running {folder / 'prepare.py'}")
+    print(f"{folder / 'train.bin'} is missing: running {folder / 'prepare.py'}")
     importlib.import_module(f"data.{folder.name}.prepare").prepare(folder)
 
 
-# How the dataclasses below read JSON: no value is converted, and unknown entries are left out.
-_strict = pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True, extra="ignore"))
-
 Split = Literal["train", "val"]
 TokenCount = Annotated[int, Field(ge=0, lt=2**53)]  # OpenWebText has 9e9
-PlainName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # a path would lead out of the folder
 
 
-@_strict
+@dataclass(frozen=True, config={"strict": True})
 class Shard:
     """A file of tokens. Its size and sha256 are None where they are not known."""
 
-    file: PlainName
+    file: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # a path would lead out of the folder
     tokens: TokenCount | None
     sha256: str | None = None
 
 
-@_strict
+@dataclass(frozen=True, config={"strict": True})
 class Meta:
     """The contents of a `meta.json`. A split that `shards` does not list is one file, `<split>.bin`."""
 
     vocab_size: Annotated[int, Field(gt=0, lt=2**31)]
-    tokenizer: Annotated[Any, pydantic.AfterValidator(check_description)]  # None: the tokens are not text
+    tokenizer: Annotated[Any, AfterValidator(check_description)]  # None: the tokens are not text
     dtype: Literal["uint16", "uint32"]
     counts: dict[Split, TokenCount] = field(default_factory=dict)
     shards: dict[Split, list[Shard]] = field(default_factory=dict)
@@ -120,9 +115,14 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
     path, meta = folder / "meta.json", NANOGPT
     if os.path.lexists(path):
         try:
-            meta = pydantic.TypeAdapter(Meta).validate_json(read_text(path, HOLDS_TOKENIZER))
-        except ValueError as error:
-            raise UserError(f"{path}: {describe(error)}: run prepare.py again to write it anew") from None
+            with reading(path), open_file(path) as file:
+                meta = TypeAdapter(Meta).validate_json(file.read())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise UserError(
+                f"{path}: {where} cannot be used ({first['msg']}): run prepare.py again to write it anew"
+            ) from None
     elif (folder / "meta.pkl").exists():
         text = "" if (folder / "input.txt").exists() else " --source=<the text it was made of>"
         raise UserError(
@@ -133,14 +133,6 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
         assumed = f"GPT-2's tokens and vocab_size {meta.vocab_size} (--vocab_size=N for another)"
         print(f"note: data set {dataset} has no meta.json: assuming {assumed}", file=sys.stderr)
     return replace(meta, vocab_size=vocab_size) if vocab_size else meta
-
-
-def describe(error: ValueError) -> str:
-    """Say in a line what is wrong with JSON: pydantic's own text has several, and a link."""
-    if not isinstance(error, pydantic.ValidationError):
-        return f"cannot be used ({error})"
-    first = error.errors()[0]
-    return f"{'.'.join(map(str, first['loc']))} cannot be used ({first['msg']})"
 
 
 class DataChanged(UserError):

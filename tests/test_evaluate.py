@@ -287,7 +287,7 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, refere
 @pytest.mark.parametrize(
     "argument, says",
     [
-        ("--dataset=nowhere", "dataset=nowhere: no such data set"),
+        ("--dataset=nowhere", "dataset=nowhere: there is no "),
         ("--split=test", "--split is 'test', expected one of val, train"),
         ("--stride=0", "--stride is 0, expected an integer, 1 or more"),
         ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),

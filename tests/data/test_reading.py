@@ -346,8 +346,8 @@ def test_no_other_data_set_is_prepared_unasked(data_folder, tmp_path, monkeypatc
     (data_folder / "linked").symlink_to(tmp_path / "theirs")
     monkeypatch.chdir(tmp_path)
     said = refusal(prepare_if_missing, name)
-    assert "there is no" in said and "prepare.py` if you trust it" in said
-    assert said.endswith(f"in {data_folder} there are linked, openwebtext")
+    assert said.startswith(f"dataset={name}: there is no ") and "run the prepare.py of that folder" in said
+    assert said.endswith("or give another: linked, openwebtext, or a path")
 
 
 @pytest.mark.parametrize("name", ["train.bin", "meta.json"])
