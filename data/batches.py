@@ -20,10 +20,9 @@ Batch = tuple[Int32[np.ndarray, "B T"], Int32[np.ndarray, "B T"]]
 class Batches:
     """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
-    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does.
-    `sampling="epoch"` divides the split into windows that do not overlap, without the tokens after the last
-    one, and visits each once per epoch, in an order shuffled anew. Raises UserError as `Dataset.tokens` does,
-    and when the split is shorter than block_size + 1.
+    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does. "epoch"
+    divides the split into windows that do not overlap, and visits each once per epoch, in an order shuffled
+    anew.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class Batches:
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
     def __call__(self, i: int) -> Batch:
-        """Return inputs and targets of batch i. Raises UserError as `TokenFiles.read` does."""
         starts = self._epoch_starts(i) if self.sampling == "epoch" else self._random_starts(i)
         windows = self.tokens.read(starts.tolist(), self.block_size + 1)
         return windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
@@ -60,8 +58,8 @@ class Batches:
     def every_window(self, stride: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order as x, y: each token but the first is a target once.
 
-        Windows begin `stride` tokens apart, from 1 to block_size, which is the default. Tokens that a window
-        shares with the one before are context: their targets are -1, as are those that fill the last batch.
+        Windows begin `stride` tokens apart (default: block_size). Tokens that a window shares with the one
+        before are context: their targets are -1, as are those that fill the last batch.
         """
         B, T = self.batch_size, self.block_size
         stride = stride or T

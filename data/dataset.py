@@ -30,13 +30,13 @@ DATA = Path(__file__).resolve().parent
 SMALL_DATASETS = ("python_char", "shakespeare", "shakespeare_char")  # prepared unasked
 FORMAT = 1  # the version of meta.json; one of another version is refused
 SPLITS = ("train", "val")
-CHECK_ALWAYS = 2**26  # bytes: the sha256 of a file up to this size takes at most 70 ms
+CHECK_ALWAYS = 2**26  # bytes, whose sha256 takes 70 ms
 
 
 def dataset_dir(dataset: str) -> Path:
-    """Return the folder of a data set, which is a name under this repository's data/, or else a path.
+    """Return the folder of a data set, which may not exist: a name in data/, or else a path.
 
-    A data set in the folder that NANOJAXGPT_DATA names, such as a shared disk, comes first. It may not exist.
+    A data set in the folder that NANOJAXGPT_DATA names, such as a shared disk, comes first.
     """
     if (kept := os.environ.get("NANOJAXGPT_DATA")) and os.path.isdir(Path(kept) / dataset):
         return Path(kept) / dataset
@@ -45,7 +45,6 @@ def dataset_dir(dataset: str) -> Path:
 
 
 def is_prepared(folder: Path) -> bool:
-    """Tell whether the folder has the tokens of a data set."""
     return any(os.path.exists(folder / name) for name in ("train.bin", "train_00000.bin"))
 
 
@@ -57,7 +56,7 @@ def known_datasets() -> list[str]:
 def prepare_if_missing(dataset: str) -> None:
     """Prepare one of SMALL_DATASETS if it has no train.bin. Raises UserError for another without one.
 
-    No other script is run: the name may come from somebody else's checkpoint.
+    The name may come from somebody else's checkpoint, so no other script is run.
     """
     folder = dataset_dir(dataset)
     if is_prepared(folder):
@@ -101,15 +100,14 @@ class Meta:
         return self.shards.get(split) or [whole]
 
 
-# nanoGPT's prepare.py for OpenWebText writes no description. This describes its bins, with nanoGPT's default
-# vocabulary (GPT-2's 50,257 padded to a multiple of 64).
+# Bins of nanoGPT's OpenWebText, which have no description; the vocabulary is its default, 50,257 padded.
 NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 
 
 def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
-    """Read a data set's `meta.json`; `vocab_size`, if it is given, takes the place of what is there.
+    """Read a data set's `meta.json`, or assume nanoGPT's bins of GPT-2 tokens. Raises UserError.
 
-    Without one, assume nanoGPT's bins of GPT-2 tokens. Raises UserError when it is broken.
+    `vocab_size`, if it is given, takes the place of what is found.
     """
     folder = dataset_dir(dataset)
     path, meta = folder / "meta.json", NANOGPT
@@ -149,10 +147,7 @@ class Dataset:
 
 
 class TokenFiles:
-    """The tokens of a split, in one file or several.
-
-    Raises UserError when a file is missing, empty, cut short, or not as meta.json says, sha256 included.
-    """
+    """The tokens of a split, in one file or several, checked when opened and when read. Raises UserError."""
 
     def __init__(self, folder: Path, meta: Meta, split: str):
         dtype = np.dtype(meta.dtype).newbyteorder("<")
@@ -166,10 +161,7 @@ class TokenFiles:
         return self.begins[-1]
 
     def read(self, starts: Iterable[int], width: int) -> UInt[np.ndarray, "n width"]:
-        """Copy the `width` tokens from each start on, none of which reaches over the end.
-
-        Raises DataChanged when an id is outside the vocabulary, or a file has become shorter.
-        """
+        """Copy the `width` tokens from each start on. Raises DataChanged when they cannot be right."""
         # To read memory beyond the end of its file would kill the process (SIGBUS).
         for path, memory in zip(self.paths, self.maps, strict=True):
             if memory.size() < len(memory):
@@ -210,10 +202,7 @@ def map_file(folder: Path, shard: Shard, dtype: np.dtype) -> mmap.mmap:
 
 
 def check_sha256(path: Path, file: IO[bytes], expected: str) -> None:
-    """Raise UserError when the sha256 of an open file is not the expected one.
-
-    A large file is read once on this machine, and again when its size, time or inode has changed.
-    """
+    """Raise UserError when an open file's sha256 is another. A large file is read once, until it changes."""
     status = os.fstat(file.fileno())
     same = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, expected)
     mark = cache_folder() / "checked" / hashlib.sha256(repr(same).encode()).hexdigest()

@@ -3,8 +3,8 @@
     python data/describe_chars.py --dataset=mine                    a folder below data/, or a path
     python data/describe_chars.py --dataset=mine --source=mine.txt  if its text is not <folder>/input.txt
 
-nanoGPT keeps the characters of its ids in meta.pkl. A pickle can run code, so it is not read: the ids are
-those of the text's characters, sorted. Every token is compared with the text.
+nanoGPT keeps its characters in meta.pkl. A pickle can run code, so it is not read: the ids are those of the
+text's characters, sorted. Every token is compared with the text.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.command_line import ScriptParser, UserError, command
 from config.files import open_file
@@ -24,10 +24,7 @@ REMEDY = "give the text that nanoGPT's prepare.py read, with --source=<path>"
 
 
 def describe(folder: Path, source: Path) -> None:
-    """Write meta.json into `folder`, whose train.bin and val.bin hold the characters of the text `source`.
-
-    Raises UserError when they do not, or a file cannot be read.
-    """
+    """Write meta.json beside train.bin and val.bin, if these are the text `source`. Raises UserError."""
     try:
         text = source.read_text(encoding="utf-8")  # as nanoGPT reads it: every end of a line becomes \n
         tokenizer = CharTokenizer("".join(sorted(set(text))))

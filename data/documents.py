@@ -1,8 +1,8 @@
-"""Write a data set of any size: documents are read, tokenized in parallel, split and written as they stream.
+"""Write a data set of any size: documents are read, tokenized in parallel and written as they stream.
 
-An end-of-text token follows each document. A document's hash decides its split, so that its copies stay
-together, and stay where they are when others are added. `.prepare.json` records how much is safely on disk:
-after a kill the same command goes on from there, and its files are the same to the byte.
+An end-of-text token follows each document. Its hash decides a document's split, so that copies stay together.
+`.prepare.json` records how much is safely on disk: after a kill the same command goes on from there, and its
+files are the same to the byte.
 """
 
 import hashlib
@@ -53,11 +53,9 @@ def write_documents(
     limit: int | None = None,
     num_proc: int | None = None,
 ) -> None:
-    """Write the source's documents, or the first `limit` of them, as a data set in `folder`. Print a summary.
+    """Write the source's documents, or the first `limit` of them, in `folder`. Raises UserError.
 
-    `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped. Raises
-    UserError when the source cannot be read, a split is empty, the tokenizer has no end-of-text token, or the
-    folder cannot be written or holds the beginning of another data set.
+    `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped.
     """
     if end_of_text(tokenizer.to_json()) is None:
         raise UserError("the tokenizer has no end-of-text token, such as <|endoftext|>: choose another")
@@ -87,7 +85,7 @@ def write_documents(
 
 
 def load_progress(path: Path, command: list[Any]) -> Progress:
-    """Load the progress of a command that was stopped. Raises UserError for another's, or a damaged file."""
+    """Load the progress of a command that was stopped. Raises UserError for another's."""
     if not path.exists():
         return Progress(command)
     try:
@@ -106,21 +104,16 @@ def load_progress(path: Path, command: list[Any]) -> Progress:
 def write_tokens(
     path: Path, progress: Progress, batches: Iterator[DocumentBatch], num_proc: int, settings: tuple
 ) -> None:
-    """Write the tokens of the documents, and update `progress`, which is saved to `path` on the way.
-
-    `num_proc` processes tokenize, with the `settings` that `start_worker` takes. Raises UserError when one of
-    them was killed.
-    """
-    # Processes are spawned, because a fork of one with threads, as the readers have them, may hang.
+    """Tokenize documents with the settings of `start_worker`, write them, and save `progress` to `path`."""
+    # A fork of a process with threads, as the readers have them, may hang.
     pool = ProcessPoolExecutor(num_proc, multiprocessing.get_context("spawn"), start_worker, settings)
     try:
         with pool, tqdm(initial=progress.documents, unit=" documents", disable=None) as bar:
             for group, tokenized in begin_tokenizing(pool, batches):
                 results = list(tokenized)
                 for split, sizes in progress.sizes.items():
-                    append(
-                        path.parent, split, sizes, np.concatenate([tokens[split] for tokens, _ in results])
-                    )
+                    tokens = np.concatenate([result[split] for result, _ in results])
+                    append(path.parent, split, sizes, tokens)
                 count = sum(len(batch.records) for batch in group)
                 progress.documents += count
                 progress.skipped += sum(skipped for _, skipped in results)
@@ -146,7 +139,7 @@ def take_documents(limit: int | None, done: int, batches: Iterator[DocumentBatch
 def begin_tokenizing(
     pool: Executor, batches: Iterator[DocumentBatch]
 ) -> Iterator[tuple[list[DocumentBatch], Iterator[tuple[dict[str, np.ndarray], int]]]]:
-    """Yield batches in groups, with the results to come of each. While one is tokenized, the next is read."""
+    """Yield groups of batches, each with its results to come. While one is tokenized, the next is read."""
     begun = None
     for group in iter(lambda: list(itertools.islice(batches, GROUP)), []):
         before = begun
@@ -161,15 +154,14 @@ worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, bound of val
 
 
 def start_worker(description: dict, val_fraction: float) -> None:
-    """Prepare a process for `tokenize_documents`."""
     global worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes, which ends this one
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
     threading.Thread(target=end_with_parent, daemon=True).start()
     worker = from_json(description), end_of_text(description), int(val_fraction * 2**64)
 
 
 def end_with_parent() -> None:
-    """End this process with the one that writes, which may be killed; it would wait for ever."""
+    """End this process with the one that writes, even if that is killed."""
     multiprocessing.parent_process().join()  # ty: ignore[possibly-missing-attribute]
     os._exit(1)
 
@@ -191,10 +183,9 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
 
 
 def append(folder: Path, split: str, sizes: list[int], tokens: np.ndarray) -> None:
-    """Append tokens to the last file of a split, or to a new one if that is full, and bring them to the disk.
+    """Append tokens to the last file of a split, or to a new one if that is full, and wait for the disk.
 
-    `sizes`, the bytes in each file, is updated; what a killed process wrote beyond them is lost. Raises
-    UserError when the file is too short.
+    Updates `sizes`, the bytes in each file. What a killed process wrote beyond them is lost.
     """
     if not len(tokens):
         return
@@ -215,15 +206,14 @@ def append(folder: Path, split: str, sizes: list[int], tokens: np.ndarray) -> No
 
 
 def temporary_path(folder: Path, split: str, i: int) -> Path:
-    """Return the path that a split's i-th file has while it is written."""
     return folder / f".{split}_{i:05}.bin.tmp"
 
 
 def publish(folder: Path, sizes: dict[str, list[int]], tokenizer: Tokenizer, source: str) -> dict[str, int]:
-    """Write meta.json, give all files their names, in place of an earlier data set, and return their tokens.
+    """Write meta.json and rename the files, in place of an earlier data set. Return the tokens of each split.
 
-    If it is stopped, it can be called again. The first file for training is renamed last: the loader takes it
-    as the sign that the data set is there.
+    It can be stopped and called again. The first file for training is renamed last: it is the loader's sign
+    that all is there.
     """
     dtype, renames = token_dtype(tokenizer.vocab_size), []
     shards: dict[str, list[dict]] = {split: [] for split in SPLITS}

@@ -1,7 +1,6 @@
 """The documents of a large data set, from files of your own or from the Hugging Face hub.
 
-A source yields batches of documents as they are stored, each with the position after it, from which a new
-source goes on. `extract_text` decodes them later, in the processes that tokenize.
+They come as they are stored: `extract_text` decodes them later, in the processes that tokenize.
 """
 
 import glob
@@ -16,9 +15,9 @@ from typing import Any, NamedTuple
 from config.command_line import UserError
 from config.files import first_line
 
-BATCH = 2**20  # about as many bytes of documents are in a batch: a third of a second of tokenizing
+BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
 ROWS = 256  # rows of Parquet in a batch
-LONGEST = 2**24  # bytes of a document in a text file; one that is longer still is cut at a line's end
+LONGEST = 2**24  # bytes of a document in a text file; a longer one is cut at a line's end
 SEPARATOR = b"<|endoftext|>"  # between documents in a text file, on a line of its own
 
 Position = Any  # a JSON value
@@ -45,21 +44,18 @@ class Hub:
         return ", ".join(filter(None, (f"hub: {self.path}", self.name, self.revision)))
 
     def fingerprint(self) -> list:
-        """Return JSON values that identify the documents."""
+        """Return JSON values that tell whether the documents are the same."""
         return [self.path, self.name, self.revision]
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
-        """Yield the documents from `position` on. Raises UserError when they cannot be read."""
+        """Yield the documents from a batch's `position` on. Raises UserError when they cannot be read."""
         failure = f"cannot read {self.path} from the hub; the same command goes on from here"
         for records, after in _stream_parquet(asdict(self), position, failure):
             yield DocumentBatch(records, False, after)
 
 
 class Files:
-    """The user's own files: .jsonl and .parquet (both with "text"), and .txt.
-
-    Raises UserError when a path or glob matches no file, or a file is of another kind.
-    """
+    """The user's own files, by paths or globs. Raises UserError for none, and for another kind of file."""
 
     def __init__(self, patterns: list[str]):
         self.paths = []
@@ -88,11 +84,11 @@ class Files:
 
 
 def extract_text(record: bytes | None, json_lines: bool) -> str | None:
-    """Return the text of a document; None when it has none, or is corrupt."""
+    """Return the text of a document, or None if it is empty or corrupt."""
     try:
         content: Any = json.loads(record or b"")["text"].encode() if json_lines else record
         text = content.decode("utf-8")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # whatever is in its place
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return text if text.strip() else None
 
@@ -142,7 +138,7 @@ def _stream_parquet(
         raise UserError(f"{failure} ({first_line(error)})") from None
 
 
-# Each reader yields batches of a file's records, with the position after each batch.
+# Each yields batches of a file's records, and the position after each batch.
 READERS: dict[str, Callable[[str, Position], Iterator]] = {
     ".jsonl": _read_json_lines,
     ".parquet": _read_parquet_file,

@@ -16,13 +16,13 @@ from jaxtyping import Int32
 from config.command_line import UserError, spell
 from config.files import first_line
 
-# The id of "<|endoftext|>" in tiktoken's encodings, which tiktoken knows only after it has read their files.
+# The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
 END_OF_TEXT = {
     **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), 50256),
     "cl100k_base": 100257,
     **dict.fromkeys(("o200k_base", "o200k_harmony"), 199999),
 }
-# Names that a tokenizer.json may have for the token that ends a text; the first one found is taken.
+# The token that ends a text in a tokenizer.json: the first one found.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 # GPT-2 and ByteLevel's tokenizer.json write a printable byte as itself, the others as characters from 256 on.
@@ -30,7 +30,7 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
-# A function `feed(ids, final=False)` that returns the text which these ids complete; `final=True` ends it.
+# A function `feed(ids, final=False)` from the next ids to the text that they complete; `final=True` ends it.
 Stream = Callable[..., str]
 
 
@@ -52,14 +52,11 @@ class Tokenizer(ABC):
         return self.description
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of these token ids. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
+        """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
         return self.stream()(ids, final=True)
 
     def stream(self) -> Stream:
-        """Return a function from the next token ids to the text that they complete.
-
-        Bytes of an incomplete character wait for the rest; `final=True` turns them into U+FFFD.
-        """
+        """Return a Stream. Bytes of an incomplete character wait for the rest."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
 
@@ -79,7 +76,6 @@ class CharTokenizer(Tokenizer):
         self._id_of[points] = np.arange(len(symbols))
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
-        """Return an id per character. Raises UserError for an unknown one."""
         points = _code_points(text)
         ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
         if (ids < 0).any():
@@ -120,7 +116,7 @@ class TiktokenTokenizer(Tokenizer):
     def bytes_of(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
-        except KeyError:  # a model whose vocabulary is padded (50,257 to 50,304) may draw a padding token
+        except KeyError:  # a model may draw a token of its vocabulary's padding
             return "\ufffd".encode()
 
 
@@ -167,7 +163,6 @@ class JsonTokenizer(Tokenizer):
 
 @functools.lru_cache(maxsize=2)
 def _load_library_tokenizer(text: str) -> tuple[Any, Any]:
-    """Return the library's tokenizer, and the class that streams its text."""
     import tokenizers
 
     try:
@@ -179,7 +174,7 @@ def _load_library_tokenizer(text: str) -> tuple[Any, Any]:
 
 
 def from_json(description: Any) -> Tokenizer:
-    """Make the tokenizer that `to_json` described. Raises UserError or ValueError when that cannot be."""
+    """Make the tokenizer that `to_json` described. Raises UserError or ValueError."""
     match description:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
@@ -201,7 +196,7 @@ def check_description(description: Any) -> dict | None:
 
 
 def end_of_text(description: dict | None) -> int | None:
-    """Return the id of the token that ends a text, from a tokenizer's description; None if it has none."""
+    """Return the id of the token that ends a text, if the described tokenizer has one."""
     match description:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
@@ -217,5 +212,5 @@ def _replace_surrogates(text: str) -> str:
 
 
 def _code_points(text: str) -> np.ndarray:
-    # A byte of the command line that is not UTF-8 is a lone surrogate: a missing character like any other.
+    # A byte of the command line that is not UTF-8 is a lone surrogate, which counts as a missing character.
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

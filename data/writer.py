@@ -37,21 +37,12 @@ def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> st
 def write_dataset(
     folder: Path, train_ids: ArrayLike, val_ids: ArrayLike, tokenizer: Tokenizer, source: str
 ) -> None:
-    """Write two splits of one-dimensional token ids and `meta.json` into `folder`.
-
-    `source` says in words where the text came from. Raises UserError when a split is empty, an id does not
-    fit the tokenizer's vocabulary, or the folder cannot be written.
-    """
+    """Write two splits of token ids and `meta.json`. `source` says in words where the text came from."""
     folder, splits = Path(folder), {}
     for split, given in zip(SPLITS, (train_ids, val_ids), strict=True):
         ids = np.asarray(given)
         if ids.size == 0:
             raise UserError(f"{folder}: no tokens for {split}.bin: the text is empty or too short to split")
-        if ids.min() < 0 or ids.max() >= tokenizer.vocab_size:
-            raise UserError(
-                f"{folder / split}.bin: token ids {ids.min()} to {ids.max()} do not fit a vocabulary of "
-                f"{tokenizer.vocab_size}"
-            )
         splits[split] = ids.astype(token_dtype(tokenizer.vocab_size))
     # The file entered first is renamed last: the loader takes train.bin as the sign that all is there.
     with ExitStack() as stack:
@@ -61,7 +52,7 @@ def write_dataset(
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
-    """Return the type that tokens are stored in: little-endian uint16, or uint32 above 65,535 tokens."""
+    """Return the type of stored tokens: little-endian uint16, or uint32 above a vocabulary of 65,535."""
     return np.dtype("<u2" if vocab_size <= 65535 else "<u4")
 
 

@@ -8,7 +8,7 @@ Penedo et al. 2024, arXiv:2406.17557. https://huggingface.co/datasets/HuggingFac
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command
 from data.prepare import prepare

@@ -2,10 +2,9 @@
 
     python data/python_char/prepare.py [--source=<folder>]
 
-The text is the top-level *.py of the standard library (or of <folder>), in the order of their file names.
-Each tab becomes four spaces; then all but printable ASCII and newlines is dropped, which leaves 96 symbols.
-The first 90% of the characters are for training. The same installation of Python always gives the same text:
-CPython 3.11.7 on Linux 4,698,190 characters, later versions a little less.
+The text is the top-level *.py of the standard library (or of <folder>), in the order of their names, with
+four spaces for each tab, and only printable ASCII and newlines: 96 symbols. The first 90% are for training.
+CPython 3.11.7 on Linux has 4,698,190 characters, later versions a little less.
 """
 
 import platform
@@ -14,7 +13,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
@@ -24,7 +23,6 @@ SYMBOLS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
-    """Write the data set into `folder`, from the *.py in the folder `source` or the standard library."""
     library = Path(source or sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"), key=lambda path: path.name)
     if not files:

@@ -2,8 +2,8 @@
 
     python data/shakespeare_char/prepare.py [--source=<path or URL>]
 
-The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training, the rest for
-validation: 1,003,854 and 111,540 tokens, as in nanoGPT. Any other UTF-8 text is prepared in the same way.
+The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training: 1,003,854 and
+111,540 tokens, as in nanoGPT. Any other UTF-8 text is prepared in the same way.
 """
 
 import hashlib
@@ -12,7 +12,7 @@ import sys
 import urllib.request
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
@@ -24,7 +24,6 @@ TIMEOUT = 20  # seconds to wait for an answer of the network
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
-    """Write the data set into `folder`, from the path or URL `source` (default: tiny Shakespeare's)."""
     text = read_text(source)
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     summary = write_text(folder, text, tokenizer, source or URL)
@@ -32,7 +31,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
 
 
 def read_text(source: str | None) -> str:
-    """Read the text at the path or URL `source` (None: tiny Shakespeare's). Raises UserError."""
+    """Read the text at a path or URL (None: tiny Shakespeare's). Raises UserError."""
     where = source or URL
     try:
         if where.startswith(("http://", "https://")):
