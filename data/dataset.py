@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from jaxtyping import UInt
@@ -201,7 +201,7 @@ def map_file(folder: Path, shard: Shard, dtype: np.dtype) -> mmap.mmap:
         raise UserError(f"{path}: cannot be read ({error.strerror}): run the data set's prepare.py") from None
 
 
-def check_sha256(path: Path, file: IO[bytes], expected: str) -> None:
+def check_sha256(path: Path, file: Any, expected: str) -> None:
     """Raise UserError when an open file's sha256 is another. A large file is read once, until it changes."""
     status = os.fstat(file.fileno())
     same = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, expected)

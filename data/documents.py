@@ -162,7 +162,7 @@ def start_worker(description: dict, val_fraction: float) -> None:
 
 def end_with_parent() -> None:
     """End this process with the one that writes, even if that is killed."""
-    multiprocessing.parent_process().join()  # ty: ignore[possibly-missing-attribute]
+    multiprocessing.parent_process().join()  # ty: ignore[missing-union-attribute]
     os._exit(1)
 
 
@@ -222,7 +222,7 @@ def publish(folder: Path, sizes: dict[str, list[int]], tokenizer: Tokenizer, sou
             temporary = temporary_path(folder, split, i)
             path = folder / (f"{split}_{i:05}.bin" if len(sizes[split]) > 1 else f"{split}.bin")
             with open_file(temporary if temporary.exists() else path) as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # ty: ignore[no-matching-overload]
             shards[split].append({"file": path.name, "tokens": size // dtype.itemsize, "sha256": sha256})
             renames.append((temporary, path))
     counts = {split: sum(shard["tokens"] for shard in shards[split]) for split in SPLITS}
