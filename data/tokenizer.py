@@ -116,7 +116,7 @@ class TiktokenTokenizer(Tokenizer):
     def bytes_of(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
-        except KeyError:  # a model may draw a token of its vocabulary's padding
+        except KeyError:  # of the padding of a model's vocabulary
             return "\ufffd".encode()
 
 
@@ -135,6 +135,10 @@ class JsonTokenizer(Tokenizer):
         ids = self._tokenizer.encode(_replace_surrogates(text), add_special_tokens=False).ids
         return np.array(ids, np.int32)
 
+    def decode(self, ids: Iterable[int]) -> str:
+        # Without ids that have no token: a model may draw one of its vocabulary's padding.
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
     def stream(self) -> Stream:
         decoder = self._new_stream(skip_special_tokens=False)
         kept = []  # ids whose text is not complete
@@ -146,7 +150,7 @@ class JsonTokenizer(Tokenizer):
                 if (piece := decoder.step(self._tokenizer, i)) is not None:
                     text += piece
                     kept.clear()
-            return text + self._tokenizer.decode(kept, skip_special_tokens=False) if final else text
+            return text + self.decode(kept) if final else text
 
         return feed
 
