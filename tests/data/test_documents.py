@@ -1,9 +1,7 @@
 """Documents to data sets: the tokens, the split, what a kill leaves and what the same command makes of it."""
 
 import json
-import os
 import re
-import sys
 import textwrap
 from pathlib import Path
 from unittest.mock import Mock
@@ -222,39 +220,6 @@ def test_two_groups_are_on_their_way_at_a_time(monkeypatch):
     assert done == 100
 
 
-# What a process held at its peak, in KiB, after the first tenth of a source and after all of it. (What the
-# resource module calls the peak includes that of the process which started this one.)
-PEAKS = r"""
-    import re, sys
-    from pathlib import Path
-    from data import documents
-    from data.sources import Files
-    from data.writer import load_tokenizer
-    documents.GROUP = 2  # so that 4 batches of a megabyte are on their way at a time
-    if __name__ == "__main__":
-        folder, source, tokenizer = sys.argv[1:]
-        for limit in (200, None):
-            arguments = Path(folder), Files([source]), load_tokenizer(tokenizer), 0.25, limit, 1
-            documents.write_documents(*arguments)
-            print(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_does_not_grow_with_the_source(tmp_path, tokenizer_json):
-    with open(tmp_path / "long.jsonl", "w") as file:
-        for i in range(2000):  # 40 MB; most are blank, which takes no time to tokenize
-            file.write(json.dumps({"text": f"{i}" + " the" * 5000 if i % 8 == 0 else " " * 20000}) + "\n")
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PEAKS))
-    words = [program, tmp_path / "set", tmp_path / "long.jsonl", tokenizer_json]
-    done = run_python(*words, PYTHONPATH=ROOT)
-    assert done.returncode == 0, done.stderr
-    few, all_ = (int(line) for line in done.stdout.splitlines() if line.isdecimal())
-    assert all_ - few < 16 * 1024  # of the 40 MB
-
-
 # Bad input
 
 
@@ -296,15 +261,3 @@ def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, 
     assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
     missing = run_python(*words, "--source=none.jsonl", cwd=tmp_path)
     assert (missing.returncode, missing.stderr) == (2, "error: --source=none.jsonl: no such file\n")
-
-
-@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs GPT-2's vocabulary")
-def test_gpt2s_tokens_are_tiktokens(write):
-    import tiktoken
-
-    folder, encoding = write(tokenizer="gpt2"), tiktoken.get_encoding("gpt2")
-    for split in ("train", "val"):
-        ids = tokens(folder, split)
-        texts = encoding.decode(ids).split("<|endoftext|>")
-        assert texts.pop() == "" and set(texts) < set(TEXTS)
-        assert ids.tolist() == [i for text in texts for i in [*encoding.encode_ordinary(text), 50256]]

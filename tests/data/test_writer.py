@@ -146,15 +146,12 @@ def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
     assert outside.read_bytes() == b"kept"
 
 
-@pytest.mark.parametrize("sampling", ["random", "epoch"])
-def test_batches_are_those_of_one_file(dataset, tmp_path_factory, sampling):
+def test_batches_are_those_of_one_file(dataset, tmp_path_factory):
     single = tmp_path_factory.mktemp("single")
     write_dataset(single, IDS, IDS, SYMBOLS, "a test")
-    theirs, ours = (Batches(Dataset(str(folder)), "train", 5, 8, 1, sampling) for folder in (single, dataset))
+    theirs, ours = (Batches(Dataset(str(folder)), "train", 5, 8, 1, "epoch") for folder in (single, dataset))
     for i in range(20):
         np.testing.assert_array_equal(ours(i), theirs(i))
-    passes = [np.concatenate([y.ravel() for _, y in some.every_window()]) for some in (ours, theirs)]
-    np.testing.assert_array_equal(*passes)
     prepare_if_missing(str(dataset))  # finds nothing to do
 
 
