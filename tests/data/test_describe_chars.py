@@ -12,7 +12,7 @@ from data import dataset, describe_chars
 from data.batches import Batches
 from data.dataset import Dataset, load_meta
 from data.tokenizer import from_json
-from tests.helpers import contents, error_line, refusal, run_python
+from tests.helpers import contents, refusal, run_python
 
 TEXT = "To be, or not to be: thät is the question.\n" * 30
 
@@ -136,9 +136,3 @@ def test_files_that_cannot_be_are_named(folder, name, content, says):
         (folder / name).write_bytes(content)
     text = refused(folder)
     assert text.startswith(str(folder)) and says in text
-
-
-def test_the_command_ends_in_one_line(tmp_path):
-    done = run_python("data/describe_chars.py", f"--dataset={tmp_path}")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert error_line(done.stderr).startswith(f"{tmp_path}: cannot be read as nanoGPT's")

@@ -123,8 +123,7 @@ def test_a_text_that_cannot_be_prepared_is_named(tmp_path, content):
 def test_the_command_ends_in_one_line(tmp_path, name):
     missing = str(tmp_path / "missing")
     done = run_python(ROOT / "data" / name / "prepare.py", f"--source={missing}", cwd=tmp_path)
-    assert done.returncode == 2
-    assert missing in error_line(done.stderr) and done.stderr.count("\n") == 1
+    assert done.returncode == 2 and missing in error_line(done.stderr) and done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize(

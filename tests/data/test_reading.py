@@ -96,32 +96,13 @@ def test_every_window_comes_once_per_epoch(dataset, batch_size):
     assert batches(dataset).epoch(24) is None  # random windows have no epochs
 
 
-def test_a_split_of_exactly_one_window(tmp_path):
-    write_dataset(tmp_path, np.arange(9), [0], CharTokenizer(SYMBOLS), "a test")
-    for sampling in ("random", "epoch"):
-        x, y = batches(tmp_path, sampling=sampling)(3)
-        np.testing.assert_array_equal(x, [list(range(8))] * 4)
-        np.testing.assert_array_equal(y, x + 1)
-
-
-@pytest.mark.parametrize("batch_size, n_batches", [(5, 3), (4, 4), (12, 2), (13, 1), (50, 1)])
-def test_the_whole_split_in_order_each_token_a_target_once(dataset, batch_size, n_batches):
-    passed = list(batches(dataset, batch_size=batch_size).every_window())
-    assert len(passed) == n_batches
-    for x, y in passed:
-        assert x.shape == y.shape == (batch_size, 8) and x.dtype == y.dtype == np.int32
-        np.testing.assert_array_equal(y[y >= 0], x[y >= 0] + 1)
-    x, y = (np.concatenate([batch[k].ravel() for batch in passed]) for k in range(2))
-    assert y.tolist() == [*range(1, 103), *[-1] * (n_batches * batch_size * 8 - 102)]  # the filling is last
-    assert x.min() >= 0 and x.max() < 103  # and its inputs are tokens like any
-
-
-@pytest.mark.parametrize("batch_size", [1, 4, 50])
+@pytest.mark.parametrize("batch_size", [1, 4, 5, 12, 13, 50])
 @pytest.mark.parametrize("stride", [1, 3, 8])
-def test_overlapping_windows_leave_each_token_enough_context(dataset, stride, batch_size):
+def test_the_whole_split_in_order_each_token_a_target_once_with_enough_context(dataset, stride, batch_size):
     predicted = []
     for x, y in batches(dataset, batch_size=batch_size).every_window(stride):
-        assert x.shape == y.shape == (batch_size, 8) and x.dtype == y.dtype == np.int32 and x.min() >= 0
+        assert x.shape == y.shape == (batch_size, 8) and x.dtype == y.dtype == np.int32
+        assert 0 <= x.min() and x.max() < 103  # the inputs of what fills the last batch are tokens like any
         for row, at in np.argwhere(y >= 0):
             token = y[row, at]
             np.testing.assert_array_equal(x[row, : at + 1], range(token - at - 1, token))
@@ -133,6 +114,7 @@ def test_overlapping_windows_leave_each_token_enough_context(dataset, stride, ba
 @pytest.mark.parametrize("n_tokens", [9, 16, 17, 24, 25])
 def test_the_last_window_needs_a_token_to_predict(tmp_path, n_tokens):
     write_dataset(tmp_path, np.arange(n_tokens), [0], CharTokenizer(SYMBOLS), "a test")
+    assert batches(tmp_path)(3)[0].shape == (4, 8)
     draw = batches(tmp_path, batch_size=1, sampling="epoch")
     whole = (n_tokens - 1) // 8
     assert sorted(draw(i)[0][0, 0] for i in range(whole)) == list(range(0, 8 * whole, 8))
@@ -273,7 +255,7 @@ def test_any_damage_to_meta_is_one_line(dataset, shards):
         assert {"shards is null", "shards.train is true"} <= refused
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../other/train.bin", "..", "", "a/b.bin", "a\0", 3, None])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../other/train.bin", "..", "a/b.bin", "a\0"])
 def test_a_shard_outside_of_its_folder_is_refused(dataset, name):
     edit_meta(dataset, shards={"train": [{"file": name, "tokens": 103}]})
     assert refusal(batches, dataset).startswith(f"{dataset / 'meta.json'}: shards.train.0.file cannot be")

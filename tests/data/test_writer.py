@@ -3,7 +3,6 @@
 import hashlib
 import json
 import os
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from data.dataset import Dataset, Meta, Shard, TokenFiles, prepare_if_missing
 from data.documents import append, publish
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
-from tests.helpers import contents, run_python
+from tests.helpers import contents
 
 IDS = np.arange(103, dtype="<u2")
 SYMBOLS = CharTokenizer("".join(map(chr, range(200, 303))))
@@ -78,33 +77,6 @@ def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", watched)
     write(tmp_path, [0], [1])
     assert seen == ["meta.json", "val.bin", "train.bin"]
-
-
-def test_a_killed_writer_leaves_no_bin(tmp_path):
-    program = f"""
-import os, signal
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
-class Killer:
-    def __array__(self, dtype=None, copy=None):
-        os.kill(os.getpid(), signal.SIGKILL)
-write_dataset({str(tmp_path)!r}, [0, 1], Killer(), CharTokenizer("ab"), "a test")
-"""
-    assert run_python("-c", program).returncode == -signal.SIGKILL
-    assert not {"train.bin", "val.bin", "meta.json"} & contents(tmp_path).keys()
-
-
-@pytest.mark.parametrize("train, val", [([], [0]), ([0], [])])
-def test_an_empty_split_is_refused(tmp_path, train, val):
-    with pytest.raises(UserError, match=r"(train|val)\.bin"):
-        write(tmp_path, np.array(train, int), np.array(val, int))
-    assert contents(tmp_path) == {}
-
-
-def test_a_folder_that_cannot_be_written_is_named(tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(UserError, match="file"):
-        write(tmp_path / "file" / "set", [0], [0])
 
 
 # --- a data set that streams ------------------------------------------------------------------------------
