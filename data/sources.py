@@ -49,8 +49,7 @@ class Hub:
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
         """Yield the documents from a batch's `position` on. Raises UserError when they cannot be read."""
-        failure = f"cannot read {self.path} from the hub; the same command goes on from here"
-        for records, after in _stream_parquet(asdict(self), position, failure):
+        for records, after in _stream_parquet(str(self), position, **asdict(self)):
             yield DocumentBatch(records, False, after)
 
 
@@ -113,14 +112,11 @@ def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int
 
 
 def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Position]]:
-    dataset = {"path": "parquet", "data_files": [glob.escape(path)]}
-    yield from _stream_parquet(dataset, start, f'{path}: cannot be read as Parquet with a column "text"')
+    return _stream_parquet(path, start, path="parquet", data_files=[glob.escape(path)])
 
 
-def _stream_parquet(
-    dataset: dict[str, Any], start: Position, failure: str
-) -> Iterator[tuple[Records, Position]]:
-    """Yield the column "text" of `datasets.load_dataset(**dataset)`. Raises UserError with `failure`."""
+def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tuple[Records, Position]]:
+    """Yield the column "text" of `datasets.load_dataset(**dataset)`. An error names the `source`."""
     import datasets  # here, because it takes over a second, and text needs none of it
 
     datasets.logging.set_verbosity(logging.CRITICAL)  # it logs in many lines an error that is raised anyway
@@ -135,7 +131,10 @@ def _stream_parquet(
             # As bytes: as text, one document that is not UTF-8 would fail the batch.
             yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
     except Exception as error:  # any library between here and the network may raise its own kind
-        raise UserError(f"{failure} ({first_line(error)})") from None
+        raise UserError(
+            f'{source}: cannot be read as Parquet with a column "text" ({first_line(error)}): the same '
+            "command goes on from here"
+        ) from None
 
 
 # Each yields batches of a file's records, and the position after each batch.

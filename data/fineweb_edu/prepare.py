@@ -15,8 +15,5 @@ from data.prepare import prepare
 from data.sources import Hub
 
 if __name__ == "__main__":
-    command(
-        lambda argv: prepare(
-            argv, __doc__, Path(__file__).parent, Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
-        )
-    )
+    hub = Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
+    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub))

@@ -33,9 +33,8 @@ def prepare(folder: Path, source: str | None = None) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}): check it") from None
     text = text.replace("\t", "    ")
     kept = re.sub(r"[^\n -~]", "", text)
-    described = source or f"the Python {platform.python_version()} standard library"
-    described = f"{len(files)} top-level *.py of {described}"
-    summary = write_text(folder, kept, CharTokenizer(SYMBOLS), described)
+    whose = source or f"the Python {platform.python_version()} standard library"
+    summary = write_text(folder, kept, CharTokenizer(SYMBOLS), f"{len(files)} top-level *.py of {whose}")
     print(
         f"{folder}: {len(files)} files of {library}, {len(kept):,} characters "
         f"({len(text) - len(kept):,} dropped), {len(SYMBOLS)} symbols, {summary}"

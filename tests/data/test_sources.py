@@ -130,5 +130,9 @@ def test_offline_the_hub_is_named_in_one_line(tmp_path, tokenizer_json, name):
     words = [ROOT / "data" / name / "prepare.py", "--to=mine", f"--tokenizer={tokenizer_json}"]
     done = run_python(*words, cwd=tmp_path, HF_HUB_OFFLINE=1, HF_HOME=tmp_path / "cache")
     assert done.returncode == 2
-    assert "from the hub" in error_line(done.stderr) and done.stderr.count("\n") == 1
+    assert (
+        error_line(done.stderr).startswith("hub: ")
+        and "goes on from here" in error_line(done.stderr)
+        and done.stderr.count("\n") == 1
+    )
     assert not list((tmp_path / "mine").glob("*.bin"))
