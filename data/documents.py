@@ -30,17 +30,17 @@ from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract
 from data.tokenizer import Tokenizer, end_of_text, from_json
 from data.writer import ADVICE, token_dtype, write_meta
 
-GROUP = 16  # batches, of about a megabyte each, that are written together
-SHARD = 10**9  # tokens in a file after which another begins: some tools fail on larger files
+GROUP = 16  # batches, of about a megabyte each, written together
+SHARD = 10**9  # tokens in a file, after which another begins
 
 
 @dataclass
 class Progress:
     """The progress of a command, as `.prepare.json` holds it."""
 
-    command: list[Any]  # what decides the tokens: only the same command may go on
+    command: list[Any]  # what decides the tokens
     position: Position = None  # of the next document in the source
-    documents: int = 0  # number read so far, including those skipped
+    documents: int = 0  # read so far
     skipped: int = 0
     sizes: dict[str, list[int]] = field(default_factory=lambda: {split: [] for split in SPLITS})  # in bytes
 

@@ -16,7 +16,7 @@ from config.command_line import UserError
 from config.files import first_line
 
 BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
-ROWS = 256  # rows of Parquet in a batch
+ROWS = 256  # of Parquet in a batch
 LONGEST = 2**24  # bytes of a document in a text file; a longer one is cut at a line's end
 SEPARATOR = b"<|endoftext|>"  # between documents in a text file, on a line of its own
 
@@ -117,11 +117,11 @@ def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Po
 
 def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tuple[Records, Position]]:
     """Yield the column "text" of `datasets.load_dataset(**dataset)`. An error names the `source`."""
-    import datasets  # here, because it takes over a second, and text needs none of it
+    import datasets  # here: it takes over a second
 
-    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs in many lines an error that is raised anyway
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
     try:
-        # `batch_size` limits how many rows are decoded at once: a row group may not fit in memory.
+        # With `batch_size`, because a whole row group may not fit in memory.
         stream = datasets.load_dataset(
             **dataset, split="train", streaming=True, columns=["text"], batch_size=ROWS
         ).with_format("arrow")
@@ -130,7 +130,7 @@ def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tu
         for table in stream.iter(batch_size=ROWS):
             # As bytes: as text, one document that is not UTF-8 would fail the batch.
             yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
-    except Exception as error:  # any library between here and the network may raise its own kind
+    except Exception as error:  # any library down to the network may raise its own kind
         raise UserError(
             f'{source}: cannot be read as Parquet with a column "text" ({first_line(error)}): the same '
             "command goes on from here"

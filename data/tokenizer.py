@@ -70,21 +70,15 @@ class CharTokenizer(Tokenizer):
         self.symbols = symbols
         self.description = {"type": "char", "symbols": symbols}
         self.vocab_size = len(symbols)
-        points = _code_points(symbols)
-        # An entry per code point up to the largest known, and one for all above it.
-        self._id_of = np.full(points.max() + 2, -1, np.int32)
-        self._id_of[points] = np.arange(len(symbols))
+        self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
-        points = _code_points(text)
-        ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
-        if (ids < 0).any():
-            missing = [repr(chr(point)) for point in np.unique(points[ids < 0])]
+        if missing := sorted(set(text) - self._id_of.keys()):
             raise UserError(
-                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(missing[:10])}: "
+                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(map(repr, missing[:10]))}: "
                 "leave them out of the text, or train on data that has them"
             )
-        return ids
+        return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
     def bytes_of(self, token: int) -> bytes:
         return (self.symbols[token] if token < self.vocab_size else "\ufffd").encode()
@@ -155,7 +149,7 @@ class JsonTokenizer(Tokenizer):
         return feed
 
     def bytes_of(self, token: int) -> bytes:
-        # Decoded after itself, because a text's first token may lose a space.
+        # Decoded after itself: a text's first token may lose a space.
         text = self.decode([token, token]).removeprefix(self.decode([token]))
         name = self._tokenizer.id_to_token(token) or ""
         if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # of SentencePiece
@@ -213,8 +207,3 @@ def end_of_text(description: dict | None) -> int | None:
 
 def _replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()  # the library cannot encode a lone surrogate
-
-
-def _code_points(text: str) -> np.ndarray:
-    # A byte of the command line that is not UTF-8 is a lone surrogate, which counts as a missing character.
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")
