@@ -38,9 +38,7 @@ import numpy as np
 from config.command_line import Count, UserError, command, split_options
 from config.devices import peak_flops
 from config.options import Options, parse_options
-from data.meta import load_or_assume_meta
-from data.registry import dataset_dir, is_prepared
-from data.token_files import Dataset
+from data.dataset import Dataset, dataset_dir, is_prepared, load_meta
 from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.batches import StepBatches
@@ -112,7 +110,7 @@ def measure(bench: BenchOptions, options: Options) -> None:
     """Measure what was asked for on the device mesh, and print it."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
-    meta = load_or_assume_meta(options.dataset, bench.vocab_size or options.vocab_size)
+    meta = load_meta(options.dataset, bench.vocab_size or options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_training(config, options, planned=bench.memory)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)

@@ -29,8 +29,7 @@ from jaxtyping import Int
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
 from data.batches import Batches
-from data.registry import prepare_if_missing
-from data.token_files import Dataset
+from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
 from model import GPT
 from parallel.hosts import on_process_0
@@ -111,7 +110,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions)
     dataset, opened = find_dataset(tokenizer, options)
     batches = Batches(opened, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n, windows = len(batches.tokens) - 1, batches.every_window(stride)
-    nats, seconds = score(model, windows, (options.batch_size, T), n, batches.path)
+    nats, seconds = score(model, windows, (options.batch_size, T), n, batches.tokens.paths[0])
 
     pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
     total, n_bytes = nats.sum(dtype=np.float64), bytes_of_text(pieces, tokenizer)

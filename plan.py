@@ -32,7 +32,7 @@ from pathlib import Path
 from config.command_line import Count, Name, UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import parse_options
-from data.meta import load_or_assume_meta
+from data.dataset import load_meta
 from tools.planning.decoding import plan_decoding
 from tools.planning.fit import Planned, changes_that_save, largest, plan, replan
 from tools.planning.report import as_json, describe, summary
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
         check_writable(Path(file), "choose another file")
     prepare_to_compile()
-    meta = load_or_assume_meta(options.dataset, own.vocab_size or options.vocab_size)
+    meta = load_meta(options.dataset, own.vocab_size or options.vocab_size)
     if own.decode:
         return print(plan_decoding(options, target, meta))
     planned = plan(options, target, meta)

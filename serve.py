@@ -137,7 +137,7 @@ def load_served(options: ServeOptions) -> Served:
         run,
         options.api_key,
         # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
-        ["*"] if options.api_key else LOOPBACK + re.findall(r"[^,\s]+", options.allowed_hosts),
+        ["*"] if options.api_key else LOOPBACK + options.allowed_hosts.replace(",", " ").split(),
         options.max_body,
         options.max_tokens,
     )

@@ -19,7 +19,7 @@ import jax
 
 from config.command_line import command, given
 from config.options import Options, complete_options
-from data.token_files import DataChanged
+from data.dataset import DataChanged
 from parallel.batches import StepBatches
 from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights

@@ -1,8 +1,7 @@
 """The batches that a training run or an evaluation reads from a split.
 
-Batch i is a pure function of (seed, split, i): a resumed run needs no loader state, and every host can make
-the same batch. No thread makes them in advance: 64 x 256 tokens take a tenth of a millisecond, in which an
-accelerator still computes the step before.
+Batch i is a pure function of (seed, split, i): a resumed run needs no loader state, and every host makes the
+same batch. No thread makes them in advance: an accelerator still computes the step before.
 """
 
 import functools
@@ -13,8 +12,7 @@ from jaxtyping import Int32
 from numpy.lib.stride_tricks import sliding_window_view
 
 from config.command_line import UserError
-from data.meta import SPLITS
-from data.token_files import Dataset
+from data.dataset import SPLITS, Dataset
 
 Batch = tuple[Int32[np.ndarray, "B T"], Int32[np.ndarray, "B T"]]
 
@@ -22,12 +20,9 @@ Batch = tuple[Int32[np.ndarray, "B T"], Int32[np.ndarray, "B T"]]
 class Batches:
     """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
-    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does.
-    `sampling="epoch"` divides the split into windows that do not overlap, and visits each once per epoch, in
-    an order shuffled anew for each epoch. A batch may hold the end of one epoch and the start of the next.
-    The tokens after the last complete window are left out.
-
-    Raises UserError as `Dataset.tokens` does, and when the split is shorter than block_size + 1.
+    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does. "epoch"
+    divides the split into windows that do not overlap, and visits each once per epoch, in an order shuffled
+    anew.
     """
 
     def __init__(
@@ -40,32 +35,31 @@ class Batches:
         sampling: str = "random",
     ):
         self.tokens = dataset.tokens(split)
-        self.path = self.tokens.paths[0]  # named in errors
         self.batch_size, self.block_size = batch_size, block_size
         self.key = (seed, SPLITS.index(split))
-        self._starts = {"random": self._random_starts, "epoch": self._epoch_starts}[sampling]
+        self.sampling = sampling
         if len(self.tokens) < block_size + 1:
             raise UserError(
-                f"{self.path}: {len(self.tokens)} tokens are fewer than block_size + 1 = {block_size + 1}: "
-                "use a smaller block_size or more text"
+                f"{self.tokens.paths[0]}: {len(self.tokens)} tokens are fewer than block_size + 1 = "
+                f"{block_size + 1}: use a smaller block_size or more text"
             )
         self.windows_per_epoch = (len(self.tokens) - 1) // block_size
         self._order = functools.lru_cache(maxsize=2)(self._shuffle)
 
-    def __call__(self, i: int, rows: slice | np.ndarray = slice(None)) -> Batch:
-        """Return inputs and targets of batch i, or of those `rows` of it. Raises UserError as `read` does."""
-        windows = self.tokens.read(self._starts(i)[rows].tolist(), self.block_size + 1)
+    def __call__(self, i: int) -> Batch:
+        starts = self._epoch_starts(i) if self.sampling == "epoch" else self._random_starts(i)
+        windows = self.tokens.read(starts.tolist(), self.block_size + 1)
         return windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
 
-    def epoch(self, i: int) -> float:
-        """Return how often the batches before batch i went through the split (on average, when random)."""
-        return i * self.batch_size / self.windows_per_epoch
+    def epoch(self, i: int) -> float | None:
+        """Return how often the batches before batch i went through the split; None for random windows."""
+        return i * self.batch_size / self.windows_per_epoch if self.sampling == "epoch" else None
 
     def every_window(self, stride: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order as x, y: each token but the first is a target once.
 
-        Windows begin `stride` tokens apart, from 1 to block_size, which is the default. Tokens that a window
-        shares with the one before are context: their targets are -1, as are those that fill the last batch.
+        Windows begin `stride` tokens apart (default: block_size). Tokens that a window shares with the one
+        before are context: their targets are -1, as are those that fill the last batch.
         """
         B, T = self.batch_size, self.block_size
         stride = stride or T

@@ -3,8 +3,8 @@
     python data/describe_chars.py --dataset=mine                    a folder below data/, or a path
     python data/describe_chars.py --dataset=mine --source=mine.txt  if its text is not <folder>/input.txt
 
-nanoGPT keeps the characters of its ids in meta.pkl. A pickle can run code, so it is not read: the ids are
-those of the text's characters, sorted. Every token is compared with the text. Neither .bin file is changed.
+nanoGPT keeps its characters in meta.pkl. A pickle can run code, so it is not read: the ids are those of the
+text's characters, sorted. Every token is compared with the text.
 """
 
 import sys
@@ -12,57 +12,37 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.command_line import ScriptParser, UserError, command
 from config.files import open_file
-from data.meta import SPLITS
-from data.registry import dataset_dir
+from data.dataset import SPLITS, dataset_dir
 from data.tokenizer import CharTokenizer
-from data.writer import describe_splits, token_dtype, write_meta
+from data.writer import describe_splits, write_meta
 
 REMEDY = "give the text that nanoGPT's prepare.py read, with --source=<path>"
 
 
 def describe(folder: Path, source: Path) -> None:
-    """Write meta.json into `folder`, whose train.bin and val.bin hold the characters of the text `source`.
-
-    Raises UserError when they do not, or a file cannot be read.
-    """
-    contents = {split: read(folder / f"{split}.bin") for split in SPLITS}
-    text = read(source, "r")  # as nanoGPT reads it, which makes \n of every end of a line
-    if not text:
-        raise UserError(f"{source}: the file is empty: {REMEDY}")
-    tokenizer = CharTokenizer("".join(sorted(set(text))))
-    if token_dtype(tokenizer.vocab_size) != "uint16":
+    """Write meta.json beside train.bin and val.bin, if these are the text `source`. Raises UserError."""
+    try:
+        text = source.read_text(encoding="utf-8")  # as nanoGPT reads it: every end of a line becomes \n
+        tokenizer = CharTokenizer("".join(sorted(set(text))))
+        splits = {}
+        for split in SPLITS:
+            with open_file(folder / f"{split}.bin") as file:
+                splits[split] = np.frombuffer(file.read(), "<u2")
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder}: cannot be read as nanoGPT's ({error}): {REMEDY}") from None
+    found, expected = np.concatenate(list(splits.values())), tokenizer.encode(text)
+    if not np.array_equal(found, expected):
         raise UserError(
-            f"{source}: {tokenizer.vocab_size:,} different characters are more than nanoGPT's uint16 holds: "
-            "prepare it with `python data/shakespeare_char/prepare.py --source=<text>`"
-        )
-    found, expected = b"".join(contents.values()), tokenizer.encode(text).astype("<u2").tobytes()
-    if found != expected or any(len(content) % 2 for content in contents.values()):
-        raise UserError(
-            f"{folder}: the {len(found) // 2:,} tokens of train.bin and val.bin are not the {len(text):,} "
+            f"{folder}: the {len(found):,} tokens of train.bin and val.bin are not the {len(text):,} "
             f"characters of {source}: {REMEDY}"
         )
-    splits = {split: np.frombuffer(content, "<u2") for split, content in contents.items()}
     write_meta(folder, tokenizer, str(source), **describe_splits(splits))
-    print(
-        f"{folder / 'meta.json'}: {tokenizer.vocab_size} symbols, "
-        f"{len(splits['train']):,} train and {len(splits['val']):,} validation tokens"
-    )
-
-
-def read(path: Path, mode: str = "rb"):
-    """Read a file: bytes, or text with mode "r". Raises UserError."""
-    try:
-        with open_file(path, mode) as file:
-            return file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as nanoGPT's ({error}): {REMEDY}") from None
+    counts = f"{len(splits['train']):,} train and {len(splits['val']):,} validation tokens"
+    print(f"{folder / 'meta.json'}: {tokenizer.vocab_size} symbols, {counts}")
 
 
 def main(argv: list[str]) -> None:
@@ -71,8 +51,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--source", type=Path, metavar="PATH", help="the text (default: <folder>/input.txt)")
     given = parser.parse(argv)
     folder = dataset_dir(given.dataset)
-    # A path that the user gives may be a link.
-    describe(folder, given.source.resolve() if given.source else folder / "input.txt")
+    describe(folder, given.source or folder / "input.txt")
 
 
 if __name__ == "__main__":

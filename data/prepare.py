@@ -11,15 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.command_line import ScriptParser, UserError, command
 from data.documents import write_documents
 from data.sources import Files, Hub
-from data.tokenizer import load_tokenizer
+from data.writer import load_tokenizer
 
 VAL_FRACTION = 0.0005  # as nanoGPT has it for OpenWebText
 
@@ -31,7 +28,7 @@ def prepare(
     hub: Hub | None = None,
     val_fraction: float = VAL_FRACTION,
 ) -> None:
-    """Run the command `argv`, by default on the documents of `hub` and into `folder`. Raises UserError."""
+    """Run a command, by default on the documents of `hub` and into `folder`."""
     given = parse(argv, about, folder, hub, val_fraction)
     source = Files(given.source) if given.source else hub
     assert source is not None, "the parser asks for --source where there is no hub"
@@ -40,13 +37,9 @@ def prepare(
 
 
 def parse(
-    argv: list[str],
-    about: str,
-    folder: Path | None = None,
-    hub: Hub | None = None,
-    val_fraction: float = VAL_FRACTION,
+    argv: list[str], about: str, folder: Path | None, hub: Hub | None, val_fraction: float = VAL_FRACTION
 ) -> argparse.Namespace:
-    """Read the command's options. Raises UserError, also for a value out of range."""
+    """Read the command's options. Raises UserError."""
     parser = ScriptParser(about)
     add = parser.add_argument
     add("--source", nargs="+", metavar="FILE", required=not hub, help="files or globs (default: the hub's)")

@@ -1,24 +1,23 @@
 """The documents of a large data set, from files of your own or from the Hugging Face hub.
 
-A source yields batches of documents as they are stored, each with the position after it, from which a new
-source goes on. `extract_text` decodes them later, in the processes that tokenize.
+They come as they are stored: `extract_text` decodes them later, in the processes that tokenize.
 """
 
 import glob
 import json
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.command_line import UserError
 from config.files import first_line
-from data.tokenizer import require
 
-BATCH = 2**20  # about as many bytes of documents are in a batch: a third of a second of tokenizing
-ROWS = 256  # rows of Parquet in a batch
-LONGEST = 2**24  # bytes of a document in a text file; a longer one is split at a line's end
+BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
+ROWS = 256  # of Parquet in a batch
+LONGEST = 2**24  # bytes of a document in a text file; a longer one is cut at a line's end
 SEPARATOR = b"<|endoftext|>"  # between documents in a text file, on a line of its own
 
 Position = Any  # a JSON value
@@ -26,41 +25,36 @@ Records = Sequence[bytes | None]  # one per document: UTF-8 text, or a line of J
 
 
 class DocumentBatch(NamedTuple):
-    """Holds documents in order, and the position of the next one."""
+    """Holds documents in order."""
 
     records: Records
     json_lines: bool  # whether the records are lines of JSON
-    position: Position
+    position: Position  # of the next document
 
 
 @dataclass(frozen=True)
 class Hub:
     """A data set of the Hugging Face hub whose files are Parquet, with a column "text"."""
 
-    repository: str
+    path: str
     name: str | None = None  # of the configuration, such as "sample-10BT"
     revision: str | None = None
 
     def __str__(self) -> str:
-        return ", ".join(filter(None, (f"hub: {self.repository}", self.name, self.revision)))
+        return ", ".join(filter(None, (f"hub: {self.path}", self.name, self.revision)))
 
     def fingerprint(self) -> list:
-        """Return JSON values that identify the documents."""
-        return [self.repository, self.name, self.revision]
+        """Return JSON values that tell whether the documents are the same."""
+        return [self.path, self.name, self.revision]
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
-        """Yield the documents from `position` on. Raises UserError when the hub cannot be read."""
-        dataset = {"path": self.repository, "name": self.name, "revision": self.revision}
-        failure = f"cannot read {self.repository} from the hub; the same command goes on from here"
-        for records, after in _stream_parquet(dataset, position, failure):
+        """Yield the documents from a batch's `position` on. Raises UserError when they cannot be read."""
+        for records, after in _stream_parquet(str(self), position, **asdict(self)):
             yield DocumentBatch(records, False, after)
 
 
 class Files:
-    """The user's own files, given as paths or globs: .jsonl and .parquet (both with "text"), and .txt.
-
-    Raises UserError when a pattern matches no file, or a file is of another kind.
-    """
+    """The user's own files, by paths or globs. Raises UserError for none, and for another kind of file."""
 
     def __init__(self, patterns: list[str]):
         self.paths = []
@@ -77,33 +71,25 @@ class Files:
         return " ".join(self.paths)
 
     def fingerprint(self) -> list:
-        """Return JSON values that identify the documents."""
         return [[str(Path(path).resolve()), Path(path).stat().st_size] for path in self.paths]
 
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
-        """Yield the documents from `position` on. Raises UserError when a file cannot be read."""
         first, start = position or (0, None)  # the number of the file to go on with, and the position in it
         for number, path in list(enumerate(self.paths))[first:]:
             suffix = Path(path).suffix
-            try:
-                for records, after in READERS[suffix](path, start):
-                    yield DocumentBatch(records, suffix == ".jsonl", [number, after])
-            except OSError as error:
-                raise UserError(f"{path}: cannot be read ({error.strerror}): check it") from None
+            for records, after in READERS[suffix](path, start):
+                yield DocumentBatch(records, suffix == ".jsonl", [number, after])
             start = None
 
 
-def extract_text(record: bytes | None, json_lines: bool) -> str:
-    """Return the text of a document. Raises ValueError when it has none, or it is not UTF-8."""
-    if record is None:
-        raise ValueError("null")
-    if not json_lines or not record.strip():
-        return record.decode("utf-8")
-    value = json.loads(record)
-    if not isinstance(value, dict) or not isinstance(value.get("text"), str):
-        raise ValueError('no string under "text"')
-    value["text"].encode("utf-8")  # raises for a lone surrogate: JSON can spell it, no tokenizer takes it
-    return value["text"]
+def extract_text(record: bytes | None, json_lines: bool) -> str | None:
+    """Return the text of a document, or None if it is empty or corrupt."""
+    try:
+        content: Any = json.loads(record or b"")["text"].encode() if json_lines else record
+        text = content.decode("utf-8")
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    return text if text.strip() else None
 
 
 def _read_json_lines(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
@@ -114,42 +100,28 @@ def _read_json_lines(path: str, start: int | None) -> Iterator[tuple[Records, in
 
 
 def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
-    position = start or 0
     with open(path, "rb") as file:
-        file.seek(position)
-        documents, size, document = [], 0, bytearray()
-        for line in file:
-            position += len(line)
-            separates = line.strip() == SEPARATOR
-            if not separates:
-                document += line
-            if separates or len(document) >= LONGEST:
-                documents.append(bytes(document))
-                size += len(document)
-                document.clear()
-                if size >= BATCH:
-                    yield documents, position
-                    documents, size = [], 0
-    if document:
-        documents.append(bytes(document))
-    if documents:
-        yield documents, position
+        file.seek(start or 0)
+        while lines := file.readlines(BATCH):
+            size = 0
+            while lines[-1].strip() != SEPARATOR and size < LONGEST and (line := file.readline()):
+                lines.append(line)
+                size += len(line)
+            documents = re.split(rb"(?m)^[ \t]*<\|endoftext\|>[ \t\r]*(?:\n|\Z)", b"".join(lines))
+            yield documents if documents[-1] else documents[:-1], file.tell()
 
 
 def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Position]]:
-    dataset = {"path": "parquet", "data_files": [glob.escape(path)]}
-    yield from _stream_parquet(dataset, start, f'{path}: cannot be read as Parquet with a column "text"')
+    return _stream_parquet(path, start, path="parquet", data_files=[glob.escape(path)])
 
 
-def _stream_parquet(
-    dataset: dict[str, Any], start: Position, failure: str
-) -> Iterator[tuple[Records, Position]]:
-    """Yield the column "text" of `datasets.load_dataset(**dataset)`. Raises UserError with `failure`."""
-    # Imported here, because it takes over a second, and text needs none of it.
-    datasets = require("datasets", "Parquet and the Hugging Face hub")
-    datasets.logging.set_verbosity(logging.CRITICAL)  # it logs in many lines an error that is raised anyway
+def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tuple[Records, Position]]:
+    """Yield the column "text" of `datasets.load_dataset(**dataset)`. An error names the `source`."""
+    import datasets  # here: it takes over a second
+
+    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
     try:
-        # `batch_size` limits how many rows are decoded at once: a row group may not fit in memory.
+        # With `batch_size`, because a whole row group may not fit in memory.
         stream = datasets.load_dataset(
             **dataset, split="train", streaming=True, columns=["text"], batch_size=ROWS
         ).with_format("arrow")
@@ -158,11 +130,14 @@ def _stream_parquet(
         for table in stream.iter(batch_size=ROWS):
             # As bytes: as text, one document that is not UTF-8 would fail the batch.
             yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
-    except Exception as error:  # any library between here and the network may raise its own kind
-        raise UserError(f"{failure} ({first_line(error)})") from None
+    except Exception as error:  # any library down to the network may raise its own kind
+        raise UserError(
+            f'{source}: cannot be read as Parquet with a column "text" ({first_line(error)}): the same '
+            "command goes on from here"
+        ) from None
 
 
-# Each reader yields batches of a file's records, with the position after each batch.
+# Each yields batches of a file's records, and the position after each batch.
 READERS: dict[str, Callable[[str, Position], Iterator]] = {
     ".jsonl": _read_json_lines,
     ".parquet": _read_parquet_file,

@@ -4,26 +4,25 @@
 """
 
 import codecs
-import importlib
+import functools
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
 
 from config.command_line import UserError, spell
-from config.files import GONE, is_whole, parse_json, read_text
+from config.files import first_line
 
-# The id of "<|endoftext|>" in tiktoken's encodings, which tiktoken knows only after it has read their files.
+# The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
 END_OF_TEXT = {
     **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), 50256),
     "cl100k_base": 100257,
     **dict.fromkeys(("o200k_base", "o200k_harmony"), 199999),
 }
-# Names that a tokenizer.json may have for the token that ends a text; the first one found is taken.
+# The token that ends a text in a tokenizer.json: the first one found.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 # GPT-2 and ByteLevel's tokenizer.json write a printable byte as itself, the others as characters from 256 on.
@@ -31,7 +30,7 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
-# A function `feed(ids, final=False)` that returns the text which these ids complete; `final=True` ends it.
+# A function `feed(ids, final=False)` from the next ids to the text that they complete; `final=True` ends it.
 Stream = Callable[..., str]
 
 
@@ -53,44 +52,33 @@ class Tokenizer(ABC):
         return self.description
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Return the text of these token ids. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
+        """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
         return self.stream()(ids, final=True)
 
     def stream(self) -> Stream:
-        """Return a function from the next token ids to the text that they complete.
-
-        Bytes of an incomplete character wait for the rest; `final=True` turns them into U+FFFD.
-        """
+        """Return a Stream. Bytes of an incomplete character wait for the rest."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
 
 
 class CharTokenizer(Tokenizer):
-    """Token i is the i-th character of `symbols`. Raises UserError for symbols that are no vocabulary."""
+    """Token i is the i-th character of `symbols`. Raises ValueError for symbols that are no vocabulary."""
 
     def __init__(self, symbols: str):
         if not symbols or len(set(symbols)) != len(symbols) or symbols != _replace_surrogates(symbols):
-            raise UserError("a character vocabulary needs valid characters, at least one, each only once")
+            raise ValueError("a character vocabulary needs valid characters, at least one, each only once")
         self.symbols = symbols
         self.description = {"type": "char", "symbols": symbols}
         self.vocab_size = len(symbols)
-        points = _code_points(symbols)
-        # An entry per code point up to the largest known, and one for all above it.
-        self._id_of = np.full(points.max() + 2, -1, np.int32)
-        self._id_of[points] = np.arange(len(symbols))
+        self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
-        """Return an id per character. Raises UserError for an unknown one."""
-        points = _code_points(text)
-        ids = self._id_of[np.minimum(points, len(self._id_of) - 1)]
-        if (ids < 0).any():
-            missing = [repr(chr(point)) for point in np.unique(points[ids < 0])]
-            more = f" and {len(missing) - 10} more" if len(missing) > 10 else ""
+        if missing := sorted(set(text) - self._id_of.keys()):
             raise UserError(
-                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(missing[:10])}{more}: "
+                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(map(repr, missing[:10]))}: "
                 "leave them out of the text, or train on data that has them"
             )
-        return ids
+        return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
     def bytes_of(self, token: int) -> bytes:
         return (self.symbols[token] if token < self.vocab_size else "\ufffd").encode()
@@ -100,16 +88,15 @@ class TiktokenTokenizer(Tokenizer):
     """A byte-pair encoding of tiktoken, such as "gpt2". Raises UserError when it cannot be loaded."""
 
     def __init__(self, name: str):
-        tiktoken = require("tiktoken", f"the tokenizer {name!r}")
-        if name not in (known := tiktoken.list_encoding_names()):
-            known = ", ".join(known)
-            raise UserError(f"tiktoken has no encoding {name!r}: choose {known}, or a tokenizer.json")
+        import tiktoken  # here and in the next class: characters need neither library
+
         try:
             self._encoding = tiktoken.get_encoding(name)
-        except OSError:  # the errors of the requests library are OSErrors too
+        except (ValueError, OSError) as error:  # the errors of the requests library are OSErrors too
             raise UserError(
-                f"the files of tokenizer {name!r} are not on this machine and could not be downloaded: "
-                "connect to the network, or set TIKTOKEN_CACHE_DIR to a folder that has them"
+                f"tiktoken cannot load {name!r} ({first_line(error)}): choose a tokenizer.json or one of "
+                f"{', '.join(tiktoken.list_encoding_names())}; without a network, set TIKTOKEN_CACHE_DIR to "
+                "a folder that has its files"
             ) from None
         self.description = {"type": "tiktoken", "name": name}
         self.vocab_size = self._encoding.n_vocab
@@ -123,26 +110,19 @@ class TiktokenTokenizer(Tokenizer):
     def bytes_of(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
-        except KeyError:  # a model whose vocabulary is padded (50,257 to 50,304) may draw a padding token
+        except KeyError:  # of the padding of a model's vocabulary
             return "\ufffd".encode()
 
 
 class JsonTokenizer(Tokenizer):
-    """The tokenizer of a `tokenizer.json`'s text. Raises UserError with `origin` for another text."""
+    """The tokenizer of a `tokenizer.json`'s text. Raises ValueError for another text."""
 
-    def __init__(self, text: str, origin: str = "tokenizer.json"):
-        library = require("tokenizers", origin)
-        try:
-            self._tokenizer = library.Tokenizer.from_str(text)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the library raises no narrower class, and this one when Rust panics
-            raise UserError(f"{origin}: not a Hugging Face tokenizer.json ({error})") from None
-        self._new_stream = library.decoders.DecodeStream
+    def __init__(self, text: str):
+        self._tokenizer, self._new_stream = _load_library_tokenizer(text)
         self.description = {"type": "tokenizers", "json": text}
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
         if not 0 < self.vocab_size < 2**31:  # ids are int32
-            raise UserError(f"{origin}: this tokenizer has {self.vocab_size} tokens")
+            raise ValueError(f"a tokenizer of {self.vocab_size} tokens")
 
     def encode(self, text: str, special: bool = True) -> np.ndarray:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
@@ -150,7 +130,7 @@ class JsonTokenizer(Tokenizer):
         return np.array(ids, np.int32)
 
     def decode(self, ids: Iterable[int]) -> str:
-        # The library leaves out ids without a token: a model whose vocabulary is padded may draw one.
+        # Without ids that have no token: a model may draw one of its vocabulary's padding.
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def stream(self) -> Stream:
@@ -169,7 +149,7 @@ class JsonTokenizer(Tokenizer):
         return feed
 
     def bytes_of(self, token: int) -> bytes:
-        # Decoded after itself, because a text's first token may lose a space.
+        # Decoded after itself: a text's first token may lose a space.
         text = self.decode([token, token]).removeprefix(self.decode([token]))
         name = self._tokenizer.id_to_token(token) or ""
         if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # of SentencePiece
@@ -179,36 +159,28 @@ class JsonTokenizer(Tokenizer):
         return text.encode()
 
 
-def require(module: str, what: str) -> Any:
-    """Import a library that only some users need. Raises UserError, which says what needs it."""
+@functools.lru_cache(maxsize=2)
+def _load_library_tokenizer(text: str) -> tuple[Any, Any]:
+    import tokenizers
+
     try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise UserError(f"{what} needs {module}: pip install {module}") from None
+        return tokenizers.Tokenizer.from_str(text), tokenizers.decoders.DecodeStream
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the library raises no narrower class, and this one when Rust panics
+        raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer by the path of its tokenizer.json, or by tiktoken's name for it. Raises UserError."""
-    if not name.endswith(".json"):
-        return TiktokenTokenizer(name)
-    try:
-        # A path that the user gives may be a link.
-        return JsonTokenizer(read_text(Path(name).resolve()), origin=name)
-    except (*GONE, ValueError) as error:
-        raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
-
-
-KINDS = {  # by the type in a description: what else it has, and the class
-    "char": ("symbols", CharTokenizer),
-    "tiktoken": ("name", TiktokenTokenizer),
-    "tokenizers": ("json", JsonTokenizer),
-}
-
-
-def from_json(description: dict) -> Tokenizer:
-    """Make the tokenizer that `to_json` described. Raises UserError when it cannot be loaded."""
-    key, kind = KINDS[description["type"]]
-    return kind(description[key])
+def from_json(description: Any) -> Tokenizer:
+    """Make the tokenizer that `to_json` described. Raises UserError or ValueError."""
+    match description:
+        case {"type": "char", "symbols": str(symbols)}:
+            return CharTokenizer(symbols)
+        case {"type": "tiktoken", "name": str(name)}:
+            return TiktokenTokenizer(name)
+        case {"type": "tokenizers", "json": str(text)}:
+            return JsonTokenizer(text)
+    raise ValueError(f"unknown tokenizer {spell(description)}")
 
 
 def check_description(description: Any) -> dict | None:
@@ -216,41 +188,22 @@ def check_description(description: Any) -> dict | None:
     match description:
         case None:
             return None
-        case {"type": "char" | "tiktoken" | "tokenizers" as kind}:
-            key, _ = KINDS[kind]
-            if isinstance(text := description.get(key), str):
-                if kind == "tokenizers":
-                    _added_tokens(text)
-                return {"type": kind, key: text}
-    raise ValueError(f"unknown tokenizer {spell(description)}")
+        case {"type": "tiktoken", "name": str(name)}:  # whose files may have to be downloaded
+            return {"type": "tiktoken", "name": name}
+    return from_json(description).to_json()
 
 
 def end_of_text(description: dict | None) -> int | None:
-    """Return the id of the token that ends a text, from a tokenizer's description; None if it has none."""
+    """Return the id of the token that ends a text, if the described tokenizer has one."""
     match description:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
         case {"type": "tokenizers", "json": str(text)}:
-            ids = _added_tokens(text)
+            added = _load_library_tokenizer(text)[0].get_added_tokens_decoder()
+            ids = {token.content: i for i, token in added.items()}
             return next((ids[name] for name in END_NAMES if name in ids), None)
     return None
 
 
-def _added_tokens(text: str) -> dict[str, int]:
-    """Return the ids of a tokenizer.json's special tokens by name. Raises ValueError for a damaged text."""
-    try:
-        ids = {token["content"]: token["id"] for token in parse_json(text).get("added_tokens") or ()}
-    except (AttributeError, KeyError, TypeError):
-        raise ValueError("not a tokenizer.json: its added_tokens cannot be read") from None
-    if bad := [i for i in ids.values() if not is_whole(i) or i < 0]:
-        raise ValueError(f"its added_tokens have the id {spell(bad[0])}")
-    return ids
-
-
 def _replace_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()  # the library cannot encode a lone surrogate
-
-
-def _code_points(text: str) -> np.ndarray:
-    # A byte of the command line that is not UTF-8 is a lone surrogate: a missing character like any other.
-    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")

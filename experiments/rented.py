@@ -14,7 +14,7 @@ import jax
 from config.command_line import command, given
 from config.files import write_whole
 from config.options import Options
-from data.registry import prepare_if_missing
+from data.dataset import prepare_if_missing
 from experiments.runner import Task, train_all
 from runs.hardware import describe_cpu
 

@@ -25,7 +25,7 @@ from typing import ClassVar
 
 from config.command_line import Count, UserError, command, given
 from config.options import Options
-from data.registry import prepare_if_missing
+from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
 from experiments.report import write_report
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from config.files import read_json, write_whole
 from config.options import FREE, RESUMING, Options
-from data.registry import dataset_dir
+from data.dataset import dataset_dir
 
 FOLDER = Path(__file__).resolve().parents[1] / "config" / "reference"
 

@@ -9,9 +9,7 @@ import jax
 
 from config.command_line import UserError
 from config.options import NOT_RESUMED, RESUMING, Options
-from data.meta import NANOGPT, Meta
-from data.registry import prepare_if_missing
-from data.token_files import Dataset
+from data.dataset import NANOGPT, Dataset, Meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPTConfig

@@ -287,7 +287,7 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, refere
 @pytest.mark.parametrize(
     "argument, says",
     [
-        ("--dataset=nowhere", "dataset=nowhere: no such data set"),
+        ("--dataset=nowhere", "dataset=nowhere: there is no "),
         ("--split=test", "--split is 'test': it should be 'val' or 'train'"),
         ("--stride=0", "--stride is 0: it should be greater than or equal to 1"),
         ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),

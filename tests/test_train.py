@@ -24,7 +24,7 @@ from matplotlib.image import imread
 import train
 from config.command_line import command
 from config.options import read_options
-from data import registry
+from data import dataset
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
@@ -194,8 +194,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
 
 
 def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(registry, "DATA", tmp_path / "data")
-    monkeypatch.setattr(sys, "path", list(sys.path))  # a prepare.py puts its repository there
+    monkeypatch.setattr(dataset, "DATA", tmp_path / "data")
     folder = tmp_path / "data" / "python_char"
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "data" / "python_char" / "prepare.py", folder)
@@ -686,14 +685,14 @@ def damage_low_bits(folder):
 @pytest.mark.parametrize(
     "damage, says",
     [
-        (lambda folder: (folder / "train.bin").unlink(), "neither train.bin nor prepare.py"),
-        (lambda folder: (folder / "val.bin").unlink(), "val.bin: no such file"),
+        (lambda folder: (folder / "train.bin").unlink(), "run the prepare.py of that folder"),
+        (lambda folder: (folder / "val.bin").unlink(), "val.bin: cannot be read (No such file"),
         (
             lambda folder: os.truncate(folder / "train.bin", 1000),
-            "train.bin: 1000 bytes of uint16, where meta.json says 1500 tokens",
+            "train.bin: 1000 bytes are not 1500 tokens of uint16",
         ),
         (damage_low_bits, "train.bin: its sha256 is not the one in meta.json"),
-        (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used"),
+        (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used (Invalid JSON"),
     ],
     ids=["no train.bin", "no val.bin", "cut short", "low bits", "meta.json"],
 )
@@ -709,7 +708,7 @@ def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
     [
         ({"block_size": 1500}, "train.bin: 1500 tokens are fewer than block_size + 1 = 1501"),
         ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
-        ({"dataset": "python_chr"}, "dataset=python_chr: no such data set; did you mean python_char?"),
+        ({"dataset": "python_chr"}, "dataset=python_chr: there is no /"),
         ({"n_head": 3}, "n_embd"),
         ({"document_mask": True}, "document_mask=True needs an end-of-text token"),
     ],

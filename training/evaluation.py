@@ -15,10 +15,9 @@ from tqdm import tqdm
 from config.command_line import UserError
 from config.options import Options
 from data.batches import Batch, Batches
-from data.meta import SPLITS
-from data.token_files import Dataset
+from data.dataset import SPLITS, Dataset
 from model import GPT
-from parallel.batches import assemble, example_batch, rows_here
+from parallel.batches import distribute, example_batch
 from parallel.pipeline.loop import make_pipeline
 from training.chunked_loss import chunked_cross_entropy, nats_of_rows
 from training.step import mean_loss
@@ -38,14 +37,14 @@ def make_evaluate(options: Options, dataset: Dataset, model: GPT) -> Evaluate:
     compiled = compile_loss(model, options)
 
     def evaluate(model: GPT, stop_asked: Callable[[], int]) -> dict[str, float] | None:
-        means, here = {}, rows_here(B)
+        means = {}
         for split, batches in splits.items():
             drawn = batches.every_window() if n == -1 else (batches(i) for i in range(n))
             losses, targets = [], []
             for x, y in drawn:
                 if stop_asked():
                     return None
-                losses.append(compiled(model, assemble(x[here], B), assemble(y[here], B)))
+                losses.append(compiled(model, distribute(x), distribute(y)))
                 targets.append((y >= 0).sum())
                 if len(losses) > 1:  # wait for the batch before, so that a stop comes soon
                     losses[-2].block_until_ready()
@@ -75,14 +74,14 @@ def score(
     B, T = shape
     batch = example_batch(B, T)
     compiled = score_rows.lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
-    here, nats = rows_here(B), []
+    nats = []
     quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
     start = time.perf_counter()
     with tqdm(total=n_targets, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
         for x, y in batches:
             if (largest := max(x.max(), y.max())) >= (V := model.config.vocab_size):
                 raise UserError(f"{source}: token {largest} is not of the model's vocabulary of {V}")
-            nats.append(compiled(model, assemble(x[here], B), assemble(y[here], B)))
+            nats.append(compiled(model, distribute(x), distribute(y)))
             bar.update((y >= 0).sum())
     return np.concatenate([np.asarray(rows) for rows in nats]), time.perf_counter() - start
 

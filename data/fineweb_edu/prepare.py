@@ -8,18 +8,12 @@ Penedo et al. 2024, arXiv:2406.17557. https://huggingface.co/datasets/HuggingFac
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command
 from data.prepare import prepare
 from data.sources import Hub
 
 if __name__ == "__main__":
-    command(
-        lambda argv: prepare(
-            argv, __doc__, Path(__file__).parent, Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
-        )
-    )
+    hub = Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
+    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub))

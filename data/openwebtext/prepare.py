@@ -2,17 +2,14 @@
 
     python data/openwebtext/prepare.py [--limit=N] [--num_proc=N] [--tokenizer=gpt2] [--source=<files>]
 
-nanoGPT reports 9,035,582,198 train and 4,434,897 validation tokens of GPT-2's; it chooses other documents for
-validation. https://skylion007.github.io/OpenWebTextCorpus
+nanoGPT, which chooses other documents for validation, reports 9,035,582,198 train and 4,434,897 validation
+tokens. https://skylion007.github.io/OpenWebTextCorpus
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command
 from data.prepare import prepare

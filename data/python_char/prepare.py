@@ -2,10 +2,9 @@
 
     python data/python_char/prepare.py [--source=<folder>]
 
-The text is the top-level *.py of the standard library (or of <folder>), in the order of their file names.
-Each tab becomes four spaces; then all but printable ASCII and newlines is dropped, which leaves 96 symbols.
-The first 90% of the characters are for training. The same installation of Python always gives the same text:
-CPython 3.11.7 on Linux 4,698,190 characters, later versions a little less.
+The text is the top-level *.py of the standard library (or of <folder>), in the order of their names, with
+four spaces for each tab, and only printable ASCII and newlines: 96 symbols. The first 90% are for training.
+CPython 3.11.7 on Linux has 4,698,190 characters, later versions a little less.
 """
 
 import platform
@@ -14,21 +13,16 @@ import sys
 import sysconfig
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
-SMALL = True  # train.py prepares it by itself: it takes a second and no network
 SYMBOLS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
-    """Write the data set into `folder`, from the *.py in the folder `source` or the standard library."""
     library = Path(source or sysconfig.get_path("stdlib"))
     files = sorted(library.glob("*.py"), key=lambda path: path.name)
     if not files:
@@ -39,9 +33,8 @@ def prepare(folder: Path, source: str | None = None) -> None:
         raise UserError(f"{error.filename}: cannot be read ({error.strerror}): check it") from None
     text = text.replace("\t", "    ")
     kept = re.sub(r"[^\n -~]", "", text)
-    described = source or f"the Python {platform.python_version()} standard library"
-    described = f"{len(files)} top-level *.py of {described}"
-    summary = write_text(folder, kept, CharTokenizer(SYMBOLS), described)
+    whose = source or f"the Python {platform.python_version()} standard library"
+    summary = write_text(folder, kept, CharTokenizer(SYMBOLS), f"{len(files)} top-level *.py of {whose}")
     print(
         f"{folder}: {len(files)} files of {library}, {len(kept):,} characters "
         f"({len(text) - len(kept):,} dropped), {len(SYMBOLS)} symbols, {summary}"

@@ -2,28 +2,21 @@
 
     python data/shakespeare/prepare.py [--source=<path or URL>] [--tokenizer=gpt2]
 
-The first 90% of the characters are for training, the rest for validation: 301,966 and 36,059 tokens, as in
-nanoGPT. Any other UTF-8 text is prepared in the same way.
+The first 90% of the characters are for training: 301,966 and 36,059 tokens, as in nanoGPT. Any other UTF-8
+text is prepared in the same way.
 """
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command
 from data.shakespeare_char.prepare import URL, parser, read_text
-from data.tokenizer import load_tokenizer
-from data.writer import write_text
-
-SMALL = True  # train.py prepares it by itself: it is one megabyte, and GPT-2's vocabulary another
+from data.writer import load_tokenizer, write_text
 
 
 def prepare(folder: Path, source: str | None = None, tokenizer: str = "gpt2") -> None:
-    """Write the data set into `folder`, from the path or URL `source` (default: tiny Shakespeare's)."""
     text = read_text(source)
     summary = write_text(folder, text, load_tokenizer(tokenizer), source or URL)
     print(f"{folder}: {len(text):,} characters, {summary}")

@@ -2,8 +2,8 @@
 
     python data/shakespeare_char/prepare.py [--source=<path or URL>]
 
-The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training, the rest for
-validation: 1,003,854 and 111,540 tokens, as in nanoGPT. Any other UTF-8 text is prepared in the same way.
+The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training: 1,003,854 and
+111,540 tokens, as in nanoGPT. Any other UTF-8 text is prepared in the same way.
 """
 
 import hashlib
@@ -12,23 +12,18 @@ import sys
 import urllib.request
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import ScriptParser, UserError, command
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
-SMALL = True  # train.py prepares it by itself: it is one megabyte
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TIMEOUT = 20  # seconds to wait for an answer of the network
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
-    """Write the data set into `folder`, from the path or URL `source` (default: tiny Shakespeare's)."""
     text = read_text(source)
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     summary = write_text(folder, text, tokenizer, source or URL)
@@ -36,10 +31,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
 
 
 def read_text(source: str | None) -> str:
-    """Read the text at the path or URL `source` (None: tiny Shakespeare's), with a note if it is another.
-
-    Raises UserError when it cannot be read, is not UTF-8, or is too short to split.
-    """
+    """Read the text at a path or URL (None: tiny Shakespeare's). Raises UserError."""
     where = source or URL
     try:
         if where.startswith(("http://", "https://")):
@@ -53,10 +45,8 @@ def read_text(source: str | None) -> str:
             f"{where}: cannot be read as UTF-8 text ({error}): give data/<data set>/prepare.py a copy with "
             "--source=<path>, or train config/quickstart.py, which needs no network"
         ) from None
-    if hashlib.sha256(content).hexdigest() != SHA256:
-        if source is None:
-            raise UserError(f"{URL}: not tiny Shakespeare (sha256 differs): give a copy with --source=<path>")
-        print(f"note: {source} is not tiny Shakespeare (sha256 differs)", file=sys.stderr)
+    if source is None and hashlib.sha256(content).hexdigest() != SHA256:
+        raise UserError(f"{URL}: not tiny Shakespeare (sha256 differs): give a copy with --source=<path>")
     if len(text) < 2:
         raise UserError(f"{where}: {len(text)} characters are too few to split: give a longer text")
     return text

@@ -9,10 +9,7 @@ arXiv:2305.07759.
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Python looks beside a script only
-
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  first: quiet Ctrl-C
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import command
 from data.prepare import prepare

@@ -9,7 +9,7 @@ at each place of a window. It prints these, and what the model gains from a text
 import numpy as np
 from jaxtyping import Float, Int
 
-from data.registry import DATA, prepare_if_missing
+from data.dataset import DATA, prepare_if_missing
 from docs.figures import BLUE, GREY, ORANGE, quickstart, save
 from model import GPT
 from runs.load import load_run

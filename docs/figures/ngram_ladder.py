@@ -13,8 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from data.meta import load_meta
-from data.registry import DATA, prepare_if_missing
+from data.dataset import DATA, load_meta, prepare_if_missing
 from docs.figures import BLUE, GREY, LIGHT, ORANGE, quickstart, save
 
 ORDERS = range(1, 9)  # 96 symbols: an 8-gram has a number of its own in 63 bits

@@ -14,8 +14,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel as Bytes
 from tokenizers.trainers import BpeTrainer
 
-from data.meta import load_meta
-from data.registry import DATA, prepare_if_missing
+from data.dataset import DATA, load_meta, prepare_if_missing
 from data.tokenizer import from_json
 from docs.figures import BLUE, GREY, ORANGE, save
 from model import GPT, GPTConfig

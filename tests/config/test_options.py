@@ -357,15 +357,9 @@ for moment in moments:
 """
 
 
-@pytest.mark.parametrize(
-    "script, modules",
-    [
-        ("train.py", ["jax", "numpy", "jax.numpy", "runs.checkpoint"]),
-        ("data/shakespeare_char/prepare.py", ["numpy"]),
-    ],
-)
-def test_ctrl_c_during_the_imports_ends_a_command_quietly(script, modules):
-    done = run_python("-c", INTERRUPTED, script, *modules)
+def test_ctrl_c_during_the_imports_ends_a_command_quietly():
+    modules = ["jax", "numpy", "jax.numpy", "runs.checkpoint"]
+    done = run_python("-c", INTERRUPTED, "train.py", *modules)
     assert done.stdout.splitlines() == [f"{name} 130" for name in modules] and done.stderr == ""
 
 

@@ -1,26 +1,24 @@
 """Documents to data sets: the tokens, the split, what a kill leaves and what the same command makes of it."""
 
 import json
-import os
 import re
-import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import tokenizers
 
 from config.command_line import UserError
-from data import sources
+from data import documents, sources
 from data.batches import Batches
-from data.documents import Progress, load_progress, tokenize_in_parallel, write_documents
-from data.meta import load_meta
+from data.dataset import Dataset, load_meta
+from data.documents import begin_tokenizing, write_documents
 from data.prepare import prepare
 from data.sources import DocumentBatch, Files
-from data.token_files import Dataset
-from data.tokenizer import from_json, load_tokenizer
-from tests.damage import assert_named
+from data.tokenizer import from_json
+from data.writer import load_tokenizer
 from tests.helpers import ROOT, contents, refusal, run_python
 
 TEXTS = [f"the story of {i}: €\n" + "and then the other thing\n" * (i % 9) for i in range(400)]
@@ -41,7 +39,7 @@ def small_batches(monkeypatch):
 
 def tokens(folder, split):
     meta = load_meta(str(folder))
-    return np.concatenate([np.fromfile(folder / name, meta.dtype) for name, _ in meta.files(split)])
+    return np.concatenate([np.fromfile(folder / shard.file, meta.dtype) for shard in meta.files(split)])
 
 
 def stories(folder, *splits):
@@ -103,13 +101,13 @@ def test_the_limit_counts_documents(write):
         assert stories(write(limit=limit)) == sorted(TEXTS[:limit])
 
 
-def test_corrupt_and_empty_documents_are_skipped_and_counted_in_one_line(tmp_path, write, capsys):
+def test_corrupt_and_empty_documents_are_skipped_and_counted(tmp_path, write, capsys):
     good = [json.dumps({"text": text}).encode() for text in TEXTS[:50]]
     bad = [b"{", b'{"text": null}', b'{"text": "\xff"}', rb'{"text": "\udfff"}', b"[" * 100_000]
     empty = [b"", b'{"text": ""}', rb'{"text": " \n"}']
     (tmp_path / "mixed.jsonl").write_bytes(b"\n".join([*good[:20], *bad, *good[20:], *empty]) + b"\n")
     assert stories(write(paths=[tmp_path / "mixed.jsonl"])) == sorted(TEXTS[:50])
-    assert capsys.readouterr().out.endswith("skipped of these: 5 corrupt and 3 empty\n")
+    assert ": 58 documents, 8 of them corrupt or empty, " in capsys.readouterr().out
 
 
 def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, write):
@@ -135,10 +133,10 @@ def test_a_large_vocabulary_is_written_as_uint32(tmp_path, write, tokenizer_json
 PROGRAM = """
     import os, signal, sys
     from pathlib import Path
-    from data import documents, sources, writer
-    from data.tokenizer import load_tokenizer
+    from data import documents, sources
+    from data.writer import load_tokenizer
     folder, source, tokenizer, kill_at = sys.argv[1:]
-    sources.BATCH, documents.SAVE_EVERY, writer.SHARD = 2000, 1, 1500
+    sources.BATCH, documents.GROUP, documents.SHARD = 2000, 1, 1500
     named, rename = [], os.replace
     def replace(one, other):
         rename(one, other)
@@ -193,31 +191,19 @@ def test_another_command_does_not_go_on_with_what_a_killed_one_left(tmp_path, so
     assert contents(tmp_path / "set") == before
 
 
-@pytest.fixture
-def begun(tmp_path):
-    """The .prepare.json of a command that was killed."""
+def test_damaged_progress_is_named(tmp_path, write):
     path = tmp_path / "set" / ".prepare.json"
     path.parent.mkdir()
-    Progress({"limit": 9}, [0, 100], documents=7, sizes={"train": [6], "val": []}).save(path)
-    return path
-
-
-def test_any_damage_to_the_progress_is_one_line(begun):
-    assert load_progress(begun, {"limit": 9}).documents == 7
-    free = ("progress.sizes.val", "progress.shards")  # an empty list and null are what they are
-    assert_named(begun, lambda: load_progress(begun, {"limit": 9}), free)
-
-
-def test_progress_that_names_files_elsewhere_is_refused(begun):
-    """Its files would be renamed there."""
-    Progress({"limit": 9}, shards={"train": [{"file": "../train.bin"}], "val": []}).save(begun)
-    assert "a file of the data set is outside" in refusal(load_progress, begun, {"limit": 9})
+    for content in ("", "{", "[1]", '{"position": 3}'):
+        path.write_text(content)
+        assert refusal(write).startswith(f"{path}: damaged (")
 
 
 # Memory
 
 
-def test_few_batches_are_on_their_way_at_a_time(tokenizer_json):
+def test_two_groups_are_on_their_way_at_a_time(monkeypatch):
+    monkeypatch.setattr(documents, "GROUP", 3)
     drawn = []
 
     def batches():
@@ -225,54 +211,24 @@ def test_few_batches_are_on_their_way_at_a_time(tokenizer_json):
             drawn.append(i)
             yield DocumentBatch([b"the text"], False, i)
 
-    described = load_tokenizer(str(tokenizer_json)).to_json()
-    for done, _ in enumerate(tokenize_in_parallel(batches(), 2, (described, VAL))):
-        assert len(drawn) <= done + 1 + 2 * 2
-    assert done == 99
-
-
-# What a process held at its peak, in KiB, after the first tenth of a source and after all of it. (What the
-# resource module calls the peak includes that of the process which started this one.)
-PEAKS = r"""
-    import re, sys
-    from pathlib import Path
-    from data.documents import write_documents
-    from data.sources import Files
-    from data.tokenizer import load_tokenizer
-    if __name__ == "__main__":
-        folder, source, tokenizer = sys.argv[1:]
-        for limit in (200, None):
-            write_documents(Path(folder), Files([source]), load_tokenizer(tokenizer), 0.25, limit, num_proc=1)
-            print(re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())[1])
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_memory_does_not_grow_with_the_source(tmp_path, tokenizer_json):
-    with open(tmp_path / "long.jsonl", "w") as file:
-        for i in range(2000):  # 40 MB; most are blank, which takes no time to tokenize
-            file.write(json.dumps({"text": f"{i}" + " the" * 5000 if i % 8 == 0 else " " * 20000}) + "\n")
-    program = tmp_path / "program.py"
-    program.write_text(textwrap.dedent(PEAKS))
-    words = [program, tmp_path / "set", tmp_path / "long.jsonl", tokenizer_json]
-    done = run_python(*words, PYTHONPATH=ROOT)
-    assert done.returncode == 0, done.stderr
-    few, all_ = (int(line) for line in done.stdout.splitlines() if line.isdecimal())
-    assert all_ - few < 16 * 1024  # of the 40 MB, 3 batches of one are on their way at a time
+    begun = begin_tokenizing(Mock(map=lambda function, group: [x.position for x in group]), batches())
+    done = 0
+    for group, results in begun:
+        assert [batch.position for batch in group] == results == list(range(done, min(done + 3, 100)))
+        done += len(group)
+        assert len(drawn) <= done + 3
+    assert done == 100
 
 
 # Bad input
 
 
 def test_a_split_without_documents_is_refused_and_leaves_nothing(tmp_path, write):
-    (tmp_path / "book.txt").write_text("a book, which is one document")
     (tmp_path / "two.txt").write_text("one\n<|endoftext|>\ntwo")
-    for name, advice in (("book.txt", "give at least two: in .txt"), ("two.txt", "--val_fraction")):
-        for fraction, missing in ((1e-9, "val"), (1 - 1e-9, "train")):
-            says = refusal(write, paths=[tmp_path / name], val_fraction=fraction)
-            assert re.search(f"{name}: . documents.* leave none for {missing}: .*{advice}", says)
-            assert contents(tmp_path / "set") == {}
+    for fraction in (1e-9, 1 - 1e-9):
+        says = refusal(write, paths=[tmp_path / "two.txt"], val_fraction=fraction)
+        assert re.search("two.txt: 2 documents.* leave none .*--val_fraction; in .txt", says)
+        assert contents(tmp_path / "set") == {}
 
 
 def test_a_tokenizer_without_end_of_text_is_refused(tmp_path, write, tokenizer_json):
@@ -301,19 +257,7 @@ def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, 
     words += ["--num_proc=1", "--val_fraction=0.25", "--limit=50"]
     done = run_python(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "million a second" in done.stdout and "50 documents" in done.stdout
+    assert "50 documents" in done.stdout
     assert stories(tmp_path / "mine") == sorted(TEXTS[:50])
     missing = run_python(*words, "--source=none.jsonl", cwd=tmp_path)
     assert (missing.returncode, missing.stderr) == (2, "error: --source=none.jsonl: no such file\n")
-
-
-@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs GPT-2's vocabulary")
-def test_gpt2s_tokens_are_tiktokens(write):
-    import tiktoken
-
-    folder, encoding = write(tokenizer="gpt2"), tiktoken.get_encoding("gpt2")
-    for split in ("train", "val"):
-        ids = tokens(folder, split)
-        texts = encoding.decode(ids).split("<|endoftext|>")
-        assert texts.pop() == "" and set(texts) < set(TEXTS)
-        assert ids.tolist() == [i for text in texts for i in [*encoding.encode_ordinary(text), 50256]]

@@ -17,7 +17,7 @@ import app
 from bench import BenchOptions
 from config.command_line import UserError, given, split_options
 from config.options import Options
-from data.registry import prepare_if_missing
+from data.dataset import prepare_if_missing
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
 from tools.cloud.jobs import options_of

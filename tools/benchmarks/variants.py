@@ -14,7 +14,7 @@ import numpy as np
 
 from config.command_line import UserError
 from config.options import Options
-from data.token_files import Dataset
+from data.dataset import Dataset
 from model import GPTConfig
 from parallel.batches import StepBatches
 from runs.hardware import reuse_freed_memory

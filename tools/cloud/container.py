@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from config.command_line import UserError
-from data.registry import is_prepared
+from data.dataset import is_prepared
 from tools.cloud import MOUNTED, SERVER_PORT, SERVER_WORDS, VOLUME
 from tools.cloud.claims import begin, release
 from tools.cloud.jobs import Job, prepare, prepares_itself, resume_options, run_job

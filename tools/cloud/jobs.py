@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from config.command_line import UserError, check_value, given, option_types, split_options
 from config.files import is_plain_name
 from config.options import NOT_RESUMED, RESUMING, Options
+from data.dataset import SMALL_DATASETS, known_datasets
 from data.prepare import parse
-from data.registry import is_small, known_datasets
 from data.sources import Hub
 from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
@@ -104,7 +104,7 @@ def has_script(dataset: str) -> bool:
 
 def prepares_itself(dataset: str) -> bool:
     """Tell whether a data set is one that is prepared unasked."""
-    return has_script(dataset) and is_small(dataset)
+    return dataset in SMALL_DATASETS
 
 
 def options_of(name: str) -> type[Any]:

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from config.devices import GIB, Device
 from config.options import Options
-from data.meta import Meta
+from data.dataset import Meta
 from generation.decode import Rows, decode, start
 from model import GPTConfig
 from parallel.mesh import AXES, mesh_of

@@ -11,7 +11,7 @@ import jax
 
 from config.command_line import UserError
 from config.options import Options
-from data.meta import Meta
+from data.dataset import Meta
 from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.mesh import check_fit, mesh_of, parse

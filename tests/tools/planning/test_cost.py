@@ -4,7 +4,7 @@ import pytest
 
 from config.devices import GIB
 from config.options import Options
-from data.meta import NANOGPT
+from data.dataset import NANOGPT
 from layers.compute import Compute
 from model import GPTConfig
 from tools.planning import fit

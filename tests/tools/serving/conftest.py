@@ -6,7 +6,8 @@ import jax
 import pytest
 
 from config.options import Options
-from data.tokenizer import CharTokenizer, load_tokenizer
+from data.tokenizer import CharTokenizer
+from data.writer import load_tokenizer
 from runs.manifest import Manifest
 from tests.helpers import save_run
 from tests.tools.serving.served_run import serving, train_run

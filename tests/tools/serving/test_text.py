@@ -2,7 +2,8 @@
 
 import pytest
 
-from data.tokenizer import CharTokenizer, load_tokenizer
+from data.tokenizer import CharTokenizer
+from data.writer import load_tokenizer
 from tools.serving.text import Continuation
 
 TEXT = "the é€🙂 brown\n"
