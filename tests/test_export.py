@@ -105,10 +105,8 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (dict(mlp="gelu", bias=True, n_kv_head=2), ["for GPT2LMHeadModel: n_kv_head=2, not 4;"]),
         (LLAMA | dict(qk_norm=True), ["for LlamaForCausalLM: qk_norm=True, not False"]),
         (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
-        (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
         (LLAMA | dict(attention_gate=True), ["for LlamaForCausalLM: attention_gate=True, not False;"]),
-        (dict(mlp="relu2", attention_gate=True), ["for GPT2LMHeadModel: attention_gate=True, not False;"]),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says):

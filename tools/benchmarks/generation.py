@@ -119,9 +119,11 @@ async def ask_together(url: str, model: str, n: int, clients: int) -> list[tuple
 
 async def ask(client: httpx2.AsyncClient, model: str, i: int) -> tuple[float, np.ndarray, int]:
     """Ask for a streamed completion. Return seconds to its first token and between its parts, and tokens."""
-    prompt = [1] * (4 + 8 * (i % 4))  # of 4 to 28 tokens
-    body = {"model": model, "prompt": prompt, "max_tokens": NEW, "seed": i}
-    body |= {"stream": True, "stream_options": {"include_usage": True}}
+    body = {
+        **{"model": model, "max_tokens": NEW, "seed": i, "stream": True},
+        "prompt": [1] * (4 + 8 * (i % 4)),  # 4 to 28 tokens
+        "stream_options": {"include_usage": True},
+    }
     times, tokens = [time.perf_counter()], 0
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.raise_for_status().aiter_lines():

@@ -67,9 +67,8 @@ def test_a_space_behind_the_context_is_the_endings():
 
 
 def test_what_is_too_long_loses_the_beginning_of_its_context():
-    x, y = tokenize_examples(
-        [Example("A man. He", ["sits.", "runs away!"], 0, "file:1")], encode, block_size=3
-    )
+    example = Example("A man. He", ["sits.", "runs away!"], 0, "file:1")
+    x, y = tokenize_examples([example], encode, block_size=3)
     np.testing.assert_array_equal(x, [[3, 4, 5], [4, 7, 8]])
     np.testing.assert_array_equal(y, [[-1, 5, 3], [7, 8, 9]])
 
