@@ -79,7 +79,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
 def new_folder(path: Path) -> Generator[Path]:
     """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
     path = path.resolve()
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
