@@ -25,11 +25,9 @@ import sample
 import train
 from config.command_line import Count, NonNegativeInt, command, option_types, read_type, split_options
 from config.options import Options
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
 from runs.manifest import Manifest
 from tests.damage import DEEP, damaged
-from tests.helpers import contents, refusal, save_run
+from tests.helpers import contents, refusal, save_run, write_tiny_data
 from training.state import create_state, model_config
 
 SOON = 20  # seconds
@@ -63,17 +61,12 @@ class Invocation(NamedTuple):
     damage: tuple[Path, bytes] | None = None
 
     def __str__(self) -> str:
-        words = " ".join(word if len(word) < 60 else f"{word[:60]}..." for word in self.words)
-        damage = f"   where {self.damage[0]} holds {self.damage[1][:40]!r}" if self.damage else ""
-        return f"{self.command.__name__}.py {words}{damage}"
+        return f"{self.command.__name__}.py {' '.join(word[:60] for word in self.words)} {self.damage or ''}"
 
 
 def make_folders(folder: Path) -> None:
     """Write data/, and a run of a tiny model in run/."""
-    text = "to be or not to be, that is the question.\n" * 40
-    tokenizer = CharTokenizer("".join(sorted(set(text))))
-    ids = tokenizer.encode(text)
-    write_dataset(folder / "data", ids[:1200], ids[1200:], tokenizer, "a test")
+    tokenizer = write_tiny_data(folder / "data")
     V = tokenizer.vocab_size
     options = replace(Options(), n_layer=1, n_head=1, n_embd=16, block_size=8, batch_size=2, warmup_iters=0)
     options = replace(options, dataset=str(folder / "data"), out_dir=str(folder / "run"), device="cpu")

@@ -22,11 +22,9 @@ import equinox as eqx
 import numpy as np
 
 from config.command_line import Count, NonNegativeInt, Positive, UserError, command, split_options
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
 from runs.manifest import Damaged
-from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state
+from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state, write_tiny_data
 from training.state import create_state, model_config
 
 MAX_ITERS = 2000  # some seconds of steps, about as long as a start
@@ -55,10 +53,7 @@ class Torture:
     def __init__(self, folder: Path, seed: int):
         self.folder, self.draw = folder, np.random.default_rng(seed)
         self.tried, self.faults = Counter(), []
-        text = "the quick brown fox jumps over the lazy dog. " * 40
-        tokenizer = CharTokenizer("".join(sorted(set(text))))
-        ids = tokenizer.encode(text)
-        write_dataset(folder / "data", ids[:1500], ids[1500:], tokenizer, "a test")
+        write_tiny_data(folder / "data")
         begun = time.monotonic()
         self.finish("an undisturbed run", self.start("reference"))
         self.whole_time = time.monotonic() - begun

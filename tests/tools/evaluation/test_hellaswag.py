@@ -7,7 +7,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 
 from tools.evaluation.hellaswag import Example, accuracies, clean, read_examples, tokenize_examples
 
@@ -36,17 +35,16 @@ def test_an_example_is_read_as_the_harness_reads_it(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "text, cleaned",  # as `preprocess` of the harness's version 0.4.13 returned them
-    [
-        ("[header] How to  cook [title] Buy eggs.   ", " How to cook. Buy eggs."),
-        ("  a [step] b [title] c", "a b. c"),
-        (" [title] x", " x"),
-        ("a  [substeps]  b", "a  b"),
-    ],
-)
-def test_marks_are_cleaned_away_as_the_harness_does(text, cleaned):
-    assert clean(text) == cleaned
+CLEANED = {  # by `preprocess` of the harness's version 0.4.13
+    "[header] How to  cook [title] Buy eggs.   ": " How to cook. Buy eggs.",
+    "  a [step] b [title] c": "a b. c",
+    " [title] x": " x",
+    "a  [substeps]  b": "a  b",
+}
+
+
+def test_marks_are_cleaned_away_as_the_harness_does():
+    assert {text: clean(text) for text in CLEANED} == CLEANED
 
 
 def test_a_row_reads_context_and_ending_and_predicts_the_ending():
