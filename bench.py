@@ -107,7 +107,7 @@ def measure(bench: BenchOptions, options: Options) -> None:
         if bench.vs:
             variants += rivals(step, stack)
         times = take_turns(variants, bench.steps)
-    print(table(times, tokens_per_step(options)))
+    print(table(times, step.tokens))
     if bench.loop:
         pairs = zip(times[step.name], times[TrainLoop.name], strict=True)  # neighbours in time
         print(f"{'the loop adds':28}{median(loop / bare for bare, loop in pairs) - 1:10.2%}")
@@ -115,10 +115,6 @@ def measure(bench: BenchOptions, options: Options) -> None:
 
 
 # What is printed
-
-
-def tokens_per_step(options: Options) -> int:
-    return options.gradient_accumulation_steps * options.batch_size * options.block_size
 
 
 def describe(config: GPTConfig, options: Options) -> str:
@@ -155,7 +151,7 @@ def table(times: dict[str, list[float]], tokens: int) -> str:
 def details(step: JaxStep, seconds: float) -> str:
     """Describe the step that takes `seconds`."""
     flops = flops_per_token(step.config, step.options.block_size)
-    per_second = flops * tokens_per_step(step.options) / seconds
+    per_second = flops * step.tokens / seconds
     lines = {
         "model FLOP/s": f"{per_second / 1e12:.3g} TFLOP/s, {flops / 1e6:.4g} MFLOP per token",
         "MFU": mfu(per_second / jax.sharding.get_mesh().size, step.dtype, jax.devices()[0].device_kind),

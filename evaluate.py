@@ -94,8 +94,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     name, dataset = find_dataset(tokenizer, options)
     batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n = len(batches.tokens) - 1
-    shape = (options.batch_size, T)
-    nats, seconds = score(model, batches.every_window(stride), shape, n, batches.path)
+    nats, seconds = score(model, batches.every_window(stride), (options.batch_size, T), n, batches.path)
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
     pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))

@@ -40,6 +40,7 @@ class JaxStep:
         reuse_freed_memory(self.train_step)
         shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
+        self.tokens = self.batches[0, 0].size  # of a step
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
