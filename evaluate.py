@@ -1,14 +1,12 @@
 """Evaluate a trained model: its loss on an entire split of a data set, or its accuracy on HellaSwag.
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
-    python evaluate.py --out_dir=out-quickstart --split=train --stride=128
     python evaluate.py --init_from=gpt2 --dataset=shakespeare
     python evaluate.py --out_dir=out --hellaswag=hellaswag_val.jsonl --json=result.json
 
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
 begin `stride` tokens apart, and each counts the predictions that the one before has not made. So all tokens,
 except at the very beginning, are predicted from at least block_size - stride tokens before them.
-
 A smaller stride costs more, and gives a trained model a lower loss. The default, half of block_size, reads
 each token twice; block_size gives the loss of `train.py --eval_iters=-1`.
 """
@@ -18,7 +16,7 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -68,10 +66,6 @@ class EvaluateOptions:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as plain JSON values."""
-        return asdict(self)
-
 
 def main(argv: list[str]) -> None:
     options = EvaluateOptions(**given(argv, EvaluateOptions))
@@ -80,71 +74,58 @@ def main(argv: list[str]) -> None:
         if options.json:
             on_process_0(check_writable, Path(options.json), advice)
         model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
-        check_evaluation(model.config, options.batch_size, window_size(model, options))
+        most = model.config.block_size
+        T = options.block_size or most
+        if T > most:
+            raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
+        check_evaluation(model.config, options.batch_size, T)
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
-        if options.hellaswag:
-            result = evaluate_hellaswag(model, tokenizer, options, options.hellaswag)
-        else:
-            result = evaluate_split(model, tokenizer, options)
+        result = (evaluate_hellaswag if options.hellaswag else evaluate_split)(model, tokenizer, options, T)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", advice)
 
 
-def window_size(model: GPT, options: EvaluateOptions) -> int:
-    """Return how many tokens the model is to read at once. Raises UserError for more than it can."""
-    most = model.config.block_size
-    if options.block_size and options.block_size > most:
-        raise UserError(f"--block_size is {options.block_size}, but the model reads {most}: give 1 to {most}")
-    return options.block_size or most
-
-
-def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions) -> dict[str, Any]:
-    """Print and return the mean loss over the split, in nats per token, with figures derived from it.
-
-    Raises UserError when the options, the data set and the model do not fit together.
-    """
-    T = window_size(model, options)
+def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions, T: int) -> dict[str, Any]:
+    """Print and return the mean loss over the split, and figures derived from it. Raises UserError."""
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
-    dataset, opened = find_dataset(tokenizer, options)
-    batches = Batches(opened, options.split, options.batch_size, T, seed=0)  # the seed is not used
-    n, windows = len(batches.tokens) - 1, batches.every_window(stride)
-    nats, seconds = score(model, windows, (options.batch_size, T), n, batches.tokens.paths[0])
-
-    pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
-    total, n_bytes = nats.sum(dtype=np.float64), bytes_of_text(pieces, tokenizer)
-    loss, speed = float(total / n), n / seconds
+    name, dataset = find_dataset(tokenizer, options)
+    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
+    n = len(batches.tokens) - 1
+    nats, seconds = score(
+        model, batches.every_window(stride), (options.batch_size, T), n, batches.tokens.paths[0]
+    )
+    loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
-    per_byte = float(total / math.log(2) / n_bytes) if n_bytes else None
+    pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
+    n_bytes = bytes_of_text(pieces, tokenizer)
+    per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
     print(
-        f"{dataset}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, "
+        f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, "
         + (f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text")
     )
-    print(f"{n:,} tokens, in windows of {T} that begin {stride} apart, {speed:,.0f} tokens/s")
+    print(f"{n:,} tokens, in windows of {T} that begin {stride} apart, {n / seconds:,.0f} tokens/s")
     return {
-        **{"dataset": dataset, "split": options.split, "block_size": T, "stride": stride},
-        **{"tokens": n, "bytes": n_bytes},
-        **{"loss": loss, "perplexity": perplexity, "bits_per_byte": per_byte, "tokens_per_second": speed},
+        **{"dataset": name, "split": options.split, "block_size": T, "stride": stride},
+        **{"tokens": n, "bytes": n_bytes, "loss": loss, "perplexity": perplexity},
+        **{"bits_per_byte": per_byte, "tokens_per_second": n / seconds},
     }
 
 
 def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str, Dataset]:
     """Return the data set to evaluate on, by name. Raises UserError unless it has the model's tokenizer."""
-    of_a_run = options.init_from == "resume"
-    if not of_a_run and not options.dataset:
+    if options.init_from != "resume" and not options.dataset:
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
-    dataset = options.dataset or latest_manifest(options.out_dir).options.dataset
-    on_process_0(prepare_if_missing, dataset)
-    opened = Dataset(dataset)
-    if opened.meta.tokenizer == tokenizer:
-        return dataset, opened
-    if tokenizer is None and not of_a_run:
+    name = options.dataset or latest_manifest(options.out_dir).options.dataset
+    on_process_0(prepare_if_missing, name)
+    dataset = Dataset(name)
+    if dataset.meta.tokenizer != tokenizer:
         raise UserError(
-            f"init_from={options.init_from}: there is no tokenizer.json, so what its tokens mean is not "
-            "known: put the model's own there, or evaluate the run that it was exported from"
+            f"dataset={name} has another tokenizer than the model: give one prepared with its own"
+            + (" (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else "")
         )
-    raise UserError(f"dataset={dataset} has another tokenizer than the model: give one prepared with its own")
+    return name, dataset
 
 
 def bytes_of_text(pieces: Iterable[Int[np.ndarray, " N"]], tokenizer: dict | None) -> int:
@@ -157,19 +138,20 @@ def bytes_of_text(pieces: Iterable[Int[np.ndarray, " N"]], tokenizer: dict | Non
 
 
 def evaluate_hellaswag(
-    model: GPT, tokenizer: dict | None, options: EvaluateOptions, path: str
+    model: GPT, tokenizer: dict | None, options: EvaluateOptions, T: int
 ) -> dict[str, Any]:
-    """Print and return the accuracies on the examples of the HellaSwag file at `path`. Raises UserError."""
+    """Print and return the accuracies on the examples of the HellaSwag file. Raises UserError."""
     if tokenizer is None:
         raise UserError("--hellaswag is text, and no tokenizer is known for this model: evaluate another")
+    path, B = str(options.hellaswag), options.batch_size
     examples = read_examples(path)
-    x, y = tokenize_examples(examples, from_json(tokenizer).encode, window_size(model, options))
-    (R, T), B = x.shape, options.batch_size
+    x, y = tokenize_examples(examples, from_json(tokenizer).encode, T)
+    R, T = x.shape
     x = np.pad(x, ((0, -R % B), (0, 0))).reshape(-1, B, T)
     y = np.pad(y, ((0, -R % B), (0, 0)), constant_values=-1).reshape(-1, B, T)
     nats, seconds = score(model, zip(x, y, strict=True), (B, T), int((y >= 0).sum()), path)
-
-    found, speed = accuracies(examples, nats[:R]), len(examples) / seconds
+    found = accuracies(examples, nats[:R])
+    speed = len(examples) / seconds
     print(
         f"{path}: acc {found['acc']:.2%}, acc_norm {found['acc_norm']:.2%} (per character) "
         f"of {len(examples):,} examples, {speed:,.1f} examples/s"

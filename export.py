@@ -4,8 +4,8 @@
     hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
 
-Without --format=peft, the model of a LoRA run is written with its adapters merged. If it started from another
-run of ours, export that one too: PEFT puts the adapters beside its model.
+Without --format=peft, adapters are merged. PEFT puts them beside the model that the run started from: if that
+is another run of ours, export it too.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -47,28 +47,27 @@ def main(argv: list[str]) -> None:
 def export_model(options: ExportOptions, folder: Path) -> None:
     """Write weights, tokenizer and model card."""
     model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
-    model = merge(model) if manifest.options.lora_rank else model
+    model = merge(model)
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
-    name, loss = Path(options.to).resolve().name, manifest.best_val_loss
-    loss = "not known" if loss is None else f"{loss:.4f}"
-    dataset = manifest.options.dataset
-    write_card(folder, model, family, name=name, dataset=dataset, iteration=iteration, loss=loss)
+    name = Path(options.to).resolve().name
+    loss = "not known" if manifest.best_val_loss is None else f"{manifest.best_val_loss:.4f}"
+    facts = {"name": name, "dataset": manifest.options.dataset, "iteration": iteration, "loss": loss}
+    write_card(folder, model, family, **facts)
     print(f"{family.architecture} of iter {iteration}: {options.to}")
     print(f"to the Hugging Face hub: hf upload <your name>/{name} {options.to}")
 
 
 def export_adapters(options: ExportOptions, folder: Path) -> None:
-    """Write adapters and their description. Raises UserError for a run without adapters."""
+    """Write adapters and their description. Raises UserError for a run that has none for PEFT."""
     model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
+    advice = "leave out --format=peft"
     if manifest.base is None:
-        raise UserError(f"out_dir={options.out_dir}: the run has no adapters: leave out --format=peft")
+        raise UserError(f"out_dir={options.out_dir}: the run has no adapters: {advice}")
     if getattr(model.config, "mup_base_width", 0):
-        raise UserError(
-            f"out_dir={options.out_dir}: adapters cannot hold the multipliers of a model in µP "
-            "(mup_base_width): leave out --format=peft"
-        )
+        why = "adapters cannot hold the multipliers of a model in µP (mup_base_width)"
+        raise UserError(f"out_dir={options.out_dir}: {why}: {advice}")
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(model.config), manifest.options, base)
     print(f"adapters of iter {iteration}, for {base}: {options.to}")
@@ -78,7 +77,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
 def new_folder(path: Path) -> Generator[Path]:
     """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
     path = path.resolve()
-    if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
         raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -86,9 +85,7 @@ def new_folder(path: Path) -> Generator[Path]:
         yield beside
         os.replace(beside, path)
     except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"--to={path}: cannot be written ({error}): make room there, or choose another"
-        ) from None
+        raise UserError(f"--to={path}: cannot be written ({error}): choose another place") from None
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

@@ -111,7 +111,7 @@ def agree_on(options: Options) -> None:
     elif jax.process_count() > 1:  # JAX may end a process at any time, with a message of its own
         note = f"note: {jax.process_count()} processes run together; when one is lost, JAX ends all: "
         print(f"{note}then start all with --init_from=resume", file=sys.stderr)
-    check_same(**{name: value for name, value in options.to_json().items() if name != "process_id"})
+    check_same(**{name: value for name, value in vars(options).items() if name != "process_id"})
 
 
 def check_same(**values) -> None:

@@ -36,11 +36,6 @@ def make_mesh(text: str) -> Mesh:
     return mesh_of(devices[:n], tuple(sizes.values()))
 
 
-def one_cpu() -> Mesh:
-    """Make a mesh of one CPU of this host, even with accelerators. Raises RuntimeError if JAX has none."""
-    return mesh_of(jax.local_devices(backend="cpu")[:1], (1,) * len(AXES))
-
-
 def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
     """Make the mesh of the devices, given the sizes of AXES."""
     auto = (AxisType.Auto,) * len(AXES)  # XLA chooses the shardings that are not given

@@ -72,7 +72,7 @@ def choose_device(device: str) -> None:
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
         return
-    # With a CPU beside the accelerator, as by default: `counted_flops` needs one.
+    # With a CPU beside the accelerator, as by default.
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
         found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU

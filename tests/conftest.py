@@ -14,13 +14,11 @@ import jax
 import pytest
 import tokenizers
 
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
 from runs.hardware import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 
-from tests.helpers import OLD_LOOPS, kill_started  # noqa: E402
+from tests.helpers import OLD_LOOPS, kill_started, write_tiny_data  # noqa: E402
 
 # Devices for the tests of meshes; the others take the first. The programs that tests start have one.
 jax.config.update("jax_num_cpu_devices", 8)
@@ -46,8 +44,6 @@ for name, value in {
 }.items():
     jax.config.update(name, value)
     os.environ[name.upper()] = str(value)
-
-TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -100,9 +96,7 @@ def saved_figures(monkeypatch):
 def tiny_data(tmp_path_factory):
     """The folder of a data set: 28 characters, 1,500 of them for training and 300 for validation."""
     folder = tmp_path_factory.mktemp("data") / "tiny"
-    tokenizer = CharTokenizer("".join(sorted(set(TEXT))))
-    ids = tokenizer.encode(TEXT)
-    write_dataset(folder, ids[:1500], ids[1500:], tokenizer, "a test")
+    write_tiny_data(folder)
     return folder
 
 

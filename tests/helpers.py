@@ -20,6 +20,8 @@ from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from config.command_line import command
 from config.options import Options
+from data.tokenizer import CharTokenizer
+from data.writer import write_dataset
 from model import GPT
 from parallel.mesh import AXES, make_mesh
 from parallel.sharding import batch_sharding
@@ -125,6 +127,15 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return listener.getsockname()[1]
+
+
+def write_tiny_data(folder: Path) -> CharTokenizer:
+    """Write a data set: 28 characters, 1,500 of them for training and 300 for validation."""
+    text = "the quick brown fox jumps over the lazy dog. " * 40
+    tokenizer = CharTokenizer("".join(sorted(set(text))))
+    ids = tokenizer.encode(text)
+    write_dataset(folder, ids[:1500], ids[1500:], tokenizer, "a test")
+    return tokenizer
 
 
 # --- the files of a run -------------------------------------------------------------------------------------

@@ -9,26 +9,32 @@ decide. The program is changed in a copy. A mutant takes as long as its tests, u
 
 import ast
 import random
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from config.command_line import Count, NonNegativeInt, UserError, command, split_options
+from tests.helpers import ROOT
 
-Span = Callable[[ast.AST], tuple[int, int]]  # the bytes of a file that a node has
-ROOT = Path(__file__).resolve().parents[1]
 LIMIT = 900  # seconds for the tests of a mutant; one that takes longer hangs
-SWAPS = {
-    **{"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "and": "or", "or": "and"},
-    **{"in": "not in", "not in": "in", "is": "is not", "is not": "is"},
-    **{"+": "-", "-": "+", "*": "/", "/": "*", "//": "*", "%": "*"},
+PAIRS = [
+    *((ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.In, ast.NotIn), (ast.Is, ast.IsNot)),
+    *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
+]
+SWAPS = dict(PAIRS) | {b: a for a, b in PAIRS} | {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
+TOOLS = {
+    "serve": "serving",
+    "evaluate": "evaluation",
+    "bench": "benchmarks",
+    "plan": "planning",
+    "app": "cloud",
 }
-OPERATOR = re.compile(r"<<|>>|<=|>=|==|!=|//|\*\*|not\s+in|is\s+not|in|is|and|or|[<>+\-*/%@&|^]")
 
 
 @dataclass(frozen=True)
@@ -38,71 +44,52 @@ class MutantOptions:
     only: str = ""
 
 
-@dataclass(frozen=True)
-class Mutant:
-    path: str  # relative to the root
-    line: int
-    before: str
-    after: str
-    text: str  # of the complete file
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line}: {self.before!r} becomes {self.after!r}"
-
-
 def main(argv: list[str]) -> int:
     options, rest = split_options(argv, MutantOptions)
     if rest:
         raise UserError(f"{rest[0]}: expected --count, --seed or --only")
-    tracked = git("ls-files").splitlines()
-    files = [path for path in tracked if is_program(path) and path.startswith(options.only)]
-    every = [mutant for path in files for mutant in mutants(path)]
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    tracked = listed.stdout.splitlines()
+    every = [
+        (path, number, text)
+        for path in tracked
+        if is_program(path) and path.startswith(options.only)
+        for number, text in enumerate(mutations(ast.parse((ROOT / path).read_text(encoding="utf-8"))))
+    ]
     if not every:
         raise UserError(f"--only={options.only}: no file of the program begins so")
     drawn = random.Random(options.seed).sample(every, min(options.count, len(every)))
-    survivors = []
     with tempfile.TemporaryDirectory() as folder:
         for path in tracked:
             (Path(folder) / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / path, Path(folder) / path, follow_symlinks=False)
-        for mutant in drawn:
-            killed = is_killed(mutant, Path(folder))
-            print(f"{'killed  ' if killed else 'SURVIVES'} {mutant}", flush=True)
-            survivors += [] if killed else [mutant]
-    print(f"{len(drawn) - len(survivors)} of {len(drawn)} mutants are killed")
+        killed = 0
+        for path, number, text in drawn:
+            kills = is_killed(path, number, Path(folder))
+            killed += kills
+            print(f"{'killed  ' if kills else 'SURVIVES'} {path}:{text}", flush=True)
+    print(f"{killed} of {len(drawn)} mutants are killed")
     return 0
-
-
-def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 def is_program(path: str) -> bool:
     return path.endswith(".py") and not path.startswith(("tests/", "docs/", "config/train_", "."))
 
 
-def mutants(path: str) -> Iterator[Mutant]:
-    """Yield a file with another operator or number, a condition negated, or a call left out, in a function.
+def mutations(tree: ast.Module) -> Iterator[str]:
+    """Change a file in one place of a function after another, and say where. Each is undone before the next.
 
-    What stands outside functions is mostly tables, which tests would have to repeat.
+    A mutation is another operator or number, a condition negated, or a call left out. What stands outside
+    functions is mostly tables, which tests would have to repeat.
     """
-    text = (ROOT / path).read_text(encoding="utf-8")
-    lines = text.splitlines(keepends=True)
-    offsets = [0]
-    for line in lines:
-        offsets.append(offsets[-1] + len(line.encode()))
-    source = text.encode()
-
-    def span(node: ast.AST) -> tuple[int, int]:
-        return offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
-
-    functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, ast.FunctionDef)]
+    functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef)]
     inside = {id(x): x for function in functions for x in behaviour(function)}  # a nested one's once
     for node in inside.values():
-        for start, end, after in changes(node, span, source):
-            before = source[start:end].decode()
-            changed = (source[:start] + after.encode() + source[end:]).decode()
-            yield Mutant(path, node.lineno, before, after, changed)
+        for field, value in changes(node):
+            original, before = getattr(node, field), ast.unparse(node)
+            setattr(node, field, value)
+            yield f"{node.lineno}: {before!r} becomes {ast.unparse(node)!r}"
+            setattr(node, field, original)
 
 
 def behaviour(node: ast.AST) -> Iterator[ast.AST]:
@@ -118,57 +105,53 @@ def behaviour(node: ast.AST) -> Iterator[ast.AST]:
         yield from behaviour(child)
 
 
-def changes(node: ast.AST, span: Span, source: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield the places of a node's text that are replaced, and with what."""
+def changes(node: ast.AST) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a node to change, and their values."""
     match node:
-        case ast.Compare(left=left, comparators=[right]) | ast.BoolOp(values=[left, right, *_]):
-            yield from swapped(span(left)[1], span(right)[0], source)
-        case ast.BinOp(left=left, right=right) if not (is_text(left) or is_text(right)):
-            yield from swapped(span(left)[1], span(right)[0], source)
-        case ast.UnaryOp(op=ast.Not()):
-            start = span(node)[0]
-            yield start, start + len("not "), ""
+        case ast.Compare(ops=[op]) if type(op) in SWAPS:
+            yield "ops", [SWAPS[type(op)]()]
+        case ast.BinOp(op=op, left=left, right=right) if type(op) in SWAPS and not is_text(left, right):
+            yield "op", SWAPS[type(op)]()
+        case ast.BoolOp(op=op):
+            yield "op", SWAPS[type(op)]()
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield "operand", ast.UnaryOp(ast.Not(), operand)
         case ast.Constant(value=bool(value)):
-            yield *span(node), str(not value)
+            yield "value", not value
         case ast.Constant(value=int(value)):
-            yield *span(node), str(value + 1)
-        case ast.Expr(value=ast.Call() as call):
-            yield *span(call), "None"
+            yield "value", value + 1
+        case ast.Expr(value=ast.Call()):
+            yield "value", ast.Constant(None)
 
 
-def swapped(start: int, end: int, source: bytes) -> Iterator[tuple[int, int, str]]:
-    """Yield the operator between two operands, and the one that takes its place."""
-    found = OPERATOR.search(
-        re.sub(rb"#.*", lambda comment: b" " * len(comment[0]), source[start:end]).decode()
-    )
-    if found and (other := SWAPS.get(" ".join(found[0].split()))):
-        yield start + found.start(), start + found.end(), other
+def is_text(*nodes: ast.AST) -> bool:
+    return any(isinstance(x, ast.JoinedStr) or isinstance(getattr(x, "value", 0), str) for x in nodes)
 
 
-def is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", 0), str)
-
-
-def is_killed(mutant: Mutant, folder: Path) -> bool:
-    """Run the tests of the mutant's folder on it, those of its file first."""
-    path = folder / mutant.path
-    original = path.read_text(encoding="utf-8")
-    path.write_text(mutant.text, encoding="utf-8")
+def is_killed(path: str, number: int, folder: Path) -> bool:
+    """Run the tests on a mutant of a file, by its number."""
+    original = (ROOT / path).read_text(encoding="utf-8")
+    tree = ast.parse(original)
+    next(islice(mutations(tree), number, None))  # which leaves the tree as it is then
+    (folder / path).write_text(ast.unparse(tree), encoding="utf-8")
+    words = [sys.executable, "-m", "pytest", "-x", *tests_of(path)]
     try:
-        words = [sys.executable, "-m", "pytest", "-x", *tests_of(mutant.path)]
         return subprocess.run(words, cwd=folder, capture_output=True, timeout=LIMIT).returncode != 0
     except subprocess.TimeoutExpired:
         return True
     finally:
-        path.write_text(original, encoding="utf-8")
+        (folder / path).write_text(original, encoding="utf-8")
 
 
 def tests_of(path: str) -> list[str]:
     """Return the tests of a file of the program: its own, and then those of its folder."""
-    place = Path(path).parent if "/" in path else Path({"serve.py": "tools/serving"}.get(path, ""))
-    own = Path("tests") / Path(path).parent / f"test_{Path(path).name}"
-    found = [str(own)] if (ROOT / own).exists() else []
-    return found + ([str("tests" / place)] if place != Path() else [])
+    file = Path(path)
+    own = "tests" / file.parent / f"test_{file.name}"
+    folder = "tests" / (
+        file.parent if file.parent != Path() else Path("tools") / TOOLS.get(file.stem, "none")
+    )
+    near = next(x for x in (folder, *folder.parents) if (ROOT / x).is_dir())  # data/NAME's are data's
+    return [str(own)] * (ROOT / own).exists() + [str(near)] * (near != Path("tests/tools"))
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 import sys
 from types import SimpleNamespace
 
-import jax
 import pytest
 
 import bench
@@ -14,12 +13,6 @@ from tools.benchmarks import variants as measured
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
 TOKENS = 2 * 3 * 16  # of a step
 FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 33, "device": "cpu"}).items()]
-
-
-def run(*flags: str, **environment: str) -> str:
-    done = run_python("bench.py", *FLAGS, *flags, **environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def row(output: str, label: str) -> str:
@@ -59,7 +52,6 @@ def clock(monkeypatch):
             clock.now += 0.0625
             return super().__call__(*which)
 
-    monkeypatch.setattr(bench, "time", clock)
     monkeypatch.setattr(measured, "time", clock)
     monkeypatch.setattr(measured, "compile_step", slow_to_compile)
     monkeypatch.setattr(batches, "Batches", Batches)
@@ -75,23 +67,13 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys):
     assert figures(output, "the loop adds") == [25.0]
     # Each variant runs once to warm up, once as a pilot, and in each of 9 turns once untimed and once timed.
     assert clock.steps == 2 * (1 + 1 + 9 * 2)
-
     assert row(output, "compile time") == "3.0 s"
-    assert row(output, "data loading") == "62.500 ms per step, 25.00% of it"
-    assert "MB (XLA's plan" in row(output, "peak memory") and "none for float32" in row(output, "MFU")
+    assert "MB (XLA's plan" in row(output, "memory") and "none" in row(output, "MFU")
     # The matrices: q, k, v and c_proj (D, D), the MLP's three (D, 128), the head. And attention's T x T.
     D, T = 32, 16
     flops = 6 * (2 * (4 * D * D + 3 * D * 128) + 33 * D) + 12 * 2 * T * D
     expected = f"{flops * TOKENS / 0.25 / 1e12:.3g} TFLOP/s, {flops / 1e6:.4g} MFLOP per token"
     assert row(output, "model FLOP/s") == expected
-    # XLA's come on top, of norms, softmax, SiLU and the loss: some ten operations for each of their elements,
-    # which are (4 D + 2 H T + 3 * 128) per layer, and V, of a token.
-    counted = float(row(output, "FLOPs that XLA counts").split("%")[0]) / 100
-    assert 1 < counted < 1 + 3 * 10 * (2 * (4 * D + 2 * 4 * T + 3 * 128) + 33) / flops
-
-
-def test_overhead_is_the_median_of_neighbouring_turns():
-    assert bench.overhead([1.0, 2.0, 4.0], [1.5, 2.5, 4.0]) == 0.25
 
 
 def test_each_turn_of_a_variant_takes_about_half_a_second_and_all_have_as_many_turns():
@@ -109,8 +91,8 @@ def test_each_turn_of_a_variant_takes_about_half_a_second_and_all_have_as_many_t
         fast, slow = Variant("fast", 0.0625), Variant("slow", slowest)
         times = measured.take_turns([fast, slow], None)
         assert times == {"fast": [0.0625] * turns, "slow": [slowest] * turns}
-        assert fast.blocks == [1, *[1, 8] * turns]  # the pilot; then each block after an untimed step
-        assert slow.blocks == [1, *[1, max(1, int(0.5 / slowest))] * turns]
+        assert fast.blocks == [1, 1, *[1, 8] * turns]  # two pilots; then each block after an untimed step
+        assert slow.blocks == [1, 1, *[1, max(1, int(0.5 / slowest))] * turns]
 
 
 def test_the_spread_leaves_out_a_tenth_at_either_end():
@@ -119,77 +101,33 @@ def test_the_spread_leaves_out_a_tenth_at_either_end():
     assert row.split() == ["one", "2000.00", "0.00", "100%", "3"]
 
 
-def test_the_ratio_is_to_the_best_float32_variant_of_pytorch():
-    def variant(kind, name, dtype):
-        variant = object.__new__(kind)
-        variant.name, variant.dtype = name, dtype
-        return variant
-
-    variants = [
-        variant(measured.JaxStep, "JAX float32", "float32"),
-        variant(measured.JaxStep, "JAX bfloat16", "bfloat16"),
-        variant(measured.TorchStep, "PyTorch eager float32", "float32"),
-        variant(measured.TorchStep, "PyTorch compiled float32", "float32"),
-        variant(measured.TorchStep, "PyTorch eager bfloat16", "bfloat16"),
-    ]
-    seconds = [2.0, 1.0, 6.0, 3.0, 0.5]
-    times = {variant.name: [9.0, s, 0.1] for variant, s in zip(variants, seconds, strict=True)}
-    output = bench.ratios(variants, times)
-    assert "best float32 PyTorch (PyTorch compiled float32)" in output
-    assert figures(output, "JAX float32") == [1.5] and figures(output, "JAX bfloat16") == [3.0]
-    assert "no ratio" in bench.ratios(variants[:2], times)
-
-
-def test_a_cpus_memory_is_xlas_plan_of_arguments_and_temporaries():
-    x = jax.ShapeDtypeStruct((1000, 1000), "float32")
-    compiled = jax.jit(lambda x: x @ x @ x).lower(x).compile()
-    assert bench.describe_memory(compiled) == "8 MB (XLA's plan: arguments and temporaries)"  # x, and x @ x
+def test_every_variant_stands_next_to_pytorchs_best_in_float32():
+    seconds = {"JAX float32": 2.0, "PyTorch eager float32": 6.0, "PyTorch compiled float32": 3.0}
+    seconds |= {"JAX bfloat16": 1.0, "PyTorch eager bfloat16": 0.5}
+    lines = bench.table({name: [9.0, s, 0.1] for name, s in seconds.items()}, tokens=6).splitlines()
+    assert lines[1].endswith("of PyTorch")
+    assert [line.split()[-1] for line in lines[2:]] == ["1.50x", "0.50x", "1.00x", "3.00x", "6.00x"]
 
 
 @pytest.mark.slow
 def test_bench_against_torch_goes_on_without_a_compiler():
-    output = run("--steps=2", "--vs=torch", CXX="/no/such/compiler")
-    assert output.count("is unavailable: ") == 2 and "No working C++ compiler" in output
+    done = run_python("bench.py", *FLAGS, "--steps=2", "--vs=torch", CXX="/no/such/compiler")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("is unavailable: ") == 2 and "No working C++ compiler" in done.stdout
     rows = ["JAX float32", "JAX bfloat16", "PyTorch eager float32", "PyTorch eager bfloat16"]
-    medians = {row: figures(output, row)[0] for row in rows}
-    ratios = output[output.index("ratio vs best float32 PyTorch (PyTorch eager float32)") :]
-    for row in rows[:2]:
-        (ratio,) = figures(ratios, row)
-        assert ratio == pytest.approx(medians["PyTorch eager float32"] / medians[row], abs=0.02, rel=0.05)
-
-
-@pytest.mark.slow
-def test_bench_tells_what_saves_memory(capsys):
-    bench.main([*FLAGS, "--mesh=data:1", "--memory", "--batch_size=4", "--block_size=64"])
-    output = capsys.readouterr().out
-    needed = {name: figures(output, name)[0] for name in ("as given", "remat=dots", "remat=block")}
-    assert needed["remat=block"] < needed["remat=dots"] < needed["as given"]
-    assert figures(output, "8 microbatches of 1")[0] < needed["as given"]
-    assert figures(output, "as given")[1] == 100
-    assert "weights, optimizer state and batch: " in output
+    medians = {row: figures(done.stdout, row)[0] for row in rows}
+    for row in rows:
+        expected = medians["PyTorch eager float32"] / medians[row]
+        assert figures(done.stdout, row)[-1] == pytest.approx(expected, abs=0.02, rel=0.05)
 
 
 def test_mfu_is_the_share_of_the_peak():
     assert bench.mfu(156e12, "bfloat16", "NVIDIA A100-SXM4-40GB") == "50.0% of 312 TFLOP/s"
-    assert "none for float32" in bench.mfu(1e12, "float32", "NVIDIA A100-SXM4-40GB")
-    assert "Abacus" in bench.mfu(1e12, "bfloat16", "Abacus")
+    assert "none" in bench.mfu(1e12, "float32", "NVIDIA A100-SXM4-40GB")
+    assert "no peak of Abacus" in bench.mfu(1e12, "bfloat16", "Abacus")
 
 
-@pytest.mark.parametrize("flag", ["--steps=0", "--steps=many", "--steps", "--vocab_size=1.5", "--vs=jax"])
-def test_a_bad_option_is_named(flag):
-    name, given, _ = flag.partition("=")
-    assert refusal(bench.main, [flag]).startswith(f"{name} {'is' if given else 'needs a value'}")
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        *("document_mask=True", "window=4", "optimizer=normuon", "attention_gate=True"),
-        # Adapters alone train in less time than all weights do.
-        *("lora_rank=4", "rope_scaling=32.0", "norm_eps=1e-06"),
-        "optimizer=muon, lora_rank=2",
-    ],
-)
+@pytest.mark.parametrize("options", ["window=4", "norm_eps=1e-06", "optimizer=muon, lora_rank=2"])
 def test_what_the_twin_does_not_have_is_not_compared(options):
     text = refusal(bench.main, ["--vs=torch", *(f"--{option}" for option in options.split(", "))])
     assert text == f"--vs=torch: PyTorch's step here does not have {options}: leave that out"

@@ -1,6 +1,5 @@
 """export.py: what transformers and PEFT load computes what the run's model does, and comes back the same."""
 
-import json
 import os
 from dataclasses import replace
 from functools import cache
@@ -10,7 +9,6 @@ import numpy as np
 import peft
 import pytest
 import torch
-from safetensors.numpy import load_file
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -66,6 +64,12 @@ def refused(run, to, *more):
     return refusal(run_export, run, to, *more)
 
 
+def logits(model, tokens):
+    """Of a model of transformers."""
+    with torch.no_grad():
+        return model.eval()(torch.tensor(tokens)).logits.numpy()
+
+
 # --- a model for transformers -----------------------------------------------------------------------------
 
 
@@ -84,8 +88,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
     assert theirs.dtype == torch.float32
     ours, _, _ = load_run(str(run))
     tokens = np.random.default_rng(0).integers(65, size=(2, 16))
-    with torch.no_grad():
-        expected = theirs.eval()(torch.tensor(tokens)).logits.numpy()
+    expected = logits(theirs, tokens)
     assert expected.std() > 0.1
     # See test_model's FLOAT32_ROUNDING, of logits of about 10.
     np.testing.assert_allclose(jax.jit(GPT.__call__)(ours, tokens), expected, rtol=0, atol=1e-4)
@@ -104,10 +107,8 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (dict(mlp="gelu", bias=True, n_kv_head=2), ["for GPT2LMHeadModel: n_kv_head=2, not 4;"]),
         (LLAMA | dict(qk_norm=True), ["for LlamaForCausalLM: qk_norm=True, not False"]),
         (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
-        (LLAMA | dict(mlp="gelu"), ["for LlamaForCausalLM: mlp=gelu, not swiglu"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
         (LLAMA | dict(attention_gate=True), ["for LlamaForCausalLM: attention_gate=True, not False;"]),
-        (dict(mlp="relu2", attention_gate=True), ["for GPT2LMHeadModel: attention_gate=True, not False;"]),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says):
@@ -125,8 +126,8 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
     (tmp_path / "to").mkdir()
     (tmp_path / "to" / "mine").touch()
-    assert "is there already" in refused(run, tmp_path / "to")
-    assert "is there already" in refused(run, tmp_path / "to" / "mine")
+    for place in (tmp_path / "to", tmp_path / "to" / "mine"):
+        assert f"--to={place} is there already" in refused(run, place)
     assert list(contents(tmp_path / "to")) == ["mine"]
     (tmp_path / "to" / "mine").unlink()
     assert "config.json" in contents(run_export(run, tmp_path / "to"))
@@ -137,19 +138,15 @@ def test_where_there_is_no_run_nothing_is_written(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_card_says_what_the_model_is(tmp_path):
+def test_the_card_says_what_the_model_is_and_characters_have_no_tokenizer(tmp_path, capsys):
     run = a_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
-    card = (run_export(run, tmp_path / "bard") / "README.md").read_text()
+    files = contents(run_export(run, tmp_path / "bard"))
+    assert set(files) == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert "note: transformers has no tokenizer" in capsys.readouterr().out
+    card = files["README.md"].decode()
     parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
     assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
     assert "on shakespeare\nfor 0 iterations. Its best validation loss is 2.5000." in card
-
-
-def test_characters_have_no_tokenizer_there(tmp_path, capsys):
-    folder = run_export(a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"])), tmp_path / "to")
-    assert "note: transformers has no tokenizer" in capsys.readouterr().out
-    expected = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
-    assert set(contents(folder)) == expected
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
@@ -203,7 +200,7 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
     [
         ("gpt2", "all", GPT2_ALL),
         pytest.param("gpt2", "c_q,c_k,c_v", {"attn.c_attn": 3}, marks=pytest.mark.slow),
-        pytest.param("gpt2", "c_q,c_v", {"attn.c_attn": 2}, marks=pytest.mark.slow),
+        ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
         pytest.param(
             *("gpt2", "c_k,c_proj", {"attn.c_attn": 1, "attn.c_proj": 1, "mlp.c_proj": 1}),
             marks=pytest.mark.slow,
@@ -217,10 +214,9 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     folder = run_export(run, tmp_path / "adapter", "--format=peft")
     tokens = np.random.default_rng(0).integers(65, size=(2, 8))
     ours = np.asarray(load_run(str(run))[0](tokens))
-    with torch.no_grad():
-        before = base(torch.tensor(tokens)).logits.numpy()
-        adapted = peft.PeftModel.from_pretrained(base, folder)
-        after = adapted(torch.tensor(tokens)).logits.numpy()
+    before = logits(base, tokens)
+    adapted = peft.PeftModel.from_pretrained(base, folder)
+    after = logits(adapted, tokens)
     assert np.abs(after - before).max() > 0.1
     np.testing.assert_allclose(ours, after, atol=1e-4)
 
@@ -235,36 +231,13 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
 
 
-@pytest.mark.parametrize(
-    "targets, parts", [pytest.param("c_q,c_k,c_v", (0, 1, 2), marks=pytest.mark.slow), ("c_q,c_v", (0, 2))]
-)
-def test_adapters_of_gpt2s_joined_layer_stand_side_by_side(lora_run, targets, parts, tmp_path):
-    """c_attn's adapter has our A one after another, and our B on the diagonal of zeros."""
-    folder = run_export(lora_run("gpt2", targets), tmp_path / "adapter", "--format=peft")
-    r, D, n = 4, 48, len(parts)
-    tensors = load_file(folder / "adapter_model.safetensors")
-    for i in range(3):
-        a, b = (
-            tensors[f"base_model.model.transformer.h.{i}.attn.c_attn.lora_{x}.weight"] for x in ("A", "B")
-        )
-        assert a.shape == (n * r, D) and b.shape == (3 * D, n * r)
-        blocks = b.reshape(3, D, n, r).transpose(0, 2, 1, 3)  # (which of q, k, v; which adapter; D; r)
-        expected = np.array([[part == adapter for adapter in parts] for part in range(3)])
-        np.testing.assert_array_equal((blocks != 0).any((2, 3)), expected)
-    config = json.loads((folder / "adapter_config.json").read_text())
-    assert (config["r"], config["lora_alpha"]) == (r, 8.0)  # each one counts alpha / r times
-    assert config["rank_pattern"] == {"attn.c_attn": n * r}
-    assert config["alpha_pattern"] == {"attn.c_attn": n * 8.0}
-
-
 @pytest.mark.slow
 def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, tmp_path):
     base, run = random_reference("llama"), lora_run("llama", "all")
     theirs = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "to"))
     tokens = np.random.default_rng(0).integers(65, size=(2, 8))
-    with torch.no_grad():
-        before, after = (model(torch.tensor(tokens)).logits.numpy() for model in (base, theirs))
-    assert np.abs(after - before).max() > 0.1
+    after = logits(theirs, tokens)
+    assert np.abs(after - logits(base, tokens)).max() > 0.1
     np.testing.assert_allclose(load_run(str(run))[0](tokens), after, atol=1e-4)
 
 
@@ -284,8 +257,3 @@ def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):
     text = refused("run", tmp_path / "adapter", "--format=peft")
     assert text.startswith("out_dir=run: adapters cannot hold the multipliers of a model in µP")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_another_format_is_one_line(tmp_path):
-    text = refused(tmp_path / "run", tmp_path / "to", "--format=onnx")
-    assert text == "--format is 'onnx': it should be 'transformers' or 'peft'"

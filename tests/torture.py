@@ -1,14 +1,12 @@
-"""Do to a run, on purpose, all that can happen to one, and compare it with a run that nothing disturbed.
+"""Kill and damage a run, at random, and compare it with a run that nothing disturbed.
 
     python -m tests.torture --kills=50 --flips=200 --seconds=400
 
-A tiny run is killed, stopped and interrupted at random moments: while it starts, steps, evaluates, saves and
-resumes. Bits of its checkpoints are flipped, their files are cut short or may not be read, its disk fills up,
-and a second run is started in its folder. Every weight, every loss and every line on stderr is checked. It
-prints what was tried and what was found, and exits with 1 if anything was wrong.
+A tiny run is killed, stopped and interrupted while it starts, steps, evaluates, saves and resumes. Bits of
+its checkpoints are flipped and files cut short. Every weight, every loss and every line on stderr is checked.
+It prints what was tried and what was found, and exits with 1 if anything was wrong.
 """
 
-import argparse
 import os
 import shutil
 import signal
@@ -17,17 +15,16 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import equinox as eqx
 import numpy as np
 
-from data.tokenizer import CharTokenizer
-from data.writer import write_dataset
+from config.command_line import Count, NonNegativeInt, Positive, UserError, command, split_options
 from runs.checkpoint import Checkpoints
 from runs.manifest import Damaged
-from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state
+from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state, write_tiny_data
 from training.state import create_state, model_config
 
 MAX_ITERS = 2000  # some seconds of steps, about as long as a start
@@ -38,18 +35,16 @@ OPTIONS = {
     **{"max_iters": MAX_ITERS, "lr_decay_iters": MAX_ITERS, "eval_interval": 100, "eval_iters": 2},
     **{"keep_checkpoints": 3, "init_from": "auto"},
 }
-# For root, too, permissions hold without these rights.
-OBEYING = () if os.geteuid() else ("setpriv", "--bounding-set=-dac_override,-dac_read_search")
 # XLA compiles so small a model several times faster like this, and the arithmetic is the same.
 QUICK = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "XLA_FLAGS": OLD_LOOPS}
 
 
-# Files of a run folder, each of which a resumed run reads.
-SAVED = f"checkpoints/{MAX_ITERS}"
-FILES = (
-    *("options.json", "metrics.jsonl", f"{SAVED}/manifest/metadata"),
-    *(f"{SAVED}/metrics/metrics", f"{SAVED}/model/manifest.ocdbt"),
-)
+@dataclass(frozen=True)
+class TortureOptions:
+    kills: Count = 50  # signals to the run
+    flips: Count = 200  # flipped bits of a checkpoint
+    seconds: Positive = 400.0  # after which no more signals are sent
+    seed: NonNegativeInt = 0
 
 
 class Torture:
@@ -58,92 +53,70 @@ class Torture:
     def __init__(self, folder: Path, seed: int):
         self.folder, self.draw = folder, np.random.default_rng(seed)
         self.tried, self.faults = Counter(), []
-        text = "the quick brown fox jumps over the lazy dog. " * 40
-        tokenizer = CharTokenizer("".join(sorted(set(text))))
-        ids = tokenizer.encode(text)
-        write_dataset(folder / "data", ids[:1500], ids[1500:], tokenizer, "a test")
+        write_tiny_data(folder / "data")
         begun = time.monotonic()
-        self.check("an undisturbed run", self.ended(self.start("reference")), (0,))
+        self.finish("an undisturbed run", self.start("reference"))
         self.whole_time = time.monotonic() - begun
         self.state = saved_state(folder / "reference")
         self.losses = losses(folder / "reference")
-        saved = Checkpoints(str(folder / "reference")).manifest(MAX_ITERS)
-        config = model_config(saved.options, saved.vocab_size)
-        self.shapes = eqx.filter_eval_shape(create_state, config, saved.options)
 
-    def start(self, out: str, limit: str = "unlimited") -> subprocess.Popen:
-        """Start or resume the run in the folder `out`, which can write no file beyond `limit` KiB."""
+    def start(self, out: str) -> subprocess.Popen:
+        """Start or resume the run in the folder `out`."""
         options = OPTIONS | {"out_dir": self.folder / out, "dataset": self.folder / "data"}
-        words = ["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", *OBEYING, sys.executable, "train.py"]
-        words += [f"--{name}={value}" for name, value in options.items()]
+        words = [sys.executable, "train.py", *(f"--{name}={value}" for name, value in options.items())]
         pipe = subprocess.PIPE
         return subprocess.Popen(words, cwd=ROOT, env=os.environ | QUICK, stdout=pipe, stderr=pipe, text=True)
 
-    def ended(self, run: subprocess.Popen) -> tuple[int, str]:
-        """Wait for a run's end, and return its status and what it said on stderr."""
-        try:
-            errors = run.communicate(timeout=300)[1]
-        except subprocess.TimeoutExpired:
-            run.kill()
-            return 999, run.communicate()[1]
-        return run.returncode, errors
-
-    def check(self, what: str, end: tuple[int, str], statuses: tuple[int, ...]) -> None:
-        """Note a run that ended with another status than these, or with more than a line of error."""
-        status, errors = end
-        said = sum(line.startswith("error: ") for line in errors.splitlines())
-        if status not in statuses or "Traceback" in errors or said != (status == 2):
-            self.faults.append(f"{what}: status {status}, {errors[-1500:]}")
+    def finish(self, what: str, run: subprocess.Popen, statuses: tuple[int, ...] = (0,)) -> str:
+        """Wait for the end of a run and return its stderr. Another status or an error is a fault."""
+        errors = run.communicate(timeout=300)[1]
+        if run.returncode not in statuses or "Traceback" in errors or "error: " in errors:
+            self.faults.append(f"{what}: status {run.returncode}, {errors[-1500:]}")
+        return errors
 
     def compare(self, what: str, out: str) -> None:
-        """Note a finished run that is not, to the bit, the undisturbed one."""
+        """Note a finished run that is not, to the bit, the undisturbed one, and delete it."""
         state = saved_state(self.folder / out)
         wrong = [name for name, x in self.state.items() if state[name].tobytes() != x.tobytes()]
-        if wrong:
-            self.faults.append(f"{what}: {len(wrong)} arrays are not those of the undisturbed run")
-        if losses(self.folder / out) != self.losses:
-            self.faults.append(f"{what}: its records are not those of the undisturbed run")
+        if wrong or losses(self.folder / out) != self.losses:
+            self.faults.append(f"{what}: another run: {wrong or 'its losses'}")
         self.tried["runs compared with the undisturbed one"] += 1
+        shutil.rmtree(self.folder / out)
 
-    def kill(self) -> None:
-        """Send a signal to the run at a random moment; if it comes to its end before, compare it."""
+    def kill(self) -> int:
+        """Send a signal at a random moment; a run that ends before is compared. Return the signals sent."""
         run = self.start("killed")
         number = list(SIGNALS)[int(self.draw.integers(len(SIGNALS)))]
         try:
             run.wait(timeout=self.draw.uniform(0, 1.1 * self.whole_time))
         except subprocess.TimeoutExpired:
             run.send_signal(number)
-            self.tried[signal.Signals(number).name] += 1
-        status, errors = self.ended(run)
-        self.check(signal.Signals(number).name, (status, errors), (0, *SIGNALS[number]))
-        if status == 0:
+            self.tried[number.name] += 1
+        self.finish(number.name, run, (0, *SIGNALS[number]))
+        if run.returncode == 0:
             self.compare("after kills", "killed")
-            shutil.rmtree(self.folder / "killed")
-
-    def signals_sent(self) -> int:
         return sum(self.tried[number.name] for number in SIGNALS)
 
-    def finish_killed(self) -> None:
-        """Let the run that was killed last come to its end."""
-        if (self.folder / "killed").exists():
-            self.check("the last resume", self.ended(self.start("killed")), (0,))
-            self.compare("after kills", "killed")
-
-    def damage(self, what: str, spoil: Callable[[bytes], bytes]) -> None:
-        """Spoil a file of the reference's newest checkpoint, restore that, and put the file right again."""
+    def damage(self, flip: bool) -> None:
+        """Flip a bit of the reference's newest checkpoint or cut a file, restore it, and undo that."""
         checkpoints = Checkpoints(str(self.folder / "reference"))
         newest = checkpoints.folder / str(checkpoints.latest())
-        paths = (*newest.glob("model/**/*"), *newest.glob("optimizer/**/*"))
-        files = [path for path in paths if path.is_file()]
+        files = [path for part in ("model", "optimizer") for path in (newest / part).rglob("*")]
+        files = [path for path in files if path.is_file()]
         sizes = np.array([path.stat().st_size for path in files], float)
         path = files[self.draw.choice(len(files), p=sizes / sizes.sum())]
         whole = path.read_bytes()
-        path.write_bytes(spoil(whole))
+        place = int(self.draw.integers(len(whole)))
+        flipped = whole[place] ^ 1 << int(self.draw.integers(8))
+        path.write_bytes(whole[:place] + (bytes([flipped]) + whole[place + 1 :] if flip else b""))
+        what = "a flipped bit" if flip else "a truncated file"
+        saved = checkpoints.manifest(MAX_ITERS)
+        config = model_config(saved.options, saved.vocab_size)
+        shapes = eqx.filter_eval_shape(create_state, config, saved.options)
         try:
-            state = named_arrays(checkpoints.restore(MAX_ITERS, self.shapes))
-            same = all(state[name].tobytes() == x.tobytes() for name, x in self.state.items())
-            self.tried[f"{what}, in bytes that nothing reads" if same else f"{what}, NOT NOTICED"] += 1
-            if not same:
+            state = named_arrays(checkpoints.restore(MAX_ITERS, shapes))
+            self.tried[f"{what}, in bytes that nothing reads"] += 1
+            if any(state[name].tobytes() != x.tobytes() for name, x in self.state.items()):
                 self.faults.append(f"{what} of {path}: was not noticed")
         except Damaged:
             self.tried[f"{what}, found"] += 1
@@ -151,105 +124,40 @@ class Torture:
             self.faults.append(f"{what} of {path}: {type(error).__name__}: {error}")
         path.write_bytes(whole)
 
-    def flip(self) -> None:
-        def flipped(whole: bytes) -> bytes:
-            place = int(self.draw.integers(8 * len(whole)))
-            return whole[: place // 8] + bytes([whole[place // 8] ^ 1 << place % 8]) + whole[place // 8 + 1 :]
-
-        self.damage("a flipped bit", flipped)
-
-    def cut(self) -> None:
-        self.damage("a truncated file", lambda whole: whole[: int(self.draw.integers(len(whole)))])
-
-    def resume_after_a_flip(self) -> None:
-        """Spoil the newest checkpoint of a run that has not ended: it goes on from the one before."""
-        shutil.copytree(self.folder / "reference", self.folder / "flipped")
-        newest = self.folder / "flipped" / "checkpoints" / str(MAX_ITERS)
+    def resume_from_damage(self) -> None:
+        """Cut the files of the newest checkpoint: the run names it, and goes on from the one before."""
+        shutil.copytree(self.folder / "reference", self.folder / "damaged")
+        newest = self.folder / "damaged" / "checkpoints" / str(MAX_ITERS)
         for path in (newest / "model").rglob("d/*"):
             path.write_bytes(path.read_bytes()[:-100])
-        status, errors = self.ended(self.start("flipped"))
-        self.check("a resume from a damaged checkpoint", (status, errors), (0,))
+        errors = self.finish("a resume from a damaged checkpoint", self.start("damaged"))
         if f"{newest}: the checkpoint is damaged" not in errors:
             self.faults.append(f"a damaged checkpoint was not named: {errors[-500:]}")
-        self.compare("after a damaged checkpoint", "flipped")
-        self.tried["resumes from the checkpoint before a damaged one"] += 1
-
-    def fill_disk(self) -> None:
-        """Let no file grow beyond some bytes, as on a full disk; then make room and go on."""
-        limit = str(self.draw.integers(2, 40))
-        self.check(f"no file beyond {limit} KiB", self.ended(self.start("full", limit)), (2,))
-        self.check("after making room", self.ended(self.start("full")), (0,))
-        self.compare("after a full disk", "full")
-        shutil.rmtree(self.folder / "full")
-        self.tried["full disks"] += 1
-
-    def forbid(self) -> None:
-        """Let each of a run's files not be read: it ends in a line and moves no checkpoint."""
-        for name in FILES:
-            out = shutil.copytree(self.folder / "reference", self.folder / "forbidden")
-            (out / name).chmod(0)
-            self.check(f"without permission for {name}", self.ended(self.start("forbidden")), (2,))
-            if (out / "damaged").exists() or not (out / "checkpoints" / str(MAX_ITERS)).exists():
-                self.faults.append(f"without permission for {name}: good checkpoints were moved")
-            (out / name).chmod(0o700)
-            shutil.rmtree(out)
-            self.tried["files without permission"] += 1
-
-    def start_twice(self) -> None:
-        first = self.start("twice")
-        while not (self.folder / "twice" / "lock.txt").exists() and first.poll() is None:
-            time.sleep(0.05)
-        status, errors = self.ended(self.start("twice"))
-        if "is in use" not in errors:
-            self.faults.append(f"a second run: status {status}, {errors[-500:]}")
-        self.check("a second run", (status, errors), (2,))
-        self.check("the first of two runs", self.ended(first), (0,))
-        self.compare("beside a second run", "twice")
-        shutil.rmtree(self.folder / "twice")
-        self.tried["second runs in the same folder"] += 1
+        self.compare("after a damaged checkpoint", "damaged")
 
 
-def torture(folder: Path, kills: int, flips: int, seconds: float, seed: int = 0) -> Torture:
-    """Do all of it, as often as said, and stop killing after so many seconds."""
-    until = time.monotonic() + seconds
-    victim = Torture(folder, seed)
-    for _ in range(flips):
-        victim.flip()
-    for _ in range(flips // 10):
-        victim.cut()
-    victim.resume_after_a_flip()
-    victim.fill_disk()
-    victim.start_twice()
-    victim.forbid()
-    while victim.signals_sent() < kills and time.monotonic() < until:
-        victim.kill()
-    victim.finish_killed()
-    return victim
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--kills", type=int, default=50, help="signals to the run")
-    add("--flips", type=int, default=200, help="flipped bits of a checkpoint")
-    add("--seconds", type=float, default=400, help="after which no more signals are sent")
-    add("--seed", type=int, default=0)
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="torture-"))
+def main(argv: list[str]) -> int:
+    options, rest = split_options(argv, TortureOptions)
+    if rest:
+        raise UserError(f"{rest[0]}: expected --kills, --flips, --seconds or --seed")
     begun = time.monotonic()
-    try:
-        victim = torture(folder, arguments.kills, arguments.flips, arguments.seconds, arguments.seed)
-    finally:
-        shutil.rmtree(folder)
-    for what, count in sorted(victim.tried.items()):
+    with tempfile.TemporaryDirectory(prefix="torture-") as folder:
+        torture = Torture(Path(folder), options.seed)
+        for i in range(options.flips):
+            torture.damage(flip=i % 10 > 0)
+        torture.resume_from_damage()
+        while torture.kill() < options.kills and time.monotonic() < begun + options.seconds:
+            pass
+        if (Path(folder) / "killed").exists():
+            torture.finish("the last resume", torture.start("killed"))
+            torture.compare("after kills", "killed")
+    for what, count in sorted(torture.tried.items()):
         print(f"{count:5} {what}")
-    for fault in victim.faults:
+    for fault in torture.faults:
         print(f"FAULT: {fault}")
-    print(f"{time.monotonic() - begun:.0f} s, seed {arguments.seed}: {len(victim.faults)} faults")
-    raise SystemExit(bool(victim.faults))
+    print(f"{time.monotonic() - begun:.0f} s, seed {options.seed}: {len(torture.faults)} faults")
+    return int(bool(torture.faults))
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -1,16 +1,14 @@
-"""The training step in PyTorch, as nanoGPT writes it; `python bench.py --vs=torch` measures against it.
+"""The training step in PyTorch, as nanoGPT writes it, for `bench.py --vs=torch`.
 
-The model and the step are those of `model.py` and `training/step.py`, option by option; a test holds the two
-to the same loss, moments and weights. As in nanoGPT, attention and AdamW are fused, and autocast and
-`torch.compile` are used. The learning rate is constant, which changes no time.
+A test holds it to the loss, moments and weights of our own step. As in nanoGPT, attention and AdamW are
+fused, and autocast and `torch.compile` are used. The learning rate is constant, which changes no time.
 """
 
 import math
 import os
 import sys
 import time
-from contextlib import nullcontext
-from multiprocessing.connection import Connection
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +26,8 @@ class GPT(nn.Module):
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
         self.drop = nn.Dropout(config.dropout)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = Norm(config, config.n_embd)
+        self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
+        self.ln_f = make_norm(config, config.n_embd)
         self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         if config.tie_embeddings:
             self.lm_head.weight = self.wte.weight
@@ -42,9 +40,7 @@ class GPT(nn.Module):
         x = self.wte(tokens)
         if self.wpe is not None:
             x = x + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
-        x = self.drop(x)
-        for block in self.blocks:
-            x = block(x)
+        x = self.blocks(self.drop(x))
         logits = self.lm_head(self.ln_f(x))
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
@@ -52,9 +48,9 @@ class GPT(nn.Module):
 class Block(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.ln_1 = Norm(config, config.n_embd)
+        self.ln_1 = make_norm(config, config.n_embd)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = Norm(config, config.n_embd)
+        self.ln_2 = make_norm(config, config.n_embd)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -72,8 +68,8 @@ class CausalSelfAttention(nn.Module):
         self.config = config
         self.c_attn = nn.Linear(D, D + 2 * config.kv_heads * C, bias=config.bias)
         self.c_proj = nn.Linear(D, D, bias=config.bias)
-        self.q_norm = Norm(config, C) if config.qk_norm else nn.Identity()
-        self.k_norm = Norm(config, C) if config.qk_norm else nn.Identity()
+        self.q_norm = make_norm(config, C) if config.qk_norm else nn.Identity()
+        self.k_norm = make_norm(config, C) if config.qk_norm else nn.Identity()
         self.drop = nn.Dropout(config.dropout)
         if config.position == "rope":
             frequencies = config.rope_theta ** (-torch.arange(0, C, 2) / C)
@@ -90,10 +86,9 @@ class CausalSelfAttention(nn.Module):
         v = v.view(B, T, K, C).transpose(1, 2)
         if self.config.position == "rope":
             q, k = self.rotate(q), self.rotate(k)
-        if K < H:
-            k, v = k.repeat_interleave(H // K, dim=1), v.repeat_interleave(H // K, dim=1)
-        dropout = self.config.dropout if self.training else 0.0
-        y = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        y = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.config.dropout, is_causal=True, enable_gqa=K < H
+        )
         return self.drop(self.c_proj(y.transpose(1, 2).reshape(B, T, D)))
 
     def rotate(self, x: Tensor) -> Tensor:
@@ -121,17 +116,10 @@ class MLP(nn.Module):
         return self.drop(self.c_proj(h))
 
 
-class Norm(nn.Module):
-    def __init__(self, config: GPTConfig, size: int):
-        super().__init__()
-        self.center = config.norm == "layernorm"
-        self.weight = nn.Parameter(torch.ones(size))
-        self.bias = nn.Parameter(torch.zeros(size)) if config.bias and self.center else None
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.center:
-            return F.layer_norm(x, self.weight.shape, self.weight, self.bias, 1e-5)
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, 1e-5)
+def make_norm(config: GPTConfig, size: int) -> nn.Module:
+    if config.norm == "layernorm":
+        return nn.LayerNorm(size, eps=1e-5, bias=config.bias)
+    return nn.RMSNorm(size, eps=1e-5)
 
 
 class TorchStep:
@@ -140,26 +128,21 @@ class TorchStep:
     def __init__(self, config: GPTConfig, options: Options, dtype="float32", compiled=False, device="cpu"):
         self.options, self.device = options, device
         self.model = GPT(config).to(device)
-        parameters = list(self.model.parameters())
-        self.optimizer = torch.optim.AdamW(
-            [
-                {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": options.weight_decay},
-                {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-            ],
-            lr=options.learning_rate,
-            betas=(options.beta1, options.beta2),
-            fused=True,
-        )
+        matrices = [p for p in self.model.parameters() if p.dim() >= 2]
+        vectors = [p for p in self.model.parameters() if p.dim() < 2]
+        decayed = {"params": matrices, "weight_decay": options.weight_decay}
+        groups = [decayed, {"params": vectors, "weight_decay": 0.0}]
+        betas = (options.beta1, options.beta2)
+        self.optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=betas, fused=True)
         self.forward = torch.compile(self.model) if compiled else self.model
-        half = torch.autocast(device_type=device, dtype=torch.bfloat16)
-        self.context = half if dtype == "bfloat16" else nullcontext()
+        self.half = torch.autocast(device, torch.bfloat16, enabled=dtype == "bfloat16")
 
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
         mean = torch.zeros((), device=self.device)
+        x = x.to(self.device, non_blocking=True)
+        y = y.to(self.device, non_blocking=True)
         for tokens, targets in zip(x, y, strict=True):
-            tokens = tokens.to(self.device, non_blocking=True)
-            targets = targets.to(self.device, non_blocking=True)
-            with self.context:
+            with self.half:
                 loss = self.forward(tokens, targets) / len(x)
             loss.backward()
             mean += loss.detach()
@@ -170,44 +153,33 @@ class TorchStep:
         return mean
 
 
-def answer(connection: Connection, config: GPTConfig, options: Options, *variant) -> None:
-    """Answer each number of steps from the connection with seconds per step, or with what is wrong.
-
-    `variant` is dtype, compiled and device of `TorchStep`.
-    """
+@cache
+def prepare(config: GPTConfig, options: Options, *variant) -> tuple[TorchStep, list[Tensor]]:
+    """Make the step of a process, and its batches. `variant` is dtype, compiled and device of `TorchStep`."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())  # torch.compile writes pages when it fails
     torch.set_num_threads(
         len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     )
     torch.backends.cuda.matmul.allow_tf32 = True  # as nanoGPT does, and as JAX does by default
     torch.manual_seed(0)
+    step = TorchStep(config, options, *variant)
     shape = (2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
+    batches = [torch.randint(config.vocab_size, shape) for _ in range(4)]
+    return step, [batch.pin_memory() for batch in batches] if step.device == "cuda" else batches
+
+
+def seconds_per_step(n: int, *variant) -> float:
+    """Measure n steps of a variant, which is `prepare`'s arguments. Raises RuntimeError."""
     try:
-        step = TorchStep(config, options, *variant)
-        batches = [torch.randint(config.vocab_size, shape) for _ in range(4)]
-        batches = [batch.pin_memory() for batch in batches] if step.device == "cuda" else batches
-        while True:
-            connection.send(seconds_per_step(step, batches, connection.recv()))
-    except EOFError:  # nobody asks any more
-        pass
+        step, batches = prepare(*variant)
+        start = time.perf_counter()
+        for i in range(n):
+            loss = step(*batches[i % len(batches)])
+        if not math.isfinite(loss.item()):  # .item() waits for the device
+            raise RuntimeError("the loss is not finite")
+        seconds = (time.perf_counter() - start) / n
+        if step.device == "cuda":
+            torch.cuda.empty_cache()  # the other variants share the card
     except Exception as error:  # torch.compile raises all sorts of things where it cannot compile
-        connection.send(in_few_words(error))
-
-
-def seconds_per_step(step: TorchStep, batches: list[Tensor], n: int) -> float:
-    start = time.perf_counter()
-    for i in range(n):
-        loss = step(*batches[i % len(batches)])
-    if not math.isfinite(loss.item()):  # .item() waits for the device
-        raise RuntimeError("the loss is not finite")
-    seconds = (time.perf_counter() - start) / n
-    if step.device == "cuda":
-        torch.cuda.empty_cache()  # the other variants share the card
+        raise RuntimeError(f"{type(error).__name__}: {str(error)[:200]}") from None
     return seconds
-
-
-def in_few_words(error: Exception) -> str:
-    """Find the line of an error that says what is wrong; torch.compile puts its backend's name before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if not line.endswith("raised:")]
-    return telling[0][:100] if telling else type(error).__name__

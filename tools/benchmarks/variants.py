@@ -4,6 +4,7 @@ A variant has a `name`, and `run(n)` returns seconds per step over n steps.
 """
 
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import get_context
@@ -39,6 +40,7 @@ class JaxStep:
         reuse_freed_memory(self.train_step)
         shape = (4, 2, options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.batches = np.random.default_rng(0).integers(config.vocab_size, size=shape, dtype=np.int32)
+        self.tokens = self.batches[0, 0].size  # of a step
 
     def run(self, n: int) -> float:
         start = time.perf_counter()
@@ -76,68 +78,49 @@ class TrainLoop:
 class TorchStep:
     """A variant of torch_step.py, in a process of its own that waits while it is not its turn."""
 
-    def __init__(self, config: GPTConfig, options: Options, dtype: str, compiled: bool):
-        self.name, self.dtype = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}", dtype
+    def __init__(self, step: JaxStep, dtype: str, compiled: bool, stack: ExitStack):
+        self.name = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}"
         device = "cuda" if jax.default_backend() == "gpu" else "cpu"
-        context = get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        arguments = theirs, config, options, dtype, compiled, device
-        self.process = context.Process(target=time_torch, args=arguments, daemon=True)
-        self.process.start()
-        theirs.close()  # so that reading ends if the process does
+        self.variant = step.config, step.options, dtype, compiled, device
+        self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))
 
     def run(self, n: int) -> float:
-        """Measure seconds per step over n steps. Raises Unavailable."""
+        """Measure seconds per step over n steps. Raises UserError where this machine cannot run it."""
         try:
-            self.connection.send(n)
-            answer = self.connection.recv()
-        except (EOFError, OSError):
-            answer = "its process ended"
-        if isinstance(answer, str):
-            raise Unavailable(f"{self.name} is unavailable: {answer}")
-        return answer
-
-    def stop(self) -> None:
-        """End the process, and wait for that: a process that is ending still takes time from the others."""
-        self.connection.close()  # at which it ends
-        self.process.join(20)
-        self.process.kill()
+            return self.pool.submit(time_torch, n, *self.variant).result()
+        except RuntimeError as error:
+            raise UserError(f"{self.name} is unavailable: {error}") from None
 
 
-def time_torch(*arguments) -> None:
-    """Be the process of a TorchStep."""
-    from tools.benchmarks.torch_step import answer  # here: no other variant needs PyTorch
+def time_torch(n: int, *variant) -> float:
+    from tools.benchmarks.torch_step import seconds_per_step  # here: no other process needs PyTorch
 
-    answer(*arguments)
-
-
-class Unavailable(UserError):
-    """Raised with a few words of why a variant cannot be measured on this machine."""
+    return seconds_per_step(n, *variant)
 
 
 def rivals(step: JaxStep, stack: ExitStack) -> list:
-    """Make the JAX step in the other dtype, and those of PyTorch's four variants that run here, warmed up."""
+    """Make the JAX step in the other dtype, and those of PyTorch's four variants that run here."""
     if jax.default_backend() == "tpu":
         raise UserError("--vs=torch compares on a CPU or an NVIDIA GPU, and this is a TPU; give --device=cpu")
     other = "bfloat16" if step.dtype == "float32" else "float32"
     options = replace(step.options, dtype=other)
-    variants = [JaxStep(model_config(options, step.config.vocab_size), options)]
-    variants[0].run(1)
+    variants: list = [JaxStep(model_config(options, step.config.vocab_size), options)]
     for dtype in ("float32", "bfloat16"):
         for compiled in (False, True):
-            variant = TorchStep(step.config, step.options, dtype, compiled)
-            stack.callback(variant.stop)
+            variant = TorchStep(step, dtype, compiled, stack)
             try:
                 variant.run(1)
                 variants.append(variant)
-            except Unavailable as error:
+            except UserError as error:
                 print(error)
-                variant.stop()
+                variant.pool.shutdown()  # a process that is ending takes time from the others
     return variants
 
 
 def take_turns(variants: list, steps: int | None) -> dict[str, list[float]]:
-    """Measure seconds per step of every block of steps, by variant. All must have been run once before."""
+    """Measure seconds per step of every block of steps, by variant. The first run of each is not counted."""
+    for variant in variants:
+        variant.run(1)
     pilot = {variant.name: variant.run(1) for variant in variants}
     rounds = max(MIN_ROUNDS, int(BUDGET / max(BLOCK, *pilot.values())))
     if steps is None:

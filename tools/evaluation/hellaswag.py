@@ -1,21 +1,18 @@
 """HellaSwag: choose which of four endings follows a text about an everyday situation (arXiv:1905.07830).
 
-    examples = read_examples("hellaswag_val.jsonl")     # from github.com/rowanz/hellaswag, 10,042 examples
-    x, y = tokenize_examples(examples, tokenizer.encode, block_size)
-    accuracies(examples, nats)                          # nats of a row: -log p(its ending | its context)
-
 Texts are cleaned, joined and shortened as in lm-evaluation-harness 0.4.13 (lm_eval/tasks/hellaswag/utils.py,
 `_encode_pair` in lm_eval/api/model.py), so that the figures can be compared with published ones.
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from config.command_line import UserError, spell
+from config.command_line import UserError
 from config.files import parse_json
 
 LENGTH_STEP = 64  # rows are as long as a multiple of this, which suits the kernels of accelerators
@@ -31,44 +28,37 @@ class Example(NamedTuple):
 
 
 def read_examples(path: str) -> list[Example]:
-    """Read the examples of a JSONL file. Raises UserError, naming the file and line.
+    """Read a JSONL file, such as github.com/rowanz/hellaswag has. Raises UserError, naming the line.
 
-    A line has `endings`, `label` and either `activity_label`, `ctx_a` and `ctx_b`, as all of the official
-    files have, or `ctx` alone, which is then the entire context.
+    In place of `activity_label`, `ctx_a` and `ctx_b` a line may have `ctx`, which is then all of the context.
     """
     try:
-        with open(path, encoding="utf-8") as file:
-            lines = enumerate(file, 1)
-            examples = [_parse_example(line, f"{path}:{number}") for number, line in lines if line.strip()]
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, ValueError) as error:  # ValueError: it is not UTF-8
         raise UserError(f"--hellaswag={path}: cannot be read ({error}): give a JSONL file") from None
+    examples = [parse_example(line, f"{path}:{i}") for i, line in enumerate(lines, 1) if line.strip()]
     if not examples:
         raise UserError(f"--hellaswag={path}: there is no example in it: give a JSONL file")
     return examples
 
 
-def _parse_example(line: str, place: str) -> Example:
+def parse_example(line: str, place: str) -> Example:
     try:
         fields = parse_json(line)
-    except ValueError as error:
-        raise UserError(f"{place}: not a JSON object ({error}): correct or delete it") from None
-    match fields:
-        case {"activity_label": str(activity), "ctx_a": str(a), "ctx_b": str(b)}:
-            context = f"{activity}: {a} {b.capitalize()}"
-        case {"ctx": str(context)}:
-            pass
-        case _:
-            raise UserError(f"{place}: no context: expected ctx, or activity_label, ctx_a, ctx_b, as texts")
-    endings, label = fields.get("endings"), fields.get("label")
-    if not isinstance(endings, list) or len(endings) < 2 or not all(isinstance(x, str) for x in endings):
-        raise UserError(f"{place}: endings must be two texts or more")
-    context, *endings = map(clean, [context, *endings])
-    if not all(map(str.strip, [context, *endings])):
-        raise UserError(f"{place}: the context or an ending is empty: delete the line")
-    if str(label) not in map(str, range(len(endings))):  # it is a string in Hugging Face's copy
-        expected = f"expected 0 to {len(endings) - 1}; the test set has none, take hellaswag_val.jsonl"
-        raise UserError(f"{place}: label is {spell(label)}, {expected}")
-    return Example(context, endings, int(label), place)
+        if "activity_label" in fields:
+            context = f"{fields['activity_label']}: {fields['ctx_a']} {fields['ctx_b'].capitalize()}"
+        else:
+            context = fields["ctx"]
+        context, *endings = map(clean, [context, *fields["endings"]])
+        label = int(fields["label"])  # it is a string in Hugging Face's copy
+        if not all(map(str.strip, [context, *endings])):
+            raise ValueError("its context or an ending is empty")
+        if not 0 <= label < len(endings):
+            raise ValueError(f"its label is {label}, and it has {len(endings)} endings")
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise UserError(f"{place}: no example of HellaSwag ({why}): correct or delete it") from None
+    return Example(context, endings, label, place)
 
 
 def clean(text: str) -> str:
@@ -85,31 +75,26 @@ def tokenize_examples(
     Targets are -1 for the context, and for the padding on the right. A context that is too long with its
     ending loses its beginning. Raises UserError, naming the line, for an ending that is too long.
     """
-    pairs = [pair for example in examples for pair in _encode_endings(example, encode, block_size)]
-    longest = max(len(tokens) for tokens, _ in pairs) - 1
+    rows = []  # the tokens of context and ending together, and how many are the ending's
+    for example in examples:
+        try:
+            # The space between the two is the ending's: byte pairs have a space at the beginning of a word.
+            n_context = len(encode(example.context.rstrip()))
+            for ending in example.endings:
+                tokens = encode(f"{example.context} {ending}")
+                n = len(tokens) - n_context
+                if not 0 < n <= block_size:
+                    raise UserError(f"an ending has {n} tokens, the model predicts 1 to {block_size} at once")
+                rows.append((tokens[-(block_size + 1) :], n))
+        except UserError as error:
+            raise UserError(f"{example.place}: {error}") from None
+    longest = max(len(tokens) for tokens, _ in rows) - 1
     T = min(block_size, -(-longest // LENGTH_STEP) * LENGTH_STEP)
-    x, y = np.zeros((len(pairs), T), np.int32), np.full((len(pairs), T), -1, np.int32)
-    for i, (tokens, n) in enumerate(pairs):
+    x, y = np.zeros((len(rows), T), np.int32), np.full((len(rows), T), -1, np.int32)
+    for i, (tokens, n) in enumerate(rows):
         end = len(tokens) - 1
         x[i, :end], y[i, end - n : end] = tokens[:-1], tokens[-n:]
     return x, y
-
-
-def _encode_endings(
-    example: Example, encode: Callable[[str], Int[np.ndarray, " N"]], block_size: int
-) -> Iterator[tuple[Int[np.ndarray, " N"], int]]:
-    """Yield, for each ending, the tokens of context and ending together, and how many are the ending's."""
-    try:
-        # The space between the two is the ending's: byte pairs have a space at the beginning of a word.
-        n_context = len(encode(example.context.rstrip()))
-        for ending in example.endings:
-            tokens = encode(f"{example.context} {ending}")
-            n = len(tokens) - n_context
-            if not 0 < n <= block_size:
-                raise UserError(f"an ending has {n} tokens, the model predicts 1 to {block_size} at once")
-            yield tokens[-(block_size + 1) :], n
-    except UserError as error:
-        raise UserError(f"{example.place}: {error}") from None
 
 
 def accuracies(examples: list[Example], nats: Float[np.ndarray, " R"]) -> dict[str, float]:

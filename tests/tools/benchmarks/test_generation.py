@@ -1,56 +1,44 @@
-"""Decoding and serving are timed in turns, and printed as they were timed; all ways write the same text."""
-
-from types import SimpleNamespace
+"""Both ways of decoding write the same text; a server is asked by several clients."""
 
 import pytest
 
 import bench
+import train
 from config.options import Options
 from tests.helpers import refusal
+from tests.models import TINY, changed, large
 from tools.benchmarks import generation
-from training.state import create_state, model_config
 
-SHAPE = dict(n_layer=2, n_head=4, n_embd=32, block_size=generation.DECODED + 1)
+
+def test_decoding_gives_the_same_text_with_and_without_a_cache(monkeypatch):
+    # Within block_size, that is: past it, the two choose their windows by different rules.
+    monkeypatch.setattr(generation, "NEW", 15)
+    model = large(changed(TINY, unroll=1))
+    texts = generation.decode(model, 4)
+    assert texts.shape == (4, 15) and len(set(texts[0].tolist())) > 1
+    assert texts.tolist() == [generation.recompute(model)] * 4
+
+
+def test_decoding_is_reported_for_one_text_and_for_several_at_once(monkeypatch, capsys):
+    calls = []
+    monkeypatch.setattr(generation, "recompute", lambda model: calls.append(0))
+    monkeypatch.setattr(generation, "decode", lambda model, n: calls.append(n))
+    times = iter(range(1000))
+    monkeypatch.setattr("time.perf_counter", lambda: 0.5 * next(times))  # each takes 0.5 s
+    generation.report_decoding(TINY, Options(n_layer=2, n_head=4, n_embd=32, block_size=16))
+    assert calls == [0, 1, 4, 16] * (1 + generation.TURNS)
+    rows = [line.split()[-2] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert rows == ["200", "200", "800", "3,200"]
 
 
 @pytest.mark.slow
-def test_decoding_gives_the_same_text_with_and_without_a_cache():
-    # Within block_size, that is: past it, the two choose their windows by different rules.
-    model = create_state(model_config(Options(**SHAPE), vocab_size=33), Options(**SHAPE)).model
-    text = generation.with_cache(model)
-    assert len(text) == generation.DECODED and len(set(text)) > 1
-    assert text == generation.without_cache(model)
+def test_the_server_is_asked_by_more_and_more_clients(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(generation, "ROWS", (1, 2))
+    train.main(tiny(tmp_path / "run", max_iters=1, eval_interval=1))
+    bench.main(["--serve", *tiny(tmp_path / "run")])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if " at a time" in line]
+    assert [row[0] for row in rows] == ["1", "2"] and all(float(x) > 0 for row in rows for x in row[5:])
 
 
-def test_ways_take_turns_and_the_figures_are_those_of_the_clock(monkeypatch, capsys):
-    """On a clock that each way of decoding moves on by times of the test's own: 5 runs after a first."""
-    clock, calls = SimpleNamespace(now=0.0), []
-    monkeypatch.setattr(
-        generation, "time", SimpleNamespace(perf_counter=lambda: clock.now, process_time=lambda: 0.0)
-    )
-
-    def way(name, *seconds):
-        left = iter(seconds)
-
-        def run(model):
-            calls.append(name)
-            clock.now += next(left)
-
-        monkeypatch.setattr(generation, name, run)
-
-    way("with_cache", 9.0, 0.5, 0.25, 0.125, 7.0, 0.5)
-    way("without_cache", 9.0, 2.0, 3.0, 1.0, 2.0, 1.0)
-    options = Options(**SHAPE)
-    generation.report_decoding(model_config(options, vocab_size=33), options)
-    assert calls == ["with_cache", "without_cache"] * 6
-    rows = [line.split("  ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert {name: [cell.strip() for cell in cells if cell] for name, *cells in rows} == {
-        "with the key/value cache": ["512", "1.953"],
-        "whole context every token": ["128", "7.812"],
-        "ratio": ["4.0x"],
-    }
-
-
-def test_serving_without_a_run_is_one_line(tmp_path):
-    shape = ["--device=cpu", "--mesh=data:1", "--vocab_size=33", "--n_layer=1", "--n_head=2", "--n_embd=8"]
-    assert "no checkpoint" in refusal(bench.main, ["--serve", f"--out_dir={tmp_path}", *shape])
+def test_serving_without_a_run_is_one_line(tmp_path, tiny):
+    assert "serve.py did not start there" in refusal(bench.main, ["--serve", *tiny(tmp_path / "none")])

@@ -7,7 +7,6 @@ import json
 import re
 
 import numpy as np
-import pytest
 
 from tools.evaluation.hellaswag import Example, accuracies, clean, read_examples, tokenize_examples
 
@@ -36,28 +35,27 @@ def test_an_example_is_read_as_the_harness_reads_it(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "text, cleaned",  # as `preprocess` of the harness's version 0.4.13 returned them
-    [
-        ("[header] How to  cook [title] Buy eggs.   ", " How to cook. Buy eggs."),
-        ("  a [step] b [title] c", "a b. c"),
-        (" [title] x", " x"),
-        ("a  [substeps]  b", "a  b"),
-    ],
-)
-def test_marks_are_cleaned_away_as_the_harness_does(text, cleaned):
-    assert clean(text) == cleaned
+CLEANED = {  # by `preprocess` of the harness's version 0.4.13
+    "[header] How to  cook [title] Buy eggs.   ": " How to cook. Buy eggs.",
+    "  a [step] b [title] c": "a b. c",
+    " [title] x": " x",
+    "a  [substeps]  b": "a  b",
+}
+
+
+def test_marks_are_cleaned_away_as_the_harness_does():
+    assert {text: clean(text) for text in CLEANED} == CLEANED
 
 
 def test_a_row_reads_context_and_ending_and_predicts_the_ending():
-    example = Example("A man. He", ["sits.", "runs away!"], 0, "file:1")
+    example = Example("A man. He", ["sits", "runs away!"], 0, "file:1")
     x, y = tokenize_examples([example], encode, block_size=100)
     assert x.shape == y.shape == (2, 64) and x.dtype == y.dtype == np.int32
-    for row, ending in enumerate(([5, 3], [7, 8, 9])):
+    for row, ending in enumerate(([5], [7, 8, 9])):
         tokens = [1, 2, 3, 4, *ending]
         assert x[row, : len(tokens) - 1].tolist() == tokens[:-1]
         assert y[row, : len(tokens) - 1].tolist() == [-1, -1, -1, *ending]
-    assert (y[0, 5:] == -1).all() and (y[1, 6:] == -1).all()
+    assert (y[0, 4:] == -1).all() and (y[1, 6:] == -1).all()
 
 
 def test_a_space_behind_the_context_is_the_endings():
@@ -67,9 +65,8 @@ def test_a_space_behind_the_context_is_the_endings():
 
 
 def test_what_is_too_long_loses_the_beginning_of_its_context():
-    x, y = tokenize_examples(
-        [Example("A man. He", ["sits.", "runs away!"], 0, "file:1")], encode, block_size=3
-    )
+    example = Example("A man. He", ["sits.", "runs away!"], 0, "file:1")
+    x, y = tokenize_examples([example], encode, block_size=3)
     np.testing.assert_array_equal(x, [[3, 4, 5], [4, 7, 8]])
     np.testing.assert_array_equal(y, [[-1, 5, 3], [7, 8, 9]])
 
