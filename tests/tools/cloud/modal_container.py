@@ -2,8 +2,7 @@
 
 A container sees the uploaded files at their paths, a copy of each Volume as it was when the container
 started, and for the rest this machine. What it writes to a Volume is committed now and then, and when it
-asks. Of several containers in a cluster all get the input, and the output of the first counts. Needs Linux's
-user namespaces (`unshare`).
+asks. Needs Linux's user namespaces (`unshare`).
 """
 
 import asyncio
@@ -60,16 +59,11 @@ class Call:
             self.ended.set()
 
     async def attempt(self) -> pb.FunctionGetOutputsItem | None:
-        """Have new containers run the input once."""
+        """Have a new container run the input once."""
         assert len(self.server.containers) < 8, "the containers never come to an end"
-        size = self.function._experimental_group_size or 1
-        together = asyncio.Barrier(size)
-        containers = [Container(self, rank, size, together) for rank in range(size)]
-        self.server.containers += containers
-        for container in containers:
-            container.inputs.put_nowait(self.input)
-        await asyncio.gather(*(container.run() for container in containers))
-        return containers[0].output
+        self.server.containers.append(container := Container(self))
+        await container.run()
+        return container.output
 
     def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
         return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
@@ -80,21 +74,19 @@ class Container(Service):
 
     acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat"})
 
-    def __init__(self, call: Call, rank: int, size: int, together: asyncio.Barrier):
+    def __init__(self, call: Call):
         super().__init__(requests=[])
-        self.call, self.server, self.rank, self.size, self.together = call, call.server, rank, size, together
+        self.call, self.server = call, call.server
         self.app_id, self.task_id = call.app_id, call.server.new_id("ta")
         self.folder = self.server.state / "containers" / self.task_id
         self.volumes, self.committed = {}, {}
         self.input_given, self.output, self.process = False, None, None
         self.orphans: list[int] = []  # processes that outlived the entrypoint
-        self.inputs: asyncio.Queue = asyncio.Queue()
 
     async def run(self) -> None:
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
         await self.start()
-        disturbances = self.server.disturbances
-        disturbance = disturbances.pop(0) if disturbances and self.rank == 0 else None
+        disturbance = self.server.disturbances.pop(0) if self.server.disturbances else None
         (self.folder / "root" / "root").mkdir(parents=True)
         binds = [*self.files(), *self.interpreter()]
         arguments = self.folder / "arguments"
@@ -175,10 +167,7 @@ class Container(Service):
             path = root / file.filename.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.server.files[file.sha256_hex])
-        hosts = self.folder / "hosts"
-        # How a container of a cluster finds its address.
-        hosts.write_text(Path("/etc/hosts").read_text() + "\n::1 i6pn.modal.local\n")
-        binds = [(str(hosts), "/etc/hosts")]
+        binds = []
         for mount in function.volume_mounts:
             copy = self.folder / mount.volume_id
             self.volumes[mount.volume_id] = shutil.copytree(self.server.volumes[mount.volume_id], copy)
@@ -235,7 +224,7 @@ class Container(Service):
     async def FunctionGetInputs(self, r):
         item = pb.FunctionGetInputsItem(
             input_id=self.call.input_id,
-            input=await self.inputs.get(),
+            input=self.call.input,
             function_call_id=self.call.call_id,
             function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
         )
@@ -250,14 +239,8 @@ class Container(Service):
         self.output = self.call.outcome(r.result, pb.DATA_FORMAT_PICKLE)
         return Empty()
 
-    async def TaskClusterHello(self, r):
-        await self.together.wait()
-        return pb.TaskClusterHelloResponse(
-            cluster_id="cu-1", cluster_rank=self.rank, container_ips=["::1"] * self.size
-        )
-
     def __getattr__(self, name):  # a container asks for these as a client does
-        if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "DictPop"):
+        if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "FunctionGetOutputs"):
             return getattr(self.server, name)
         raise AttributeError(name)
 
