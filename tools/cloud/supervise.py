@@ -43,6 +43,7 @@ def run_script(script: str, words: list[str], seconds: float = math.inf) -> tupl
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE)
             process.kill()
+            process.wait()
 
 
 @contextmanager
