@@ -38,8 +38,7 @@ def start(argv: list[str]) -> int:
     options, words = split_launch(argv, COMMANDS[name].defaults)
     if first := name == "train" and not words:
         print(FIRST)
-        words = ["config/quickstart.py"]
-        options, _ = split_launch(argv, SMALL)
+        options, words = split_launch(["config/quickstart.py", *argv], SMALL)
     remote = options.run_on_remote or options.dry_run
     try:
         if name in ("list", "watch", "fetch"):
@@ -58,7 +57,7 @@ def start(argv: list[str]) -> int:
 
 
 def look(name: str, words: list[str], options: LaunchOptions) -> int:
-    """List runs, watch one, or bring one home, without a machine. Return 0. Raises UserError."""
+    """List runs, watch one, or bring one home. Return 0. Raises UserError."""
     given(words, LaunchOptions)
     if name == "list":
         places.list_runs(Runs(options.run_on_remote))
@@ -72,7 +71,7 @@ def look(name: str, words: list[str], options: LaunchOptions) -> int:
 
 
 def launch(job: Job, options: LaunchOptions) -> int:
-    """Run a job at Modal, or say what it would cost. Return its status."""
+    """Run a job at Modal. Return its status."""
     if job.command == "serve":
         return rent.serve(job, options)
     if not rent.announce([job], options):
@@ -87,7 +86,7 @@ def launch(job: Job, options: LaunchOptions) -> int:
 
 
 def job_here(name: str, words: list[str], options: LaunchOptions, first: bool) -> Job:
-    """Return the job that runs a command's script on this machine. Raises UserError."""
+    """Return the job that runs a command here."""
     if name == "prepare":
         return preparing_job(words, options, ROOT)
     run = options.run_name or ("out-quickstart" if first else "")

@@ -1,4 +1,4 @@
-"""The parts of app.py: it runs the project's commands on rented machines at Modal, or on this one."""
+"""The parts of app.py, the launcher."""
 
 from pathlib import Path
 from typing import Any

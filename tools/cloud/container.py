@@ -1,7 +1,4 @@
-"""Run a job in a container at Modal, on the Volume: runs/ has each run's out_dir, data/ and cache/ the rest.
-
-The next container sees what was committed to the Volume, which Modal does every few seconds.
-"""
+"""Run a job in a container at Modal. The Volume has runs/, data/, cache/; Modal commits it now and then."""
 
 import json
 import os
@@ -30,13 +27,13 @@ AGAIN = "the next attempt, or the same command, goes on from the last checkpoint
 def run_in_container(job: Job, options: LaunchOptions) -> int:
     """Run a job. Return the exit status of its script.
 
-    Modal starts another attempt after an exception, such as ChildProcessError for a script that was killed or
-    stopped, or whose time is up. A failure of the script itself would repeat, so its status is returned.
+    Modal starts another attempt after an exception: for a script that was killed or stopped, or whose time is
+    up. A failure of the script itself would repeat.
     """
     seconds = options.timeout_hours * 3600
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
     volume = modal.Volume.from_name(VOLUME)
-    volume.reload()  # what other containers have committed since this one began
+    volume.reload()
     if job.command == "prepare" and is_prepared(job.folder):
         print(f"data/{job.name} is prepared", flush=True)
         return 0
@@ -71,8 +68,7 @@ def run_in_container(job: Job, options: LaunchOptions) -> int:
 def claim(name: str, ours: str | None = None) -> None:
     """Claim a run for the call `ours`; None: only look. Raises UserError while another call trains it.
 
-    No container sees what another one writes to the Volume. So a Dict at Modal names the calls that have
-    trained a run: the first under the run's name, each later one under that of the one before.
+    A Dict at Modal chains a run's calls: the first under its name, the next under the one before.
     """
     calls, key = open_calls(), name
     while (owner := calls.get(key)) != ours:
@@ -93,7 +89,7 @@ def open_calls() -> "modal.Dict":
 
 
 def has_ended(call: str) -> bool:
-    """Tell whether a call has ended, in whatever way."""
+    """Tell whether a call has ended."""
     theirs = modal.exception
     try:
         return modal.FunctionCall.from_id(call).get(timeout=0) is not None
@@ -104,6 +100,6 @@ def has_ended(call: str) -> bool:
 
 
 def serve_in_container() -> None:
-    """Start serve.py; Modal passes requests for the endpoint on to its port."""
+    """Start serve.py; Modal passes requests on to its port."""
     words = json.loads(os.environ[SERVER_WORDS])
     subprocess.Popen([sys.executable, str(ROOT / "serve.py"), *words, f"--port={SERVER_PORT}"], cwd=ROOT)

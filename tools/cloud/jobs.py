@@ -1,4 +1,4 @@
-"""The launcher's commands, and the jobs that they run, here or at Modal."""
+"""The launcher's commands, and the jobs that they run."""
 
 import math
 import os
@@ -72,7 +72,7 @@ class Job:
 
 
 def words_on(name: str, run: Path) -> list[str]:
-    """Return the words that have a command's script work on a run."""
+    """Return the words by which a command's script works on a run."""
     return [word.format(run=run) for word in COMMANDS[name].words]
 
 
@@ -91,7 +91,7 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, Stop | None]:
 
 
 def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, Stop | None]:
-    """Prepare the data set of a folder by its own script, or else from the user's documents."""
+    """Prepare a data set by its own script, or else from the user's documents."""
     if not has_script(folder.name):
         return run_script("data/prepare.py", [*words, f"--to={folder}"], seconds)
     if (ours := ROOT / "data" / folder.name) != folder:  # a script writes beside itself
@@ -109,17 +109,14 @@ def prepares_itself(dataset: str) -> bool:
 
 
 def options_of(name: str) -> type[CommandOptions]:
-    """Return the options of a command's script, which is imported late, as most import JAX."""
+    """Return the options of a command's script, imported late: most import JAX."""
     if name in ("sample", "evaluate", "export", "serve"):
         return getattr(import_module(name), f"{name.capitalize()}Options")
     return Options
 
 
 def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job that a command sends to Modal, checked by its script's own reader. Raises UserError.
-
-    Options replace their config file, which may lie anywhere.
-    """
+    """Return the job for Modal, checked by its script's reader; a config file may lie anywhere."""
     if name == "prepare":
         return preparing_job(argv, options)
     reader, own = options_of(name), []
@@ -150,7 +147,7 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
 
 
 def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTED) -> Job:
-    """Return the job that prepares a data set of data/, or the user's own documents. Raises UserError."""
+    """Return the job that prepares a data set of data/, or the user's documents. Raises UserError."""
     name, *words = argv or [""]
     if not is_plain_name(name):
         known = ", ".join(known_datasets())
@@ -175,7 +172,6 @@ def check_files(words: list[str]) -> None:
 
 
 def resume_options(run: Path) -> list[str]:
-    """Return the option that resumes the run in a folder; none, for the user's own, without a checkpoint."""
-    found = any(path.name.isdigit() for path in (run / "checkpoints").glob("*"))
-    found = found or (run / "damaged").exists()  # auto refuses to begin anew beside these
-    return ["--init_from=auto"] if found else []
+    """Return the option that resumes a run; none without a checkpoint."""
+    begun = (run / "damaged").exists() or any(x.name.isdigit() for x in (run / "checkpoints").glob("*"))
+    return ["--init_from=auto"] if begun else []

@@ -1,4 +1,4 @@
-"""The launcher's own options, and the machine that they ask for, with its price."""
+"""The launcher's own options, and the machine that they ask for."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from config.command_line import Count, Limit, Name, NonNegativeInt, Positive, Us
 
 RunName = Annotated[str, Limit("letters, digits, . _ and -", re.compile(r"\w[\w.-]*").fullmatch)]
 
-# Dollars an hour in Modal's default regions, preemptible, without tax: `modal billing rates`.
+# Dollars an hour in Modal's default regions, without tax: `modal billing rates`.
 PRICES_READ = "September 2026"
 GPUS = {
     **{"none": 0.0, "T4": 0.59, "L4": 0.80, "A10": 1.10, "L40S": 1.95, "A100-40GB": 2.10, "A100-80GB": 2.50},
@@ -17,7 +17,7 @@ GPUS = {
 }
 CORE = 0.0473
 GIB = 0.008
-BURST = 2  # times its cores and memory: what a machine may use, and is billed for
+BURST = 2  # times its cores and memory, which a machine may use
 
 
 @dataclass(frozen=True)
@@ -29,20 +29,20 @@ class LaunchOptions:
         "Run a command on Modal, or here: docs/cloud.md. Other options go to the command's script."
     )
 
-    run_on_remote: bool = False  # run on Modal; without it, on this machine
+    run_on_remote: bool = False  # run on Modal, not on this machine
     gpu: Name = "A10"  # T4, L4, L40S, A100-80GB, H100, H200, B200, ...; H100:8: eight; none
     cores: Count | None = None  # CPU cores, with 2 GiB each at least; None: 2 for each GPU
-    timeout_hours: Positive = 4.0  # for one attempt; the next one goes on from the last checkpoint
-    retries: NonNegativeInt = 2  # attempts after the first, when time is up or the run is killed
-    max_dollars: Positive = 20.0  # refuse what could cost more than this, all attempts together
+    timeout_hours: Positive = 4.0  # of one attempt; the next one resumes
+    retries: NonNegativeInt = 2  # further attempts, when time is up or the run is killed
+    max_dollars: Positive = 20.0  # refuse what could cost more, all attempts together
     run_name: RunName = ""  # folder of the run; by default the name of its out_dir
-    secret: Name = ""  # Modal secrets, with commas: one with WANDB_API_KEY, one with HF_TOKEN
+    secret: Name = ""  # Modal secrets, with commas: WANDB_API_KEY, HF_TOKEN
     parallel: Count = 4  # runs of a sweep or an experiment at a time, at most
-    dry_run: bool = False  # print what would be rented, and at what cost, and end
+    dry_run: bool = False  # print what would be rented, and at what cost
 
 
 def split_launch(argv: list[str], defaults: Mapping[str, Any] = {}) -> tuple[LaunchOptions, list[str]]:
-    """Return the launcher's options in a command line, and the other words."""
+    """Return the launcher's options, and the other words."""
     if "--help" in argv or "-h" in argv:
         given(["--help"], LaunchOptions)
     words = [f"--{name}={value}" for name, value in defaults.items()]
@@ -50,15 +50,15 @@ def split_launch(argv: list[str], defaults: Mapping[str, Any] = {}) -> tuple[Lau
 
 
 class Machine(NamedTuple):
-    """A machine at Modal, with what it can cost."""
+    """A machine at Modal."""
 
     cores: int
     gib: int
-    dollars: float  # an hour
+    dollars: float  # an hour, at most
 
 
 def machine_of(options: LaunchOptions) -> Machine:
-    """Return the machine to rent. Raises UserError for a GPU without a price."""
+    """Return the machine to rent. Raises UserError for an unknown GPU."""
     gpu, _, number = options.gpu.partition(":")
     if gpu not in GPUS or not re.fullmatch("[1-8]?", number):
         raise UserError(f"--gpu={options.gpu}: expected one of {', '.join(GPUS)}, or 2 to 8, as in H100:8")

@@ -1,4 +1,4 @@
-"""Read runs in a folder of this machine, or in the Volume at Modal, without a container."""
+"""Read runs in the working directory, or in the Volume at Modal."""
 
 import math
 import os
@@ -18,7 +18,7 @@ WATCHED = ("train/loss", "val/loss", "loss", "lr", "grad_norm", "ms", "mfu")
 
 
 class Runs:
-    """The runs in the Volume, or in the working directory. Raises UserError without Modal's client."""
+    """The runs in the Volume, or here. Raises UserError without Modal's client."""
 
     def __init__(self, remote: bool):
         if remote and modal is None:
@@ -26,7 +26,7 @@ class Runs:
         self.volume = modal.Volume.from_name(VOLUME, create_if_missing=True) if remote else None
 
     def names(self, folder: str = "", root: str = "runs") -> list[str]:
-        """Return the names in a folder; none where there is no such folder."""
+        """Return the names in a folder."""
         try:
             if self.volume is None:
                 return sorted(os.listdir(folder or "."))
@@ -54,13 +54,13 @@ class Runs:
         return options
 
     def records(self, run: str) -> list[dict]:
-        from runs.metrics import parse_record  # late: it imports JAX, which few commands need
+        from runs.metrics import parse_record  # late: it imports JAX
 
         lines = (self.read(f"{run}/metrics.jsonl") or b"").splitlines()
         return [record for line in lines if (record := parse_record(line))]
 
     def summary(self, run: str) -> tuple[float, str]:
-        """Return the best loss of a run, and a line about the run."""
+        """Return a run's best loss, and a line about it."""
         records = self.records(run)
         losses = [record["val/loss"] for record in records if "val/loss" in record]
         best = min(losses, default=math.inf)
@@ -68,10 +68,7 @@ class Runs:
         return best, f"{run:32} iter {max((record['iter'] for record in records), default=0):,}, {loss}"
 
     def have_ended(self, run: str, words: list[str]) -> bool:
-        """Tell whether a run has come to the last step that train.py's `words` ask for.
-
-        Raises UserError where they would change a run that has checkpoints, unasked.
-        """
+        """Tell whether a run has come to the end of train.py's `words`, which may not change it unasked."""
         asked, theirs = given(words, Options), self.options(run)
         saved = max((int(x) for x in self.names(f"{run}/checkpoints") if x.isdecimal()), default=0)
         if theirs is None or not saved:
@@ -92,7 +89,7 @@ def list_runs(runs: Runs) -> None:
 
 
 def watch(runs: Runs, run: str) -> None:
-    """Print a run's records as they come, until it has reached max_iters. Raises UserError."""
+    """Print a run's records as they come, until max_iters."""
     shown, last = 0, runs.check(run).max_iters
     while True:
         records = runs.records(run)
@@ -106,10 +103,7 @@ def watch(runs: Runs, run: str) -> None:
 
 
 def fetch(run: str, results: tuple[str, ...] = ()) -> None:
-    """Copy a run of the Volume, or only its `results`, to the folder of its name here.
-
-    Earlier results are replaced. Raises UserError where the run is here already, or cannot be copied.
-    """
+    """Copy a run of the Volume, or only its `results`, here. Raises UserError if it is here already."""
     if not results:
         Runs(remote=True).check(run)
         if Path(run).exists():

@@ -1,4 +1,4 @@
-"""Rent machines at Modal, and run jobs on them, in an App that is made for each launch."""
+"""Run jobs on machines at Modal, in an App for each launch."""
 
 import json
 import math
@@ -29,18 +29,15 @@ AT_ONCE = 100  # requests at a time
 
 
 def announce(jobs: list[Job], options: LaunchOptions) -> bool:
-    """Say what jobs can cost at most, and return True. Raises UserError above --max-dollars.
-
-    With --dry-run, say also what would run, and return False.
-    """
+    """Say what jobs can cost, which --max-dollars limits. Return whether to rent: not in a dry run."""
     machine = machine_of(options)
     attempts = 1 + options.retries
     dollars = len(jobs) * attempts * options.timeout_hours * machine.dollars
     times = "".join(f"{n} {what} x " for n, what in ((len(jobs), "runs"), (attempts, "attempts")) if n > 1)
     print(
         f"costs at most ${dollars:,.2f}: {times}{options.timeout_hours:g} h x ${machine.dollars:.2f} "
-        f"({options.gpu}, {machine.cores} cores, {machine.gib} GiB; prices of {PRICES_READ}); that is no "
-        "ceiling, for Modal also restarts a run whose machine it takes away; a budget at Modal is one"
+        f"({options.gpu}, {machine.cores} cores, {machine.gib} GiB; prices of {PRICES_READ}), "
+        "beside restarts when Modal takes a machine away: a budget at Modal is a ceiling"
     )
     if options.dry_run:
         for job in jobs:
@@ -54,10 +51,7 @@ def announce(jobs: list[Job], options: LaunchOptions) -> bool:
 
 
 def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
-    """Run jobs on Modal, each on its own machine, and print their output. Return their statuses.
-
-    Raises UserError as `check_job` does.
-    """
+    """Run each job on a machine of its own. Return their statuses. Raises UserError as `check_job` does."""
     runs = Runs(remote=True)
     for job in jobs:
         check_job(runs, job)
@@ -67,10 +61,10 @@ def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
         **machine_settings(options),
         timeout=math.ceil(options.timeout_hours * 3600),
         retries=options.retries,
-        single_use_containers=True,  # an attempt begins in a container that has done nothing yet
+        single_use_containers=True,
         max_containers=options.parallel,
     )(container.run_in_container)
-    calls, statuses = [], [130] * len(jobs)  # Ctrl-C ends the `with` below, quietly
+    calls, statuses = [], [130] * len(jobs)  # after Ctrl-C, which ends the `with`
     try:
         with modal.enable_output(), app.run(detach=detached()):
             calls = [function.spawn(job, options) for job in jobs]
@@ -85,7 +79,7 @@ def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
 
 
 def outcome(job: Job, call: "modal.FunctionCall") -> int:
-    """Return the status of a job when it has ended; 2, after a line of error, if Modal ended it."""
+    """Return the status of a job at its end; 2, after a line of error, if Modal ended it."""
     try:
         return call.get()
     except (modal.exception.Error, ChildProcessError) as error:
@@ -95,7 +89,7 @@ def outcome(job: Job, call: "modal.FunctionCall") -> int:
 
 
 def check_job(runs: Runs, job: Job) -> None:
-    """Raise UserError for a run or data that are missing, or a run that another launch trains."""
+    """Raise UserError for a run or data that are missing, or a run in use."""
     if job.of_a_run:
         runs.check(job.name)
     if job.command in container.CLAIMED:
@@ -110,7 +104,7 @@ def check_job(runs: Runs, job: Job) -> None:
 
 
 def machine_settings(options: LaunchOptions) -> dict[str, Any]:
-    """Return a function's settings that say what its containers are."""
+    """Return what a function's containers are."""
     machine = machine_of(options)
     ours = modal.FilePatternMatcher.from_file(ROOT / ".dockerignore")
     # Without its copy of the project, or each change of a file would take a new image.
@@ -129,13 +123,13 @@ def machine_settings(options: LaunchOptions) -> dict[str, Any]:
 
 
 def detached() -> bool:
-    """Tell whether this is `modal run --detach`: what it starts goes on without it."""
+    """Tell whether this is `modal run --detach`."""
     context = import_module("click").get_current_context(silent=True) if modal else None
     return bool(context and context.obj and context.obj.get("detach"))
 
 
 def serve(job: Job, options: LaunchOptions) -> int:
-    """Serve a run of the Volume at a URL, until the time is up; detached, until it is stopped. Return 0."""
+    """Serve a run at a URL until the time is up; detached, until it is stopped."""
     stays = detached()
     if stays:
         print("it stays open until you stop it; for one day:")

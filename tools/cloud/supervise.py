@@ -1,4 +1,4 @@
-"""Run one of the project's scripts as a process of its own, and pass on a request to stop."""
+"""Run one of the project's scripts in a process, and pass on a request to stop."""
 
 import math
 import signal
@@ -19,8 +19,8 @@ Stop = Literal["interrupt", "time"]
 def run_script(script: str, words: list[str], seconds: float = math.inf) -> tuple[int, Stop | None]:
     """Run a script to its end. Return its status, and why it was stopped, if it was.
 
-    The status is negative if a signal killed it. Ctrl-C, the end of `seconds`, and any other exception, which
-    is raised again, reach it as SIGTERM, on which train.py saves a checkpoint and ends with status 143.
+    Ctrl-C, the end of `seconds`, and any other exception (raised again) reach it as SIGTERM, on which
+    train.py saves a checkpoint and ends with status 143.
     """
     command = [sys.executable, str(ROOT / script), *words]
     process, stop, deadline = None, None, time.monotonic() + seconds
@@ -48,10 +48,7 @@ def run_script(script: str, words: list[str], seconds: float = math.inf) -> tupl
 
 @contextmanager
 def sigint_blocked() -> Generator[None]:
-    """Have a script that is started within not see the SIGINT that a terminal sends to it as well.
-
-    train.py ends without saving at its second signal.
-    """
+    """Hide a terminal's SIGINT from a script: at its second signal train.py ends without saving."""
     windows = not hasattr(signal, "pthread_sigmask")
     mask = None if windows else signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

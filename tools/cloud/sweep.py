@@ -1,4 +1,4 @@
-"""Train many runs, here one after another or at Modal some at a time: a sweep, or an experiment."""
+"""Train many runs, here one after another or at Modal some at a time."""
 
 import importlib
 import itertools
@@ -20,10 +20,7 @@ from tools.cloud.supervise import ROOT
 
 
 def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
-    """Train the runs of a sweep that are not done, and print all by their best loss. Return 1 if one failed.
-
-    Raises UserError for a mistake, and where a run of that name has other options.
-    """
+    """Train the runs of a sweep that are not done, and print all by best loss. Return 1 if one failed."""
     jobs = plan_sweep(argv, options, remote)
     if remote and not announce([*jobs.values()], options):
         return 0
@@ -37,7 +34,7 @@ def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
 
 
 def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> dict[str, Job]:
-    """Return the jobs of a sweep by their runs' names, which have the values. Raises UserError."""
+    """Return the jobs of a sweep by their runs' names. Raises UserError."""
     axes = [word.removeprefix("--sweep=").partition(":") for word in argv if word.startswith("--sweep=")]
     words = [word for word in argv if not word.startswith("--sweep=")]
     base = options.run_name or given(words, Options).get("out_dir", Options.out_dir)
@@ -57,7 +54,7 @@ def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> dict[st
 
 
 def train_here(job: Job) -> int:
-    """Train a run of a sweep. Return its status. Ctrl-C ends the sweep with it, by KeyboardInterrupt."""
+    """Train a run. Return its status. Ctrl-C ends the sweep with it."""
     print(f"training {job.folder}", flush=True)
     status, stop = run_job(replace(job, words=[*job.words, *resume_options(job.folder)]))
     if stop:
@@ -66,7 +63,7 @@ def train_here(job: Job) -> int:
 
 
 def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int:
-    """Train the runs that a program of experiments/ lacks, and write its table and plot. Raises UserError."""
+    """Train the runs that a program of experiments/ lacks, and write its table and plot."""
     name, *words = argv or [""]
     program = None
     if is_plain_name(name) and (ROOT / "experiments" / f"{name}.py").is_file():
@@ -75,7 +72,7 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
         raise UserError(f"experiment {name}: expected the name of a program in experiments/ first, as ladder")
 
     def train(due: list[Task], _, ended: Callable[[Task, dict], None]) -> int:
-        """Train at Modal the runs that have no result there. Return how many have none afterwards."""
+        """Train runs that have no result in the Volume. Return how many have none afterwards."""
         left = due if options.dry_run else take_results(due, ended)
         jobs = []
         for task in left:
@@ -85,7 +82,7 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
             return 0
         try:
             rent(name, jobs, options)
-        finally:  # when this is stopped, some have ended
+        finally:  # when stopped, some have ended
             left = take_results(left, ended)
         return len(left)
 
@@ -97,7 +94,7 @@ def name_of(task: Task) -> str:
 
 
 def take_results(due: list[Task], ended: Callable[[Task, dict], None]) -> list[Task]:
-    """Give the results that are in the Volume to `ended`. Return the runs that have none there."""
+    """Give the Volume's results to `ended`. Return the runs without one."""
     runs = Runs(remote=True)
     left = []
     for task in due:

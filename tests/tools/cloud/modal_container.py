@@ -13,12 +13,17 @@ import re
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+import psutil
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message_factory import GetMessageClass
+from grpclib import GRPCError, Status
+from grpclib.const import Cardinality, Handler
+from grpclib.server import Server
 from modal_proto import api_pb2 as pb
-
-from tests.tools.cloud.modal_service import Disturbance, Service
 
 RESULT = pb.GenericResult
 ENDED = (RESULT.GENERIC_STATUS_SUCCESS, RESULT.GENERIC_STATUS_TERMINATED)  # there is no other attempt
@@ -32,6 +37,59 @@ for top in /*; do
 done
 while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done; shift
 exec chroot "$root" /usr/bin/env -C /root "$@" """
+
+
+class Disturbance(NamedTuple):
+    """An event that befalls a container as soon as `when(its Volume)` is true.
+
+    preempt: SIGINT, and a new container; crash: all of it is gone at once, and a new container; timeout: the
+    same, but a failed attempt; kill: the kernel kills the script; cancel: its input is cancelled; ctrl-c:
+    SIGINT to the user's own command.
+    """
+
+    what: Literal["preempt", "crash", "timeout", "kill", "cancel", "ctrl-c"]
+    when: Callable[[Path], bool]
+
+
+class Service:
+    """Answers the calls of Modal's API that it has a method for, and notes all of them in `requests`."""
+
+    acknowledged = frozenset()  # calls that need no more than an empty answer
+
+    def __init__(self, requests: list):
+        self.requests = requests
+
+    async def start(self) -> None:
+        self.grpc = Server([self])
+        await self.grpc.start("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.grpc._server.sockets[0].getsockname()[1]}"
+
+    def check(self, metadata) -> None:
+        """Raises GRPCError for a caller who may not."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Return all calls, each with its handler and the types of its messages, as grpclib asks for them."""
+        methods = pb.DESCRIPTOR.services_by_name["ModalClient"].methods
+        return {f"/modal.client.ModalClient/{method.name}": self.handler(method) for method in methods}
+
+    def handler(self, method) -> Handler:
+        Request, Response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        answer = getattr(self, method.name, None)
+
+        async def handle(stream):
+            request = await stream.recv_message()
+            self.requests.append((method.name, request))
+            self.check(stream.metadata)
+            if answer is None and method.name not in self.acknowledged:
+                raise GRPCError(Status.UNIMPLEMENTED, f"the stand-in for Modal has no {method.name}")
+            if method.server_streaming:
+                async for response in answer(request):
+                    await stream.send_message(response)
+            else:
+                await stream.send_message(await answer(request) if answer else Response())
+
+        kind = Cardinality.UNARY_STREAM if method.server_streaming else Cardinality.UNARY_UNARY
+        return Handler(handle, kind, Request, Response)
 
 
 class Call:
@@ -139,7 +197,8 @@ class Container(Service):
         if disturbance.what in ("timeout", "crash"):
             self.kill()
         if disturbance.what == "kill":
-            os.kill(child(self.process.pid), signal.SIGKILL)
+            (script,) = psutil.Process(self.process.pid).children()
+            script.kill()
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
         if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
@@ -287,20 +346,8 @@ def catches(pid: int, number: int) -> bool:
 def members(group: int) -> list[int]:
     """The processes of a group that run."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state != "Z":
-                found.append(int(status.parent.name))
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
-
-
-def child(pid: int) -> int:
-    """The process id of the only child of a process."""
-    children = [
-        int(status.parent.name)
-        for status in Path("/proc").glob("[0-9]*/stat")
-        if status.read_text().rpartition(")")[2].split()[1] == str(pid)
-    ]
-    (only,) = children
-    return only

@@ -23,8 +23,7 @@ from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
-from tests.tools.cloud.modal_container import Call
-from tests.tools.cloud.modal_service import Disturbance, Service
+from tests.tools.cloud.modal_container import Call, Disturbance, Service
 
 SUCCESS = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
 GPUS = {"T4", "L4", "A10", "A10G", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200"}

@@ -9,9 +9,16 @@ import sys
 import pytest
 from modal._serialization import serialize
 
-from tests.helpers import assert_same_bits, contents, newest_checkpoint, run_python, saved_iterations
-from tests.tools.cloud.launches import LONG, containers, errors, first_checkpoint, remote, weights
-from tests.tools.cloud.modal_service import Disturbance
+from tests.helpers import (
+    assert_same_bits,
+    contents,
+    newest_checkpoint,
+    run_python,
+    saved_iterations,
+    saved_state,
+)
+from tests.tools.cloud.launches import LONG, containers, errors, first_checkpoint, remote
+from tests.tools.cloud.modal_container import Disturbance
 
 pytestmark = [pytest.mark.slow, containers]
 
@@ -91,7 +98,7 @@ def test_a_disturbed_run_ends_with_the_same_weights(at_modal, tiny, undisturbed,
     )
     assert status == 0, printed
     assert len(server.containers) == 2 and "resuming at iter" in printed
-    assert_same_bits(weights(at_modal.volume / "runs" / "run"), weights(undisturbed))
+    assert_same_bits(saved_state(at_modal.volume / "runs" / "run"), saved_state(undisturbed))
 
 
 def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
@@ -142,11 +149,11 @@ def test_a_launch_does_not_change_a_run_unasked(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny))  # the same: it has ended
     assert status == 0 and not server.sent("FunctionCreate")
     assert "runs/run has come to its end; nothing is rented" in printed
-    before = weights(run)
+    before = saved_state(run)
     status, printed, server = at_modal(*remote(tiny, learning_rate=0.5, max_iters=20))
     assert status == 2 and not server.containers
     assert "run holds a run with learning_rate=0.01, and this launch has" in errors(printed)[0]
-    assert_same_bits(weights(run), before)
+    assert_same_bits(saved_state(run), before)
     status, printed, _ = at_modal(*remote(tiny, max_iters=20, init_from="resume"))
     assert status == 0 and saved_iterations(run)[-1] == 20
 
@@ -160,7 +167,7 @@ def test_ctrl_c_stops_a_run_with_its_checkpoint_kept_unless_it_is_detached(
     status, printed, server = at_modal(run, *modals, *words, disturbances=[disturbance])
     assert status == 130 and len(server.containers) == 1 and "Traceback" not in printed
     if modals:
-        assert_same_bits(weights(at_modal.volume / "runs" / "run"), weights(undisturbed))
+        assert_same_bits(saved_state(at_modal.volume / "runs" / "run"), saved_state(undisturbed))
     else:
         assert 0 < saved_iterations(at_modal.volume / "runs" / "run")[-1] < LONG["max_iters"]
         status, printed, server = at_modal(run, *words)  # its name is free
