@@ -141,9 +141,9 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
         values = {"dataset": Options.dataset} | values
     words = [f"--{option}={value}" for option, value in values.items()] + own
     check_files(words)
-    if name == "bench":  # whose data are random
-        return Job(name, words + (words_on(name, folder) if of_a_run else []), folder, of_a_run)
-    return Job(name, words + words_on(name, folder), folder, of_a_run, values.get("dataset"))
+    if name != "bench" or of_a_run:
+        words += words_on(name, folder)
+    return Job(name, words, folder, of_a_run, values.get("dataset"))
 
 
 def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTED) -> Job:

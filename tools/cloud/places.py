@@ -14,7 +14,6 @@ from config.options import NOT_RESUMED, RESUMING, Options
 from tools.cloud import VOLUME, modal
 
 GONE = (OSError, modal.exception.NotFoundError) if modal else (OSError,)
-WATCHED = ("train/loss", "val/loss", "loss", "lr", "grad_norm", "ms", "mfu")
 
 
 class Runs:
@@ -94,8 +93,7 @@ def watch(runs: Runs, run: str) -> None:
     while True:
         records = runs.records(run)
         for record in records[shown:]:
-            values = (f"{name} {record[name]:.4g}" for name in WATCHED if name in record)
-            print(f"iter {record['iter']:,}: {', '.join(values)}", flush=True)
+            print(", ".join(f"{name} {value:.6g}" for name, value in record.items()), flush=True)
         if records and records[-1]["iter"] >= last:
             return
         shown = len(records)  # fewer than before, if it was resumed and does steps again

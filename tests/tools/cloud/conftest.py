@@ -38,10 +38,10 @@ def at_modal(project, tmp_path, tiny_data):
 
     dicts = {}
 
-    def modal(*words, environment=None, python=("-m", "modal"), meanwhile=None, cwd=project, **server):
+    def modal(*words, environment=None, meanwhile=None, cwd=project, **server):
         async def talk():
             async with ModalServer(tmp_path / "modal", dicts=dicts, **server) as stand_in:
-                command = [sys.executable, *python, *words]
+                command = [sys.executable, "-m", "modal", *words]
                 running = asyncio.ensure_future(stand_in.command(command, cwd, environment))
                 if meanwhile is not None:
                     await asyncio.wait_for(meanwhile(stand_in, running), DEADLINE)

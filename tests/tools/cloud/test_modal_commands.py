@@ -21,32 +21,30 @@ pytestmark = [pytest.mark.slow, containers]
 def test_results_of_a_run_in_the_volume_come_home(at_modal, project, trained, tmp_path):
     """And the run stays as it is."""
     before = contents(trained / "checkpoints")
-    home = tmp_path / "home"
-    home.mkdir()
 
     def there(name, *words):
         words = ["run", f"{project / 'app.py'}::{name}", "--run-on-remote", "--run-name=run", *words]
-        status, printed, server = at_modal(*words, cwd=home)
+        status, printed, server = at_modal(*words, cwd=tmp_path)
         assert status == 0 and len(server.containers) == 1, printed
         return printed
 
     there("evaluate", "--device=cpu")
-    result = json.loads((home / "run" / "evaluate.json").read_text())
+    result = json.loads((tmp_path / "run" / "evaluate.json").read_text())
     assert result["tokens"] == 299 and result["loss"] > 0
     there("export")
     there("export")  # again, of a later checkpoint perhaps
-    assert (home / "run" / "export" / "model.safetensors").stat().st_size > 1000
+    assert (tmp_path / "run" / "export" / "model.safetensors").stat().st_size > 1000
     there("profile", "--device=cpu")
-    assert list((home / "run" / "profile").rglob("perfetto_trace.json.gz"))
+    assert list((tmp_path / "run" / "profile").rglob("perfetto_trace.json.gz"))
     assert "tokens/s" in there("bench", "--device=cpu", "--steps=3")
     assert contents(trained / "checkpoints") == before
-    assert not (home / "run" / "checkpoints").exists()
+    assert not (tmp_path / "run" / "checkpoints").exists()
 
 
 def test_runs_in_the_volume_are_listed_and_watched_without_a_container(at_modal, trained):
     for words, status, says in (
         (["list"], 0, "iter 10, val loss"),
-        (["watch", "--run-name=run"], 0, "iter 10: "),
+        (["watch", "--run-name=run"], 0, "iter 10, "),
         (["watch", "--run-name=other"], 2, "--run-name=other: there is no such run"),
         (["fetch", "--run-name=other"], 2, "--run-name=other: there is no such run"),
         (["sample", "--run-on-remote", "--run-name=other"], 2, "there is no such run"),
@@ -77,18 +75,16 @@ def test_documents_in_the_volume_are_prepared_on_cpus_once(at_modal, tokenizer_j
 
 def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
     """All runs at once; again, it trains nothing."""
-    home = tmp_path / "home"
-    home.mkdir()
     words = remote(tiny, max_iters=4, eval_interval=2)[3:]
     words = ["run", f"{project / 'app.py'}::sweep", "--run-on-remote", *words, "--sweep=n_head:2,3"]
     words += ["--sweep=seed:1,2", "--max-dollars=100"]
-    status, printed, server = at_modal(*words, cwd=home)
+    status, printed, server = at_modal(*words, cwd=tmp_path)
     assert status == 1 and len(server.containers) == 4, printed
     assert printed.count("iter 0, no loss yet: failed") == 2
     for seed in (1, 2):
         assert saved_iterations(at_modal.volume / "runs" / f"run.n_head-2.seed-{seed}") == [2, 4]
     words[words.index("--sweep=n_head:2,3")] = "--sweep=n_head:2"
-    status, printed, server = at_modal(*words, cwd=home)
+    status, printed, server = at_modal(*words, cwd=tmp_path)
     assert status == 0 and not server.containers, printed
 
 
