@@ -18,7 +18,7 @@ from data.registry import is_small, known_datasets
 from data.sources import Hub
 from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
-from tools.cloud.supervise import ROOT, Stop, run_script
+from tools.cloud.supervise import ROOT, run_script
 
 SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")  # of a first model
 SCRATCH = "<a folder>"  # in a job's words: a temporary one
@@ -76,7 +76,7 @@ def words_on(name: str, run: Path) -> list[str]:
     return [word.format(run=run) for word in COMMANDS[name].words]
 
 
-def run_job(job: Job, seconds: float = math.inf) -> tuple[int, Stop | None]:
+def run_job(job: Job, seconds: float = math.inf) -> tuple[int, str | None]:
     """Run a job's script. Return as `run_script` does."""
     if job.command == "prepare":
         return prepare(job.folder, job.words, seconds)
@@ -90,7 +90,7 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, Stop | None]:
     return status, stop
 
 
-def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, Stop | None]:
+def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, str | None]:
     """Prepare a data set by its own script, or else from the user's documents."""
     if not has_script(folder.name):
         return run_script("data/prepare.py", [*words, f"--to={folder}"], seconds)

@@ -8,16 +8,13 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 100  # seconds that a script gets to save and end, when an exception ends its caller
 
-Stop = Literal["interrupt", "time"]
 
-
-def run_script(script: str, words: list[str], seconds: float = math.inf) -> tuple[int, Stop | None]:
-    """Run a script to its end. Return its status, and why it was stopped, if it was.
+def run_script(script: str, words: list[str], seconds: float = math.inf) -> tuple[int, str | None]:
+    """Run a script to its end. Return its status, and why it was stopped: "interrupt", "time" or None.
 
     Ctrl-C, the end of `seconds`, and any other exception (raised again) reach it as SIGTERM, on which
     train.py saves a checkpoint and ends with status 143.

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import signal
 import sys
@@ -202,8 +201,6 @@ class Container(Service):
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
         if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
-            while not catches(self.process.pid, signal.SIGUSR1):  # from when it runs the input
-                await asyncio.sleep(0.01)
             os.kill(self.process.pid, signal.SIGUSR1)
         if disturbance.what == "ctrl-c":
             self.server.client.send_signal(signal.SIGINT)
@@ -335,12 +332,6 @@ def listing(folder: Path) -> dict[Path, tuple[int, int]]:
             if path.is_file():
                 found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
     return found
-
-
-def catches(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal."""
-    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(caught, 16) >> (number - 1) & 1)
 
 
 def members(group: int) -> list[int]:
