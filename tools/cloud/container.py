@@ -54,6 +54,7 @@ def run_in_container(job: Job, options: LaunchOptions) -> int:
         if job.command == "export":  # export.py writes into a new folder
             shutil.rmtree("export", ignore_errors=True)
         status, stop = run_job(job, end - time.monotonic())
+        os.chdir(ROOT)  # Modal reloads no Volume that is in use
     with suppress(RuntimeError, modal.exception.Error):  # Modal will commit
         volume.commit()
     if status and stop == "interrupt":

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 from config.command_line import UserError, given
-from config.files import parse_json
+from config.files import GONE, parse_json
 from config.options import NOT_RESUMED, RESUMING, Options
 from tools.cloud import VOLUME, modal
 
-GONE = (OSError, modal.exception.NotFoundError) if modal else (OSError,)
+MISSING = (*GONE, modal.exception.NotFoundError) if modal else GONE
 
 
 class Runs:
@@ -30,7 +30,7 @@ class Runs:
             if self.volume is None:
                 return sorted(os.listdir(folder or "."))
             return sorted(Path(entry.path).name for entry in self.volume.listdir(f"/{root}/{folder}"))
-        except GONE:
+        except MISSING:
             return []
 
     def read(self, path: str) -> bytes | None:
@@ -39,7 +39,7 @@ class Runs:
             if self.volume is None:
                 return Path(path).read_bytes()
             return b"".join(self.volume.read_file(f"runs/{path}"))
-        except GONE:
+        except MISSING:
             return None
 
     def options(self, run: str) -> Options | None:
