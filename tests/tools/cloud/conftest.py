@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.helpers import DEADLINE, ROOT, free_port, run_python
+from tests.helpers import DEADLINE, ROOT, run_python
 from tests.tools.cloud.launches import LONG
 from tests.tools.cloud.modal_server import ModalServer
 
@@ -24,11 +24,6 @@ def project(tmp_path_factory):
     for name in INTRUDERS:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("secret")
-    # Tests that run at a time share this machine's ports.
-    for name, port in (("container", "PORT = 1234"), ("__init__", "SERVER_PORT = 8000")):
-        path = folder / "tools" / "cloud" / f"{name}.py"
-        assert path.read_text().count(port) == 1
-        path.write_text(path.read_text().replace(port, f"{port.partition('=')[0]}= {free_port()}"))
     return folder
 
 
@@ -43,10 +38,10 @@ def at_modal(project, tmp_path, tiny_data):
 
     dicts = {}
 
-    def modal(*words, environment=None, python=("-m", "modal"), meanwhile=None, cwd=project, **server):
+    def modal(*words, environment=None, meanwhile=None, cwd=project, **server):
         async def talk():
             async with ModalServer(tmp_path / "modal", dicts=dicts, **server) as stand_in:
-                command = [sys.executable, *python, *words]
+                command = [sys.executable, "-m", "modal", *words]
                 running = asyncio.ensure_future(stand_in.command(command, cwd, environment))
                 if meanwhile is not None:
                     await asyncio.wait_for(meanwhile(stand_in, running), DEADLINE)

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from model import GPT
-from runs.load import load_run
 from tests.helpers import newest_checkpoint
 
 LONG = {"max_iters": 600, "eval_interval": 50, "log_interval": 100, "lr_decay_iters": 600}
@@ -22,10 +20,6 @@ containers = pytest.mark.skipif(not namespaces("-rm"), reason="needs Linux's mou
 def remote(tiny, **changes) -> list[str]:
     """The words of a tiny run at Modal, whose out_dir is `run` and whose data are in the Volume."""
     return ["run", "app.py", "--run-on-remote", *tiny("run", **{"dataset": "tiny"} | changes)]
-
-
-def weights(out: Path) -> GPT:
-    return load_run(str(out))[0]
 
 
 def errors(printed: str) -> list[str]:

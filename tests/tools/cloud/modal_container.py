@@ -2,24 +2,27 @@
 
 A container sees the uploaded files at their paths, a copy of each Volume as it was when the container
 started, and for the rest this machine. What it writes to a Volume is committed now and then, and when it
-asks. Of several containers in a cluster all get the input, and the output of the first counts. Needs Linux's
-user namespaces (`unshare`).
+asks. Needs Linux's user namespaces (`unshare`).
 """
 
 import asyncio
 import contextlib
 import itertools
 import os
-import re
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal, NamedTuple
 
+import psutil
 from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message_factory import GetMessageClass
+from grpclib import GRPCError, Status
+from grpclib.const import Cardinality, Handler
+from grpclib.server import Server
 from modal_proto import api_pb2 as pb
-
-from tests.tools.cloud.modal_service import Disturbance, Service
 
 RESULT = pb.GenericResult
 ENDED = (RESULT.GENERIC_STATUS_SUCCESS, RESULT.GENERIC_STATUS_TERMINATED)  # there is no other attempt
@@ -33,6 +36,59 @@ for top in /*; do
 done
 while [ "$1" != -- ]; do mount --bind "$1" "$root$2"; shift 2; done; shift
 exec chroot "$root" /usr/bin/env -C /root "$@" """
+
+
+class Disturbance(NamedTuple):
+    """An event that befalls a container as soon as `when(its Volume)` is true.
+
+    preempt: SIGINT, and a new container; crash: all of it is gone at once, and a new container; timeout: the
+    same, but a failed attempt; kill: the kernel kills the script; cancel: its input is cancelled; ctrl-c:
+    SIGINT to the user's own command.
+    """
+
+    what: Literal["preempt", "crash", "timeout", "kill", "cancel", "ctrl-c"]
+    when: Callable[[Path], bool]
+
+
+class Service:
+    """Answers the calls of Modal's API that it has a method for, and notes all of them in `requests`."""
+
+    acknowledged = frozenset()  # calls that need no more than an empty answer
+
+    def __init__(self, requests: list):
+        self.requests = requests
+
+    async def start(self) -> None:
+        self.grpc = Server([self])
+        await self.grpc.start("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self.grpc._server.sockets[0].getsockname()[1]}"
+
+    def check(self, metadata) -> None:
+        """Raises GRPCError for a caller who may not."""
+
+    def __mapping__(self) -> dict[str, Handler]:
+        """Return all calls, each with its handler and the types of its messages, as grpclib asks for them."""
+        methods = pb.DESCRIPTOR.services_by_name["ModalClient"].methods
+        return {f"/modal.client.ModalClient/{method.name}": self.handler(method) for method in methods}
+
+    def handler(self, method) -> Handler:
+        Request, Response = GetMessageClass(method.input_type), GetMessageClass(method.output_type)
+        answer = getattr(self, method.name, None)
+
+        async def handle(stream):
+            request = await stream.recv_message()
+            self.requests.append((method.name, request))
+            self.check(stream.metadata)
+            if answer is None and method.name not in self.acknowledged:
+                raise GRPCError(Status.UNIMPLEMENTED, f"the stand-in for Modal has no {method.name}")
+            if method.server_streaming:
+                async for response in answer(request):
+                    await stream.send_message(response)
+            else:
+                await stream.send_message(await answer(request) if answer else Response())
+
+        kind = Cardinality.UNARY_STREAM if method.server_streaming else Cardinality.UNARY_UNARY
+        return Handler(handle, kind, Request, Response)
 
 
 class Call:
@@ -60,16 +116,11 @@ class Call:
             self.ended.set()
 
     async def attempt(self) -> pb.FunctionGetOutputsItem | None:
-        """Have new containers run the input once."""
+        """Have a new container run the input once."""
         assert len(self.server.containers) < 8, "the containers never come to an end"
-        size = self.function._experimental_group_size or 1
-        together = asyncio.Barrier(size)
-        containers = [Container(self, rank, size, together) for rank in range(size)]
-        self.server.containers += containers
-        for container in containers:
-            container.inputs.put_nowait(self.input)
-        await asyncio.gather(*(container.run() for container in containers))
-        return containers[0].output
+        self.server.containers.append(container := Container(self))
+        await container.run()
+        return container.output
 
     def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
         return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
@@ -80,21 +131,19 @@ class Container(Service):
 
     acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat"})
 
-    def __init__(self, call: Call, rank: int, size: int, together: asyncio.Barrier):
+    def __init__(self, call: Call):
         super().__init__(requests=[])
-        self.call, self.server, self.rank, self.size, self.together = call, call.server, rank, size, together
+        self.call, self.server = call, call.server
         self.app_id, self.task_id = call.app_id, call.server.new_id("ta")
         self.folder = self.server.state / "containers" / self.task_id
         self.volumes, self.committed = {}, {}
         self.input_given, self.output, self.process = False, None, None
         self.orphans: list[int] = []  # processes that outlived the entrypoint
-        self.inputs: asyncio.Queue = asyncio.Queue()
 
     async def run(self) -> None:
         """Start the container, and disturb it if it is its turn. Returns when it is gone."""
         await self.start()
-        disturbances = self.server.disturbances
-        disturbance = disturbances.pop(0) if disturbances and self.rank == 0 else None
+        disturbance = self.server.disturbances.pop(0) if self.server.disturbances else None
         (self.folder / "root" / "root").mkdir(parents=True)
         binds = [*self.files(), *self.interpreter()]
         arguments = self.folder / "arguments"
@@ -147,12 +196,11 @@ class Container(Service):
         if disturbance.what in ("timeout", "crash"):
             self.kill()
         if disturbance.what == "kill":
-            os.kill(child(self.process.pid), signal.SIGKILL)
+            (script,) = psutil.Process(self.process.pid).children()
+            script.kill()
         if disturbance.what == "preempt":
             os.kill(self.process.pid, signal.SIGINT)
         if disturbance.what == "cancel":  # as Modal's client does when a heartbeat's answer says so
-            while not catches(self.process.pid, signal.SIGUSR1):  # from when it runs the input
-                await asyncio.sleep(0.01)
             os.kill(self.process.pid, signal.SIGUSR1)
         if disturbance.what == "ctrl-c":
             self.server.client.send_signal(signal.SIGINT)
@@ -175,10 +223,7 @@ class Container(Service):
             path = root / file.filename.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.server.files[file.sha256_hex])
-        hosts = self.folder / "hosts"
-        # How a container of a cluster finds its address.
-        hosts.write_text(Path("/etc/hosts").read_text() + "\n::1 i6pn.modal.local\n")
-        binds = [(str(hosts), "/etc/hosts")]
+        binds = []
         for mount in function.volume_mounts:
             copy = self.folder / mount.volume_id
             self.volumes[mount.volume_id] = shutil.copytree(self.server.volumes[mount.volume_id], copy)
@@ -235,7 +280,7 @@ class Container(Service):
     async def FunctionGetInputs(self, r):
         item = pb.FunctionGetInputsItem(
             input_id=self.call.input_id,
-            input=await self.inputs.get(),
+            input=self.call.input,
             function_call_id=self.call.call_id,
             function_call_invocation_type=pb.FUNCTION_CALL_INVOCATION_TYPE_ASYNC,
         )
@@ -250,14 +295,8 @@ class Container(Service):
         self.output = self.call.outcome(r.result, pb.DATA_FORMAT_PICKLE)
         return Empty()
 
-    async def TaskClusterHello(self, r):
-        await self.together.wait()
-        return pb.TaskClusterHelloResponse(
-            cluster_id="cu-1", cluster_rank=self.rank, container_ips=["::1"] * self.size
-        )
-
     def __getattr__(self, name):  # a container asks for these as a client does
-        if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "DictPop"):
+        if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "FunctionGetOutputs"):
             return getattr(self.server, name)
         raise AttributeError(name)
 
@@ -295,29 +334,11 @@ def listing(folder: Path) -> dict[Path, tuple[int, int]]:
     return found
 
 
-def catches(pid: int, number: int) -> bool:
-    """Tell whether a process has a handler for a signal."""
-    (caught,) = re.findall(r"SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text())
-    return bool(int(caught, 16) >> (number - 1) & 1)
-
-
 def members(group: int) -> list[int]:
     """The processes of a group that run."""
     found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, its_group = status.read_text().rpartition(")")[2].split()[:3]
-            if int(its_group) == group and state != "Z":
-                found.append(int(status.parent.name))
+    for process in psutil.process_iter(["status"]):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
     return found
-
-
-def child(pid: int) -> int:
-    """The process id of the only child of a process."""
-    children = [
-        int(status.parent.name)
-        for status in Path("/proc").glob("[0-9]*/stat")
-        if status.read_text().rpartition(")")[2].split()[1] == str(pid)
-    ]
-    (only,) = children
-    return only

@@ -23,12 +23,10 @@ from google.protobuf.empty_pb2 import Empty
 from grpclib import GRPCError, Status
 from modal_proto import api_pb2 as pb
 
-from tests.tools.cloud.modal_container import Call
-from tests.tools.cloud.modal_service import Disturbance, Service
-from tests.tools.cloud.modal_web import Endpoint
+from tests.tools.cloud.modal_container import Call, Disturbance, Service
 
 SUCCESS = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
-GPUS = {"T4", "L4", "A10", "A10G", "L40S", "A100-40GB", "A100-80GB", "H100", "H200", "B200"}
+URL = "https://me--run-serve.modal.run"  # of a function with an endpoint: nothing answers there
 BUILDER = pb.ImageMetadata(image_builder_version="2025.06")
 TOKEN = {"x-modal-token-id": "ak-test", "x-modal-token-secret": "as-test"}
 
@@ -38,19 +36,15 @@ class ModalServer(Service):
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 
-    def __init__(
-        self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None, rates=None
-    ):
+    def __init__(self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None):
         super().__init__(requests=[])
         self.dicts = {} if dicts is None else dicts  # by name; keys and values are as the client pickles them
-        self.rates = rates or {}
         self.state, self.secrets, self.disturbances = state, secrets or {}, list(disturbances)
         self.ids = itertools.count(1)
         self.apps, self.mounts, self.files, self.images = {}, {}, {}, []
         self.secret_values, self.volumes, self.functions, self.calls = {}, {}, {}, {}
         self.logs = defaultdict(asyncio.Queue)
         self.stopped, self.containers, self.running = set(), [], []
-        self.endpoints: dict[str, Endpoint] = {}  # by the function
 
     async def __aenter__(self):
         await self.start()
@@ -67,8 +61,6 @@ class ModalServer(Service):
         if exception != (None, None, None):
             for container in self.containers:
                 container.kill()
-        for endpoint in self.endpoints.values():
-            await endpoint.close()
         await asyncio.gather(*self.running)  # a detached App goes on to its end
         self.grpc.close()
         await self.http.cleanup()
@@ -232,18 +224,6 @@ class ModalServer(Service):
         value = self.entries(r.dict_id).get(r.key)
         return pb.DictGetResponse(found=value is not None, value=value)
 
-    async def DictPop(self, r):
-        value = self.entries(r.dict_id).pop(r.key, None)
-        return pb.DictPopResponse(found=value is not None, value=value)
-
-    async def WorkspaceNameLookup(self, r):
-        return pb.WorkspaceNameLookupResponse(username="me")
-
-    async def WorkspaceBillingRates(self, r):
-        if not self.rates:
-            raise GRPCError(Status.PERMISSION_DENIED, "only managers may see this")
-        return pb.WorkspaceBillingRatesResponse(rates=self.rates)
-
     # Functions
 
     def metadata(self, function, app_id: str, function_id: str):
@@ -254,7 +234,7 @@ class ModalServer(Service):
             definition_id="de-1",
             supported_input_formats=function.supported_input_formats,
             supported_output_formats=function.supported_output_formats,
-            web_url=self.endpoints[function_id].url if function_id in self.endpoints else "",
+            web_url=URL if function.webhook_config.type else "",
         )
 
     async def FunctionPrecreate(self, r):
@@ -264,13 +244,7 @@ class ModalServer(Service):
         )
 
     async def FunctionCreate(self, r):
-        gpu = r.function.resources.gpu_config
-        if gpu.count and gpu.gpu_type not in GPUS:
-            raise GRPCError(Status.INVALID_ARGUMENT, f"Unknown GPU type {gpu.gpu_type}")
         self.functions[r.existing_function_id] = (r.app_id, r.function)
-        if r.function.webhook_config.type:
-            self.endpoints[r.existing_function_id] = endpoint = Endpoint(self, r.existing_function_id)
-            await endpoint.start()
         only = pb.FunctionData.RankedFunction(function=r.function)
         return pb.FunctionCreateResponse(
             function_id=r.existing_function_id,
