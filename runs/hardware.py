@@ -19,8 +19,6 @@ from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
-CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
-
 
 def peak_memory() -> int:
     """Return the peak bytes of the first device, or on a CPU of this process; 0 where unknown."""
@@ -86,30 +84,33 @@ def choose_device(device: str) -> None:
 
 def compile_sooner(device: str) -> None:
     """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md)."""
-    others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    if device == "cpu" or device == "auto" and not others:
-        add_xla_flag("--xla_backend_optimization_level", 1)
+    accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if device == "cpu" or device == "auto" and not accelerator:
+        add_xla_flags("--xla_backend_optimization_level=1")
 
 
 def wait_for_simulated_devices() -> None:
-    """Have devices that a CPU simulates wait for each other as long as it takes.
+    """Have devices that a CPU simulates wait for each other: XLA aborts when one is 40 s late for a sum.
 
-    XLA aborts when one is 40 s late for a sum. With a thread for each device, all can come to wait in sums
-    that begin at the same time; so XLA gets four times as many.
+    With a thread for each, all can come to wait in sums that begin at the same time; so XLA gets four times
+    as many.
     """
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
     if devices > 1:
-        for event in ("warn_stuck", "terminate"):
-            add_xla_flag(f"--xla_cpu_collective_call_{event}_timeout_seconds", 1000000)
+        collective = "--xla_cpu_collective_call"
+        add_xla_flags(
+            *(f"{collective}_{event}_timeout_seconds=1000000" for event in ("warn_stuck", "terminate"))
+        )
         os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
-def add_xla_flag(name: str, value: int) -> None:
-    """Set a flag of XLA's, unless the user has."""
-    flags = os.environ.get("XLA_FLAGS", "")
-    if name not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
+def add_xla_flags(*flags: str) -> None:
+    """Set flags of XLA's, but for those that the user has set."""
+    given = os.environ.get("XLA_FLAGS", "")
+    os.environ["XLA_FLAGS"] = " ".join(
+        [given, *(x for x in flags if x.partition("=")[0] not in given)]
+    ).strip()
 
 
 def keep_compiled_programs() -> None:
@@ -125,7 +126,7 @@ def keep_compiled_programs() -> None:
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    jax.config.update("jax_compilation_cache_max_size", 2**32)  # bytes
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
@@ -139,6 +140,5 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
         return
     plan = compiled.memory_analysis()
     if plan and plan.temp_size_in_bytes < host_bytes() / 12:
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
-        libc.mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap, too
-        libc.mallopt(M_TRIM_THRESHOLD, -1)  # which never shrinks
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap, too,
+        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: which never shrinks

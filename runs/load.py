@@ -21,8 +21,8 @@ from data.tokenizer import Tokenizer, end_of_text, from_json
 from hub.weights import open_pretrained
 from model import GPT
 from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_arrays
-from runs.lock import locked
-from runs.manifest import Damaged, Manifest, latest_manifest, write_options
+from runs.manifest import Manifest, latest_manifest, write_options
+from runs.process import locked
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import TrainState, create_state_around, model_config, shape_options, state_shapes
 
@@ -48,11 +48,10 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
     """Make the tokenizer that a model of `load_model` came with. Raises UserError when there is none."""
     if description is not None:
         return from_json(description)
-    if init_from == "resume":
-        raise UserError(f"out_dir={out_dir}: the tokens of this run are not text, so none can be written")
+    place = f"out_dir={out_dir}" if init_from == "resume" else f"init_from={init_from}"
     raise UserError(
-        f"init_from={init_from}: there is no tokenizer.json, and without one no text can be written: "
-        "put the model's own there, or sample from the run that it was exported from, with --out_dir"
+        f"{place} has no tokenizer, and without one its tokens are not text: put the model's own "
+        "tokenizer.json beside weights, or name the run that they were exported from with --out_dir"
     )
 
 
@@ -70,22 +69,18 @@ def load_run_with_adapters(
 ) -> tuple[GPT, Manifest, int]:
     """Do as `load_run`, but keep adapters as they are, and return the manifest."""
     checkpoints = Checkpoints(out_dir)
-    while saved := checkpoints.iterations():
-        chosen = saved[-1] if iteration is None else iteration
-        if chosen not in saved:
-            raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
-        try:
-            manifest = checkpoints.manifest(chosen)
-            options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
-            config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
-            shapes = state_shapes(config, options).model
-            base = load_base(checkpoints, manifest, shapes)
-            return checkpoints.restore_model(chosen, shapes, base), manifest, chosen
-        except Damaged:
-            if iteration is not None or (checkpoints.folder / str(chosen)).exists():
-                raise
-            checkpoints.look_again()  # a run has replaced it by a newer one just now
-    raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
+    saved = checkpoints.iterations()
+    if not saved:
+        raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
+    chosen = saved[-1] if iteration is None else iteration
+    if chosen not in saved:
+        raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
+    manifest = checkpoints.manifest(chosen)
+    options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
+    config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
+    shapes = state_shapes(config, options).model
+    base = load_base(checkpoints, manifest, shapes)
+    return checkpoints.restore_model(chosen, shapes, base), manifest, chosen
 
 
 def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:
@@ -93,12 +88,9 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
-    if not manifest.options.lora_rank:
-        raise UserError(f"{run}: its manifest names a base model, but it has no adapters: it is damaged")
-    check_no_base_cycle(run, base)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
-    except UserError as error:
+    except (UserError, RecursionError) as error:  # a run that is the base of its own base
         raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
     if fingerprint(model) != base["fingerprint"]:
         raise UserError(
@@ -106,17 +98,6 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
             "put those back, or train anew in another --out_dir"
         )
     return tree_of_arrays(arrays_by_name(model), frozen)
-
-
-def check_no_base_cycle(run: Path, base: dict[str, str] | None) -> None:
-    """Raise UserError when a run is the base of its own base, directly or by way of other runs."""
-    above = {run}
-    while base is not None and is_run(base["init_from"]):
-        folder = Path(base["init_from"]).resolve()
-        if folder in above:
-            raise UserError(f"{folder}: the run is the base of its own adapters: its manifest is damaged")
-        above.add(folder)
-        base = latest_manifest(str(folder)).base
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
@@ -163,15 +144,12 @@ def save_merged(out_dir: str, to: str) -> int:
         raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
     options = replace(manifest.options, out_dir=to, lora_rank=0)
     state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
-    # The new moments count from 0; the learning rate goes on with the run.
-    opt_state = optax.tree.set(state.opt_state, is_learning_rates, count=step)
+    # The new moments count from 0. The learning rate, whose state has a count as well, goes on with the run.
+    opt_state = optax.tree.set(
+        state.opt_state, lambda path, _: path[-1].tuple_name == "ScaleByScheduleState", count=step
+    )
     state = TrainState(state.model, opt_state, step)
     with locked(to):
         write_options(options)
         checkpoints.keep(state, replace(manifest, options=options, base=None))
     return iteration
-
-
-def is_learning_rates(path, _) -> bool:
-    """Tell whether a count in an optimizer's state is the one that the learning rate depends on."""
-    return path[-1].tuple_name == "ScaleByScheduleState"

@@ -18,7 +18,6 @@ from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import sharding_table
 from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest, write_options
@@ -66,7 +65,7 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
         )
     if options.init_from in RESUMING:
         return latest is not None
-    if latest is not None and not (options.eval_only or options.overwrite):
+    if latest is not None and not (options.eval_only or options.show_sharding or options.overwrite):
         raise UserError(
             f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
             "choose another --out_dir, or lose it with --overwrite=True"
@@ -128,9 +127,9 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
     Raises UserError when none is valid, and when the run contradicts the checkpoint. Many processes end when
     one is damaged, since perhaps only one of them has noticed; started again, they use the one before.
     """
-    options, checkpoints = run.options, run.checkpoints
-    while saved := checkpoints.iterations():
-        path = checkpoints.folder / str(iteration := saved[-1])
+    checkpoints = run.checkpoints
+    while iterations := checkpoints.iterations():
+        path = checkpoints.folder / str(iteration := iterations[-1])
         try:
             saved = checkpoints.manifest(iteration)
             check_unasked(run, saved.options, path)
@@ -140,11 +139,8 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
             print(f"resuming at iter {iteration}, from {path}")
             return state, manifest
         except Damaged as damage:
-            if options.eval_only:  # which only reads
-                if path.exists():
-                    raise
-                checkpoints.look_again()  # a run has replaced it by a newer one just now
-                continue
+            if run.options.eval_only:  # which only reads
+                raise
             place = checkpoints.set_aside(iteration)
             if jax.process_count() > 1:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
@@ -160,8 +156,8 @@ def check_unasked(run: Run, saved: Options, path: Path) -> None:
     if differ:
         now, then = (" ".join(f"--{name}={values[name]}" for name in differ) for values in (ours, theirs))
         raise UserError(
-            f"{Path(run.options.out_dir) / 'options.json'} means {now}, but the checkpoint {path} was saved "
-            f"with {then}: the file is damaged, missing or newer; give {then}, or other values, to go on"
+            f"{run.options.out_dir}/options.json means {now}, but the checkpoint {path} was saved with "
+            f"{then}: give {then}, or other values, to go on"
         )
 
 
@@ -193,16 +189,9 @@ def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
 
 def describe_model(run: Run) -> str:
     """Say how many parameters the model has and trains, on which device, and with products in which dtype."""
-    model, dtype = run.shapes.model, run.config.compute.dtype
-    everything, trainable = (
-        sum(x.size for x in jax.tree.leaves(tree)) for tree in (model, partition_trainable(model)[0])
-    )
-    part = "" if trainable == everything else f", of which {trainable:,} are trained,"
+    dtype, (trained, frozen) = run.config.compute.dtype, partition_trainable(run.shapes.model)
+    n_trained, n_frozen = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (trained, frozen))
+    part = f", of which {n_trained:,} are trained," if n_frozen else ""
     how = " (float32: --dtype=float32)" if run.options.dtype == "auto" and dtype == "bfloat16" else ""
-    return f"{everything:,} parameters{part} on {jax.devices()[0].device_kind}, products in {dtype}{how}"
-
-
-def show_sharding(options: Options) -> None:
-    """Print which device would hold which part of each parameter."""
-    config = choose_config(options, open_dataset(options).meta)
-    print(sharding_table(state_shapes(config, options).model))
+    kind = jax.devices()[0].device_kind
+    return f"{n_trained + n_frozen:,} parameters{part} on {kind}, products in {dtype}{how}"

@@ -7,12 +7,12 @@ import pytest
 
 import train
 from runs.load import load_run
-from runs.lock import locked
+from runs.process import locked
 from tests.helpers import contents, newest_checkpoint, refusal, start_python, wait_until
 
 HOLD = """
 import sys, time
-from runs.lock import locked
+from runs.process import locked
 with locked(sys.argv[1]):
     print("held", flush=True)
     time.sleep(1000)
