@@ -1,12 +1,9 @@
 """Checkpoints of a run: written atomically while training goes on, and restored bit for bit.
 
-    out_dir/checkpoints/<iter>/     arrays of model and optimizer, and a manifest; written by Orbax
-
-Arrays are stored by name (`blocks.attn.c_q.weight`), so that restoring runs no code of theirs. The manifest
-has a checksum of each. A LoRA run stores its adapters; the manifest names the base model.
+Orbax stores arrays by name (`blocks.attn.c_q.weight`), so that restoring runs no code of theirs. The manifest
+beside them has a checksum of each. A LoRA run stores its adapters; the manifest names the base model.
 """
 
-import errno
 import hashlib
 import json
 import logging
@@ -38,21 +35,21 @@ from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
 
-# Orbax reports each save in a dozen lines, and leaves coroutines and an event loop behind when it fails.
+# Orbax reports each save in a dozen lines, and leaves an event loop behind when it fails.
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 sys.unraisablehook = lambda unraisable: None
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
-# What TensorStore and XLA say where a file cannot be read, or where memory is full.
+# What TensorStore and XLA say where a disk or memory fails.
 UNREADABLE = re.compile(r"os_error_code='(?!2'|20')|PERMISSION_DENIED|RESOURCE_EXHAUSTED")
 
 
 class Checkpoints:
     """The checkpoints in `out_dir`: the last `keep`, and the one with the lowest validation loss.
 
-    Processes that share the folder each write what their devices hold. Where they do not (`shared` is False),
-    process 0 writes everything, and each process reads its own copy. Raises UserError.
+    Processes that share the folder each write what their devices hold. Where they do not, process 0 writes
+    everything, and each reads its own copy. Raises UserError.
     """
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
@@ -85,7 +82,6 @@ class Checkpoints:
         return self.manager.latest_step()
 
     def iterations(self) -> list[int]:
-        """Return the iterations of all checkpoints, in order."""
         return sorted(self.manager.all_steps())
 
     def look_again(self) -> None:
@@ -98,12 +94,10 @@ class Checkpoints:
                 self.manager.delete(iteration)
 
     def set_aside(self, iteration: int) -> Path:
-        """Move a damaged checkpoint to the folder `damaged`. Return its new path."""
+        """Move a damaged checkpoint to `damaged`. Return its new path."""
         place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
         with refusing(self.folder):
             self.damaged.mkdir(exist_ok=True)
-            if self.damaged.is_symlink():
-                raise OSError(errno.ELOOP, f"{self.damaged} is a link")
             with suppress(FileNotFoundError):  # another process of this run was faster
                 (self.folder / str(iteration)).rename(place)
         self.look_again()
@@ -136,7 +130,7 @@ class Checkpoints:
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
     def keep(self, state: TrainState, manifest: Manifest) -> None:
-        """Save the state of a run that ends, unless it is saved already, and wait until it is on disk."""
+        """Save the state of a run that ends, unless it is saved already, and wait."""
         if self.latest() != int(state.step):
             self.save(state, manifest)
         self.wait()
@@ -154,7 +148,7 @@ class Checkpoints:
         return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
-        """Restore the state saved at `iteration`, from whatever mesh, in the shapes and shardings of `state`.
+        """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`.
 
         `base` is the model beside the adapters, if any. Raises Damaged, or UserError for a read error.
         """
@@ -163,12 +157,10 @@ class Checkpoints:
         return TrainState(eqx.combine(restored["model"], base or none), *restored["optimizer"])
 
     def restore_model(self, iteration: int, model: GPT, base: GPT | None = None) -> GPT:
-        """Restore the model alone, as `restore` does."""
         weights, none = partition_trainable(model)
         return eqx.combine(self._restore(iteration, model=weights)["model"], base or none)
 
     def _restore(self, iteration: int, **trees) -> dict:
-        """Restore items of a checkpoint, each in the structure of its tree."""
         # An array without a sharding would go to the devices that the run was trained on.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         shapes = jax.tree.map(
@@ -197,9 +189,9 @@ def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int
 
 
 def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
-    """Return a checksum of an array's bits, on any mesh, that any change of one element changes.
+    """Sum the hashes of all elements, each with its place, by MurmurHash3's bijective last step.
 
-    It is the sum of the hashes of all elements, each with its place, by MurmurHash3's bijective last step.
+    The sum is the same on any mesh, and any change of one element changes it.
     """
     h = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
     stride = 1
@@ -219,17 +211,16 @@ def fingerprint(model: GPT) -> str:
 
 
 def arrays_by_name(tree) -> dict[str, jax.Array]:
-    """Put the arrays of a tree into one flat dict, each under its path."""
     return {leaf_name(path): x for path, x in jax.tree.leaves_with_path(tree)}
 
 
 def tree_of_arrays(arrays: dict[str, jax.Array], tree):
-    """Undo `arrays_by_name`, in the structure of `tree`."""
+    """Undo `arrays_by_name`."""
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in arrays_by_name(tree)])
 
 
 def while_a_run_deletes(look: Callable[[], Any]) -> Any:
-    """Have Orbax look into a folder, again where a run has just deleted what it looked at."""
+    """Have Orbax look into a folder, again where a run has just deleted what it saw."""
     for _ in range(9):
         with suppress(FileNotFoundError):
             return look()

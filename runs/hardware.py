@@ -1,4 +1,4 @@
-"""The machine: the device that JAX computes on, the memory of its host, and how XLA compiles for it."""
+"""The machine: its devices, its memory, and how XLA compiles for it."""
 
 import ctypes
 import importlib.util
@@ -49,10 +49,7 @@ def describe_cpu() -> str:
 
 @contextmanager
 def on_devices(options) -> Generator[None]:
-    """Within, all processes of the command compute together on the device mesh.
-
-    `options` has `device`, `mesh`, `compilation_cache` and what `hosts` asks for. Raises UserError.
-    """
+    """Within, all processes of the command compute together on the device mesh. Raises UserError."""
     if options.compilation_cache:
         keep_compiled_programs()
     with hosts(options):
@@ -63,7 +60,7 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Choose "cpu", "cuda" or "tpu", or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
+    """Choose the device, or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
     # A CPU then computes on the main thread, for which alone the C library keeps large freed blocks.
@@ -92,8 +89,7 @@ def compile_sooner(device: str) -> None:
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other: XLA aborts when one is 40 s late for a sum.
 
-    With a thread for each, all can come to wait in sums that begin at the same time; so XLA gets four times
-    as many.
+    With a thread for each, all can come to wait in several sums at once; XLA gets four times as many.
     """
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
@@ -106,7 +102,6 @@ def wait_for_simulated_devices() -> None:
 
 
 def add_xla_flags(*flags: str) -> None:
-    """Set flags of XLA's, but for those that the user has set."""
     given = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = " ".join(
         [given, *(x for x in flags if x.partition("=")[0] not in given)]
@@ -114,7 +109,7 @@ def add_xla_flags(*flags: str) -> None:
 
 
 def keep_compiled_programs() -> None:
-    """Have JAX keep what it compiles in the user's cache folder, or in JAX_COMPILATION_CACHE_DIR.
+    """Have JAX keep what it compiles in the user's cache folder, unless told of another one.
 
     The folder is named after the CPU's instructions, because XLA loads programs of other CPUs, too.
     """
@@ -134,7 +129,7 @@ def keep_compiled_programs() -> None:
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     """Have the C library keep the memory that a step frees: else the kernel clears it for each step.
 
-    It may come to keep five times what a step needs, so a step that needs much gives its memory back.
+    It may keep five times what a step needs, so one that needs much gives its memory back.
     """
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return

@@ -1,4 +1,4 @@
-"""Weights to start or to sample from: of a run, of a folder, or of the Hugging Face hub.
+"""Weights of a run, of a folder, or of the Hugging Face hub. Each function raises UserError.
 
     model, tokenizer, iteration = load_run("out-quickstart")
     model, tokenizer = load_pretrained("gpt2")
@@ -28,24 +28,20 @@ from training.state import TrainState, create_state_around, model_config, shape_
 
 
 def is_run(folder: str) -> bool:
-    """Tell whether a folder has the checkpoints of a run."""
     return os.path.isdir(Path(folder) / "checkpoints")
 
 
 def load_model(
     init_from: str, out_dir: str, dtype: str = "auto", longest: int | None = None
 ) -> tuple[GPT, dict | None]:
-    """Load the model and tokenizer that a command's `--init_from` means. Raises UserError.
-
-    "resume" is the latest checkpoint of the run in `out_dir`, which `longest` does not shorten.
-    """
+    """Load the model and tokenizer that a command's `--init_from` means: resume is the run in `out_dir`."""
     if init_from == "resume":
         return load_run(out_dir, dtype=dtype)[:2]
     return load_pretrained(init_from, dtype, longest)
 
 
 def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Tokenizer:
-    """Make the tokenizer that a model of `load_model` came with. Raises UserError when there is none."""
+    """Make the tokenizer of a model of `load_model`. Raises UserError when there is none."""
     if description is not None:
         return from_json(description)
     place = f"out_dir={out_dir}" if init_from == "resume" else f"init_from={init_from}"
@@ -56,10 +52,7 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest.
-
-    Raises UserError.
-    """
+    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest."""
     model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
     return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
 
@@ -84,7 +77,7 @@ def load_run_with_adapters(
 
 
 def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:
-    """Load the base model of a checkpoint's adapters, if it has any. Raises UserError if it is another."""
+    """Load the base model of a checkpoint's adapters, if any. Raises UserError if it is another."""
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
@@ -101,10 +94,7 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
-    """Load the weights of a run's folder, or whatever `hub` finds. Raises UserError.
-
-    They get the dtypes and shardings of `shapes`, whose block_size may be smaller.
-    """
+    """Load weights in the dtypes and shardings of `shapes`, whose block_size may be smaller."""
     if not is_run(init_from):
         return open_pretrained(init_from).load(shapes)
     model = tree_of_arrays(arrays_by_name(load_run(init_from)[0]), shapes)
@@ -112,7 +102,7 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that weights decide: shape and vocabulary. Raises UserError."""
+    """Return the options that weights decide: shape and vocabulary."""
     if not is_run(init_from):
         return shape_options(open_pretrained(init_from).config)
     manifest = latest_manifest(init_from)
@@ -121,7 +111,7 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
 
 
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
-    """Load the model of a folder or of the hub, and its tokenizer. Raises UserError.
+    """Load the model of a folder or of the hub, and its tokenizer.
 
     `longest` limits block_size, to whose length the key/value cache is allocated.
     """

@@ -1,6 +1,7 @@
 """The manifest of a checkpoint: what it holds besides arrays. Reading it needs no devices."""
 
 import json
+from collections.abc import Collection
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError, spell
 from config.files import HOLDS_TOKENIZER, first_line, read_json, reading, write_whole
-from config.options import LORA, SHAPE, Options
+from config.options import LORA, NOT_RESUMED, SHAPE, Options
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
 
@@ -27,7 +28,7 @@ class Damaged(UserError):
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class Manifest:
-    """The options of a run, its vocabulary, and what a resumed run needs to know. Checked when it is made."""
+    """What a resumed run needs to know. Checked when it is made."""
 
     options: SkipValidation[Options]
     vocab_size: Annotated[int, Field(gt=0, lt=2**32)]
@@ -46,18 +47,20 @@ class Manifest:
         improved = self.best_val_loss is None or val_loss < self.best_val_loss
         return replace(self, best_val_loss=val_loss) if improved else self, improved
 
-    def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
+    def resuming_from(self, saved: "Manifest", path: Path, asked: Collection[str]) -> "Manifest":
         """Return the manifest of this run when it resumes from the checkpoint at `path`.
 
-        Raises UserError when this run's options or vocabulary contradict those.
+        Raises UserError for an option that must be the checkpoint's, or is not and nobody asked for it, as
+        where options.json is missing.
         """
-        for name in (*SHAPE, *LORA, "optimizer"):
-            check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
+        free = {*NOT_RESUMED, *asked} - {*SHAPE, *LORA, "optimizer"}
+        for name, theirs in vars(saved.options).items():
+            if name not in free:
+                check_equal(name, getattr(self.options, name), theirs, path)
         self.check_vocabulary(saved, path)
         return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
-        """Raise UserError when the vocabulary is not that of the run or checkpoint at `path`."""
         if self.tokenizer != saved.tokenizer:
             raise UserError(
                 f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
@@ -70,7 +73,7 @@ def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:
     if ours != theirs:
         raise UserError(
             f"{name}={ours}, but the checkpoint {path} has {name}={theirs}: "
-            "give the same, or train anew in another --out_dir"
+            f"give --{name}={theirs}, or train anew in another --out_dir"
         )
 
 

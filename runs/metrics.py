@@ -1,4 +1,4 @@
-"""A run made visible: progress bar, metrics.jsonl, loss.png, Weights & Biases, a profile of some steps."""
+"""A run made visible: progress bar, metrics.jsonl, loss.png, Weights & Biases, a profile."""
 
 import io
 import json
@@ -32,7 +32,7 @@ RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
 
 
 class Lines(io.TextIOBase):
-    """The file of a bar in a log: each state is a line of stderr, without carriage returns."""
+    """The file of a bar in a log: each state is a line of stderr."""
 
     def write(self, text: str) -> int:
         if line := text.strip("\r\n "):
@@ -41,11 +41,11 @@ class Lines(io.TextIOBase):
 
 
 class Metrics:
-    """The records of a run. `metrics.jsonl` holds one JSON object per logged step and per evaluation.
+    """The records of a run: a JSON object in `metrics.jsonl` for each logged step and each evaluation.
 
-    A record of a step has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`; one of an evaluation
-    has `iter`, `train/loss` and `val/loss`. A run resumed at iteration `start` drops the records of steps it
-    does again; `metrics.dropped.jsonl` keeps them. Process 0 alone writes and shows. Raises UserError.
+    A step's has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`, an evaluation's `iter`,
+    `train/loss` and `val/loss`. A resumed run moves those of steps that it does again to
+    `metrics.dropped.jsonl`. Process 0 alone writes and shows. Raises UserError.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Metrics:
         self.pending = None  # the step whose metrics are not read yet
 
     def _keep_records(self, start: int) -> list[dict[str, Any]]:
-        """Open the file, with the records of the steps before `start` and the evaluations up to it."""
+        """Open the file, with the steps before `start` and the evaluations up to it."""
         lines = read_lines(self.path)
         found = list(filter(None, map(parse_record, lines))) if start > 0 else []
         records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
@@ -91,21 +91,17 @@ class Metrics:
         return records
 
     def evaluated(self, iteration: int) -> bool:
-        """Tell whether the last evaluation was at that iteration."""
         return iteration == self.last_evaluation
 
     def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
-        """Note a step that has just been started, and read the metrics of the one before it.
-
-        So the device never waits. Raises UserError when the step before diverged.
-        """
+        """Note a step that has just been started, and read the one before: so the device never waits."""
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
         self.pending = iteration, metrics, epoch, ended
 
     def catch_up(self) -> None:
-        """Read the last step's metrics, and keep the time until the next step out of the speed."""
+        """Read the last step, and keep the time until the next out of the speed."""
         self._read_pending()
         self.speed.began = None
 
@@ -125,7 +121,7 @@ class Metrics:
             self.bar.set_postfix_str(shown.format(passes=passes, **values), refresh=False)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
-        """Record an evaluation. Raises UserError when the model has diverged: it is not one to save."""
+        """Record an evaluation."""
         record = {f"{split}/loss": loss for split, loss in losses.items()}
         check_finite(iteration, record)
         self.last_evaluation = iteration
@@ -148,7 +144,6 @@ class Metrics:
             self.bar.write(text)
 
     def close(self) -> None:
-        """End the bar, draw the curves, and compare the last loss with the reference's."""
         self.bar.close()
         if not self.primary:
             return
@@ -163,21 +158,19 @@ class Metrics:
 
 
 class Speed:
-    """The clock of a run: steps are timed from the end of the one before, and pauses are left out."""
+    """The clock of a run. A step begins where the one before ended; pauses are left out."""
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
-        # Known where all weights are trained in bfloat16.
         known = config.compute.dtype == "bfloat16" and not options.lora_rank
         self.peak = (peak_flops(jax.devices()[0].device_kind) or 0) * devices if known else 0
         self.flops = flops_per_token(config, options.block_size)
-        self.times: list[tuple[float, float]] = []  # seconds of each step and of its batch, not yet told
+        self.times: list[tuple[float, float]] = []  # seconds of each step and its batch
         self.made = deque()  # seconds that each batch took whose step has not ended yet
         self.began = None  # when the step that is next to end began; None in a pause
 
     @contextmanager
     def making_batch(self) -> Generator[None]:
-        """Time what is done within, which makes the batch of the next step."""
         start = time.perf_counter()
         if self.began is None:
             self.began = start
@@ -190,11 +183,7 @@ class Speed:
         self.began = when
 
     def figures(self) -> dict[str, float]:
-        """Return the means of the steps since the last call.
-
-        On an accelerator a batch is made while the step before is computed. `memory_mb` is the peak of the
-        first device, or of the process on a CPU; `mfu` the model's FLOP/s over the peak of all devices.
-        """
+        """Return the means of the steps since the last call; `mfu` where all weights train in bfloat16."""
         seconds, data_seconds = (sum(x) / len(self.times) for x in zip(*self.times, strict=True))
         self.times.clear()
         figures = {
@@ -227,21 +216,21 @@ def writing(path: Path) -> Generator[None]:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Read the lines of a file that may not be there. Raises UserError."""
+    """Read the lines of a file that may not be there."""
     with suppress(*GONE), reading(path), open_file(path) as file:
         return file.read().splitlines()
     return []
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics.jsonl; None unless it is an object of finite numbers with an integer `iter`."""
+    """Parse a line of metrics.jsonl; None if it is damaged."""
     with suppress(ValueError):
         record = RECORD.validate_json(line)
         return record if type(record.get("iter")) is int else None
 
 
 def start_wandb(options: Options, resumed: bool):
-    """Start a run at Weights & Biases, or go on with that of a resumed run. Raises UserError."""
+    """Start a run at Weights & Biases, or go on with that of a resumed run."""
     path = Path(options.out_dir) / "wandb_id.txt"
     try:
         import wandb  # here: it takes a second
@@ -264,7 +253,6 @@ def start_wandb(options: Options, resumed: bool):
 
 
 def draw(records: list[dict], path: Path, reference: Reference | None = None) -> None:
-    """Draw the loss curves into a PNG file, over the reference's."""
     if not records:
         return
     from matplotlib.figure import Figure  # here: it takes half a second

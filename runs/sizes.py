@@ -1,7 +1,6 @@
 """The FLOPs and the bytes of a model, counted from its shapes.
 
-The checks refuse nothing that could run. They are for a digit too many, at which JAX overflows, or the kernel
-kills the program after a long wait.
+The checks are for a digit too many, at which JAX overflows, or the kernel kills the program.
 """
 
 import math
@@ -23,9 +22,9 @@ ANYWHERE = 10**16  # bytes: more than any cluster has, for plans of other machin
 def flops_per_token(config: GPTConfig, T: int) -> int:
     """Return the FLOPs of matrix products per token of a training step on sequences of T tokens.
 
-    A matrix of P parameters takes 2 P, and the backward pass does that twice. The two T x T products of a
-    layer's attention take 12 T D: like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
-    causal half that a good kernel skips, and for a window twice the keys that a token reads on average.
+    A matrix of P parameters takes 6 P, a layer's attention 12 T D: like nanoGPT and PaLM (arXiv:2204.02311,
+    appendix B), this counts the causal half that a good kernel skips, and for a window twice the keys that a
+    token reads on average.
     """
     model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     arrays = jax.tree.leaves_with_path(model)
@@ -36,7 +35,7 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
 
 def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
-    """Raise UserError for a state and a batch that cannot fit here, or if only `planned`, anywhere."""
+    """Raise UserError for a state and a batch that cannot fit here, or if `planned`, anywhere."""
     shape = ("gradient_accumulation_steps", "batch_size", "block_size")
     sizes = {name: getattr(options, name) for name in (*shape, "n_layer", "n_embd")}
     arrays = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
@@ -46,18 +45,16 @@ def check_training(config: GPTConfig, options: Options, planned: bool = False) -
 
 
 def check_cache(config: GPTConfig, rows: int, option: str) -> None:
-    """Raise UserError, which names the option, for rows of the key/value cache that cannot fit."""
     numbers = 2 * config.n_layer * config.kv_heads * config.head_size * config.block_size * rows
     check(f"the key/value cache of {option}", numbers * jnp.dtype(config.compute.result).itemsize)
 
 
 def check_evaluation(config: GPTConfig, B: int, T: int) -> None:
-    """Raise UserError for a batch whose residual stream, of (B, T) tokens, cannot fit."""
     check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd)
 
 
 def check(what: str, needed: int, there: float | None = None) -> None:
-    """Raise UserError where more bytes are needed than are `there`, by default in the mesh's devices."""
+    """Raise UserError where more bytes are needed than are `there`, in the mesh's devices unless given."""
     if there is None and jax.default_backend() == "cpu":
         there = host_bytes() * jax.process_count()
     elif there is None:
