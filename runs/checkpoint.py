@@ -48,8 +48,7 @@ UNREADABLE = re.compile(r"os_error_code='(?!2'|20')|PERMISSION_DENIED|RESOURCE_E
 class Checkpoints:
     """The checkpoints in `out_dir`: the last `keep`, and the one with the lowest validation loss.
 
-    Processes that share the folder each write what their devices hold. Where they do not, process 0 writes
-    everything, and each reads its own copy. Raises UserError.
+    Processes that do not share the folder have process 0 write all, and each reads its own copy.
     """
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
@@ -85,7 +84,6 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def look_again(self) -> None:
-        """Read the folder anew."""
         while_a_run_deletes(self.manager.reload)
 
     def delete_all(self) -> None:
@@ -104,12 +102,12 @@ class Checkpoints:
         return place
 
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
-        """Start to save `state`, which may be donated at once, as the checkpoint of its iteration.
+        """Start to save `state`, which may be donated at once.
 
-        If a run stopped during its evaluation has left that, only `val_loss` is added.
+        If a run that stopped in its evaluation has saved it already, only `val_loss` is added.
         """
         if self.latest() == int(state.step):
-            metrics = self.folder / str(self.latest()) / "metrics" / "metrics"  # where Orbax keeps them
+            metrics = self.folder / str(self.latest()) / "metrics" / "metrics"
             on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
             return self.look_again()
         model = arrays_by_name(partition_trainable(state.model)[0])
@@ -136,7 +134,6 @@ class Checkpoints:
         self.wait()
 
     def wait(self) -> None:
-        """Return when what was saved is on disk."""
         with refusing(self.folder):
             self.manager.wait_until_finished()
 

@@ -21,7 +21,7 @@ from parallel.mesh import make_mesh
 
 
 def peak_memory() -> int:
-    """Return the peak bytes of the first device, or on a CPU of this process; 0 where unknown."""
+    """Return the peak bytes of the first device, or of this process on a CPU; 0: unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -33,7 +33,7 @@ def peak_memory() -> int:
 
 
 def host_bytes() -> float:
-    """Return the bytes of memory of this machine; infinite where unknown, as on Windows."""
+    """Return the bytes of this machine; infinite where unknown, as on Windows."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):
@@ -49,7 +49,7 @@ def describe_cpu() -> str:
 
 @contextmanager
 def on_devices(options) -> Generator[None]:
-    """Within, all processes of the command compute together on the device mesh. Raises UserError."""
+    """Within, all processes compute together on the device mesh. Raises UserError."""
     if options.compilation_cache:
         keep_compiled_programs()
     with hosts(options):
@@ -63,15 +63,15 @@ def choose_device(device: str) -> None:
     """Choose the device, or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
-    # A CPU then computes on the main thread, for which alone the C library keeps large freed blocks.
+    # A CPU then computes on the main thread, where alone the C library keeps large freed blocks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
         return
     # With a CPU beside the accelerator, as by default: `counted_flops` needs one.
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
-        found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU
-    except (RuntimeError, AssertionError):  # where JAX lacks that platform
+        found = jax.devices()[0].platform
+    except (RuntimeError, AssertionError):
         found = None
     if found != {"cuda": "gpu"}.get(device, device):
         raise UserError(
@@ -83,36 +83,30 @@ def compile_sooner(device: str) -> None:
     """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md)."""
     accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if device == "cpu" or device == "auto" and not accelerator:
-        add_xla_flags("--xla_backend_optimization_level=1")
+        add_xla_flag("--xla_backend_optimization_level", 1)
 
 
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other: XLA aborts when one is 40 s late for a sum.
 
-    With a thread for each, all can come to wait in several sums at once; XLA gets four times as many.
+    With one thread each, all can come to wait in several sums at once.
     """
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
     if devices > 1:
-        collective = "--xla_cpu_collective_call"
-        add_xla_flags(
-            *(f"{collective}_{event}_timeout_seconds=1000000" for event in ("warn_stuck", "terminate"))
-        )
+        add_xla_flag("--xla_cpu_collective_call_warn_stuck_timeout_seconds", 10**6)
+        add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 10**6)
         os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
-def add_xla_flags(*flags: str) -> None:
-    given = os.environ.get("XLA_FLAGS", "")
-    os.environ["XLA_FLAGS"] = " ".join(
-        [given, *(x for x in flags if x.partition("=")[0] not in given)]
-    ).strip()
+def add_xla_flag(name: str, value: int) -> None:
+    flags = os.environ.get("XLA_FLAGS", "")
+    if name not in flags:  # the user's own counts
+        os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
 def keep_compiled_programs() -> None:
-    """Have JAX keep what it compiles in the user's cache folder, unless told of another one.
-
-    The folder is named after the CPU's instructions, because XLA loads programs of other CPUs, too.
-    """
+    """Have JAX keep what it compiles in the user's cache folder, a part for each kind of CPU."""
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
     try:
@@ -127,10 +121,7 @@ def keep_compiled_programs() -> None:
 
 
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
-    """Have the C library keep the memory that a step frees: else the kernel clears it for each step.
-
-    It may keep five times what a step needs, so one that needs much gives its memory back.
-    """
+    """Have the C library keep what a step frees, unless it is much: else the kernel clears it every step."""
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return
     plan = compiled.memory_analysis()

@@ -101,7 +101,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if (written := values.pop("format", 1)) != FORMAT:
             raise UserError(
                 f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
-                "only: train anew in another --out_dir, or use the version of nanoJAXGPT that wrote it"
+                "only: use the version that wrote it, or train anew in another --out_dir"
             )
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)

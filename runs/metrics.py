@@ -25,7 +25,7 @@ from runs.hardware import peak_memory
 from runs.reference import Reference
 from runs.sizes import flops_per_token
 
-LOG_EVERY = 30  # seconds between lines of progress where no terminal shows the bar
+LOG_EVERY = 30  # seconds between lines in a log
 FIRST, LAST = 10, 13  # steps of a profile, from 0: those before still fill caches and buffers
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
 RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
@@ -44,8 +44,8 @@ class Metrics:
     """The records of a run: a JSON object in `metrics.jsonl` for each logged step and each evaluation.
 
     A step's has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`, an evaluation's `iter`,
-    `train/loss` and `val/loss`. A resumed run moves those of steps that it does again to
-    `metrics.dropped.jsonl`. Process 0 alone writes and shows. Raises UserError.
+    `train/loss` and `val/loss`. A resumed run keeps those that it drops in `metrics.dropped.jsonl`. Process 0
+    alone writes and shows.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Metrics:
         records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
         if len(records) < len(lines):
             aside = self.path.with_name("metrics.dropped.jsonl")
-            with writing(aside), open_file(aside, "ab") as file:
-                file.write(b"\n".join(lines) + b"\n")
+            dropped = b"\n".join([*read_lines(aside), *lines])
+            write_whole(aside, dropped.decode(errors="replace") + "\n")
         write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
         self.file = open_file(self.path, "a")
         return records
@@ -132,9 +132,11 @@ class Metrics:
         if not self.primary:
             return
         self.records.append(record)
-        with writing(self.path):
+        try:
             self.file.write(json.dumps(record) + "\n")
-            self.file.flush()  # what a killed run has done stays visible
+            self.file.flush()
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror}): make room there") from None
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 
@@ -163,11 +165,11 @@ class Speed:
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
         known = config.compute.dtype == "bfloat16" and not options.lora_rank
-        self.peak = (peak_flops(jax.devices()[0].device_kind) or 0) * devices if known else 0
+        self.peak = (peak_flops(jax.devices()[0].device_kind) or 0) * devices * known
         self.flops = flops_per_token(config, options.block_size)
         self.times: list[tuple[float, float]] = []  # seconds of each step and its batch
         self.made = deque()  # seconds that each batch took whose step has not ended yet
-        self.began = None  # when the step that is next to end began; None in a pause
+        self.began = None  # when the next step to end began; None in a pause
 
     @contextmanager
     def making_batch(self) -> Generator[None]:
@@ -207,14 +209,6 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
         )
 
 
-@contextmanager
-def writing(path: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): make room there") from None
-
-
 def read_lines(path: Path) -> list[bytes]:
     """Read the lines of a file that may not be there."""
     with suppress(*GONE), reading(path), open_file(path) as file:
@@ -246,10 +240,8 @@ def start_wandb(options: Options, resumed: bool):
         write_whole(path, run.id)
         return run
     except Exception as error:  # a missing package, a wrong key, a wrong WANDB_ variable
-        raise UserError(
-            f"wandb_log=True: {first_line(error)}; pip install wandb, run `wandb login`, set "
-            "WANDB_MODE=offline to keep the log here, or give --wandb_log=False"
-        ) from None
+        remedies = "run `wandb login`, set WANDB_MODE=offline, or give --wandb_log=False"
+        raise UserError(f"wandb_log=True: {first_line(error)}: {remedies}") from None
 
 
 def draw(records: list[dict], path: Path, reference: Reference | None = None) -> None:

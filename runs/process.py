@@ -63,9 +63,8 @@ def acquire(lock: FileLock, holder: Path) -> None:
 def stop_signals() -> Generator[Callable[[], int]]:
     """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.
 
-    A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times. SIGHUP stays
-    ignored where it was, as under nohup. Of many processes, JAX tells all at the same call: they have to call
-    equally often.
+    A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times, which stays
+    ignored under nohup. Of many processes, JAX tells all at the same call: all call equally often.
     """
     received, calls, together = [], count(1), jax.process_count() > 1
     agreed = [] if together else received

@@ -1,4 +1,4 @@
-"""The lock of an out_dir: one run at a time, whoever holds it and however it ended. Signals: test_train.py."""
+"""The lock of an out_dir: one run at a time, whoever holds it and however it ended."""
 
 import errno
 from pathlib import Path
