@@ -83,11 +83,17 @@ def iterations(out: Path, kind: set[str]) -> list[int]:
 # A run to its end
 
 
-def test_loss_falls_from_that_of_a_guess(first_run):
-    losses = [r["val/loss"] for r in records(first_run[0]) if r.keys() == EVALUATION]
+def test_loss_falls_from_that_of_a_guess_and_each_evaluation_is_told(first_run):
+    out, printed = first_run
+    evaluations = [r for r in records(out) if r.keys() == EVALUATION]
+    losses = [r["val/loss"] for r in evaluations]
     assert losses[0] == pytest.approx(math.log(28), rel=0.02)
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.9 * losses[0]
+    for r in evaluations:
+        line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
+        assert line in printed
+    assert f"{out / 'checkpoints'}, the last at iter 20" in printed
+    assert f"python sample.py --out_dir={out}" in printed
 
 
 def test_metrics_have_every_step_and_every_evaluation(first_run):
@@ -95,19 +101,7 @@ def test_metrics_have_every_step_and_every_evaluation(first_run):
     assert iterations(out, STEP) == list(range(20))
     assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20]
     assert len(records(out)) == 25
-    for r in records(out):
-        assert all(value > 0 for name, value in r.items() if name != "iter")
-        assert all(value == np.float32(value) for name, value in r.items() if name in ("loss", "lr"))
-
-
-def test_tells_of_each_evaluation_and_what_to_do_next(first_run):
-    out, printed = first_run
-    for r in records(out):
-        if r.keys() == EVALUATION:
-            line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
-            assert line in printed
-    assert f"{out / 'checkpoints'}, the last at iter 20" in printed
-    assert f"python sample.py --out_dir={out}" in printed
+    assert all(value > 0 for r in records(out) for name, value in r.items() if name != "iter")
 
 
 def test_leaves_its_options_curves_and_checkpoints_and_nothing_else(first_run, tiny_data):
@@ -144,36 +138,30 @@ def test_log_interval_thins_the_steps_not_the_evaluations(tiny, tmp_path):
 
 
 def test_nanogpts_own_config_file_trains(tiny_data, tmp_path, capsys):
-    config = tmp_path / "train_shakespeare_char.py"
-    config.write_text(
-        f"""# A small character model, with the constructs of nanoGPT's own config files.
+    (config := tmp_path / "train_shakespeare_char.py").write_text(
+        f"""# With the constructs of nanoGPT's own config files.
 import time
 out_dir = {str(tmp_path / "out")!r}
-eval_interval = 250  # a comment after a value
-eval_iters = 1
-wandb_log = False
+eval_iters = 1  # a comment after a value
 wandb_run_name = 'mini-gpt-' + str(time.time())
 dataset = {str(tiny_data)!r}
 gradient_accumulation_steps = 5 * 8
 batch_size = 2
-block_size = 8
 n_layer = 2
 n_head = 2
 n_embd = 16
+block_size = 8
 dropout = 0.2
-learning_rate = 1e-3
 max_iters = 1
 device = 'cpu'
 compile = False
-backend = 'nccl'
 dtype = 'float16'
 """
     )
     train.main([str(config), "--mesh=data:1"])
     assert iterations(tmp_path / "out", STEP) == [0]
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16", "mesh=data:1"]
-    assert read_options(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
+    assert [line.split()[1] for line in notices] == ["compile", "dtype=float16", "mesh=data:1"]
 
 
 @pytest.mark.slow
@@ -425,11 +413,6 @@ def test_a_mistyped_folder_to_resume_is_named_before_any_data_set(tmp_path):
     assert not (tmp_path / "nix").exists()
 
 
-def test_resume_with_another_vocab_size_does_not_blame_the_data(copied_run):
-    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", "--vocab_size=96"])
-    assert text.startswith("vocab_size=96, but the checkpoint ") and "has vocab_size=28: give " in text
-
-
 def test_resumed_run_may_change_how_it_learns(copied_run):
     changes = ["--learning_rate=0.001", "--grad_clip=0", "--weight_decay=0", "--decay_lr=False"]
     train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=21", *changes])
@@ -443,19 +426,13 @@ def test_resuming_a_finished_run_changes_no_checkpoint_and_no_record(copied_run)
 
 
 @pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"n_embd": 32}, ["n_embd=32", "n_embd=16"]),
-        ({"mlp": "gelu"}, ["mlp=gelu", "mlp=swiglu"]),
-        ({"block_size": 4}, ["block_size=4", "block_size=8"]),
-        ({"optimizer": "muon"}, ["optimizer=muon", "optimizer=adamw"]),
-    ],
+    "name, ours, theirs",
+    [("n_embd", 32, 16), ("mlp", "gelu", "swiglu"), ("optimizer", "muon", "adamw"), ("vocab_size", 96, 28)],
 )
-def test_resume_refuses_another_model_or_optimizer(copied_run, changes, named):
+def test_resume_refuses_another_model_or_optimizer(copied_run, name, ours, theirs):
     before = contents(copied_run)
-    extra = [f"--{name}={value}" for name, value in changes.items()]
-    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", *extra])
-    assert all(name in text for name in named) and str(copied_run) in text
+    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", f"--{name}={ours}"])
+    assert text.startswith(f"{name}={ours}, but the checkpoint {copied_run}") and f"{name}={theirs}" in text
     assert contents(copied_run) == before
 
 
@@ -511,7 +488,9 @@ def test_auto_does_not_start_anew_beside_damaged_checkpoints(copied_run, tiny):
         path.rename(copied_run / "damaged" / path.name)
     before = contents(copied_run)
     said = refusal(train.main, tiny(copied_run, init_from="auto"))
-    assert said.startswith(f"{copied_run / 'damaged'}: holds checkpoints") and "--init_from=scratch" in said
+    assert (
+        said.startswith(f"{copied_run / 'damaged'}: holds all checkpoints") and "--init_from=scratch" in said
+    )
     assert contents(copied_run) == before
 
 
@@ -654,28 +633,10 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 # Runs that cannot start
 
 
-def damage_low_bits(folder):
-    (folder / "train.bin").write_bytes(bytes(x ^ 1 for x in (folder / "train.bin").read_bytes()))
-
-
-@pytest.mark.parametrize(
-    "damage, says",
-    [
-        (lambda folder: (folder / "train.bin").unlink(), "neither train.bin nor prepare.py"),
-        (lambda folder: (folder / "val.bin").unlink(), "val.bin: no such file"),
-        (
-            lambda folder: os.truncate(folder / "train.bin", 1000),
-            "train.bin: 1000 bytes of uint16, where meta.json says 1500 tokens",
-        ),
-        (damage_low_bits, "train.bin: its sha256 is not the one in meta.json"),
-        (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used"),
-    ],
-    ids=["no train.bin", "no val.bin", "cut short", "low bits", "meta.json"],
-)
-def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
-    damage(broken_data)
+def test_damaged_data_is_refused(tiny, tmp_path, broken_data):
+    (broken_data / "train.bin").write_bytes(bytes(x ^ 1 for x in (broken_data / "train.bin").read_bytes()))
     text = refusal(train.main, tiny(tmp_path / "out", dataset=broken_data))
-    assert str(broken_data) in text and says in text
+    assert str(broken_data) in text and "train.bin: its sha256 is not the one in meta.json" in text
     assert not (tmp_path / "out").exists()
 
 
@@ -685,8 +646,6 @@ def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
         ({"block_size": 1500}, "train.bin: 1500 tokens are fewer than block_size + 1 = 1501"),
         ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
         ({"dataset": "python_chr"}, "dataset=python_chr: no such data set; did you mean python_char?"),
-        ({"n_head": 3}, "n_embd"),
-        ({"document_mask": True}, "document_mask=True needs an end-of-text token"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):
