@@ -46,8 +46,8 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
         return from_json(description)
     place = f"out_dir={out_dir}" if init_from == "resume" else f"init_from={init_from}"
     raise UserError(
-        f"{place} has no tokenizer, and without one its tokens are not text: put the model's own "
-        "tokenizer.json beside weights, or name the run that they were exported from with --out_dir"
+        f"{place}: there is no tokenizer.json, and without one its tokens are not text: put the model's own "
+        "beside weights, or name the run that they were exported from with --out_dir"
     )
 
 
