@@ -1,12 +1,10 @@
 """Write text with a trained model.
 
     python sample.py --out_dir=out-quickstart                       every option: python sample.py --help
-    python sample.py --out_dir=out-shakespeare-char --start="ROMEO:" --num_samples=3 --temperature=0
-    python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt
-    python sample.py --init_from=gpt2-xl --start="What is the answer to life?"
+    python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt --num_samples=3
+    python sample.py --init_from=gpt2-xl --start="What is the answer to life?" --temperature=0
 
-A checkpoint is enough: neither the config file nor the data set is needed. The samples are drawn as one
-batch, and the first is printed as it is drawn. Only text goes to stdout.
+A checkpoint is enough. The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -14,7 +12,6 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -29,22 +26,20 @@ from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 from runs.sizes import check_cache
 
-SEPARATOR = "---------------"  # printed after each sample, as nanoGPT does
-
-Text = Annotated[str, Field(min_length=1)]
+SEPARATOR = "---------------"  # after each sample, as in nanoGPT
 Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
 class SampleOptions:
-    """The options of sample.py. A field's comment is its text in `--help`."""
+    """A field's comment is its text in `--help`."""
 
     program: ClassVar[str] = "sample.py"
     purpose: ClassVar[str] = "Write text with a trained model."
 
     init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
-    start: Text = "\n"  # prompt, or FILE:prompt.txt
+    start: str = "\n"  # prompt, or FILE:prompt.txt
     num_samples: Count = 10  # samples to draw
     max_new_tokens: Count = 500  # tokens in each, after the prompt
     temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
@@ -53,14 +48,12 @@ class SampleOptions:
     seed: Seed = 1337  # the same seed draws the same text
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
-    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
 
 def main(argv: list[str]) -> None:
     options = SampleOptions(**given(argv, SampleOptions))
     choose_device(options.device)
-    if options.compilation_cache:
-        keep_compiled_programs()
+    keep_compiled_programs()
     text = read_prompt(options.start)
     longest = len(text.encode(errors="replace")) + options.max_new_tokens  # a token has a byte or more
     model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
@@ -68,13 +61,12 @@ def main(argv: list[str]) -> None:
     check_cache(model.config, options.num_samples, f"num_samples={options.num_samples}")
     prompt, block_size = tokenizer.encode(text), model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
-    if (largest := prompt.max(initial=0)) >= known:
-        raise UserError(f"--start: token {largest} of the prompt is not of the model's vocabulary of {known}")
-    if not len(prompt):  # some tokenizers drop spaces
-        raise UserError(f"--start={options.start!r}: the tokenizer makes no token of it: give another")
+    if not len(prompt) or prompt.max() >= known:  # some tokenizers drop spaces
+        raise UserError(
+            f"--start={options.start!r}: gives no token, or one that is not of the model's {known}"
+        )
     if len(prompt) > block_size:
-        note = f"the prompt has {len(prompt)} tokens, of which the model reads the last {block_size}"
-        print(f"note: {note}", file=sys.stderr)
+        print(f"note: of {len(prompt)} tokens the model reads the last {block_size}", file=sys.stderr)
     chunks = generate(
         model,
         np.tile(prompt, (options.num_samples, 1)),
@@ -89,30 +81,25 @@ def main(argv: list[str]) -> None:
 
 
 def read_prompt(start: str) -> str:
-    """Return the text of `--start`, or of the file in `FILE:<path>`. Raises UserError."""
     if not start.startswith("FILE:"):
         return start
     try:
-        text = Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
+        return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8
         raise UserError(f"--start={start}: cannot be read as text: {error}") from None
-    if not text:
-        raise UserError(f"--start={start}: the file is empty, a prompt needs at least one character")
-    return text
 
 
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer) -> None:
     """Write the prompt and each sample to stdout. A chunk is (B, n): the next n tokens of B samples."""
-    write = partial(print, end="", flush=True)
-    write(text)
+    print(text, end="", flush=True)
     decode = tokenizer.stream()
     others = []  # the tokens of all samples but the first
     for tokens in chunks:
-        write(decode(tokens[0]))
+        print(decode(tokens[0]), end="", flush=True)
         others.append(tokens[1:])
-    write(f"{decode([], final=True)}\n{SEPARATOR}\n")
+    print(decode([], final=True), SEPARATOR, sep="\n", flush=True)
     for row in np.concatenate(others, axis=1):
-        write(f"{text}{tokenizer.decode(row)}\n{SEPARATOR}\n")
+        print(text + tokenizer.decode(row), SEPARATOR, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -19,23 +19,22 @@ import jax
 
 from config.command_line import command, given
 from config.options import Options, complete_options
-from data.dataset import DataChanged
 from parallel.batches import StepBatches
+from parallel.sharding import sharding_table
 from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
-from runs.lock import locked
 from runs.manifest import Manifest
-from runs.metrics import Metrics, check_wandb
-from runs.profile import Profile
+from runs.metrics import Metrics, profile
+from runs.process import locked, stop_signals
 from runs.reference import find_reference
-from runs.signals import stop_signals
-from runs.start import Run, claim_folder, describe_model, open_run, show_sharding, starting_state
+from runs.start import Run, claim_folder, describe_model, open_run, starting_state
 from training.evaluation import Evaluate, make_evaluate
 from training.recipe import compile_step
 from training.state import TrainState
 
 
 def main(argv: list[str]) -> int:
+    """Decide what to train and on which devices, in this order, then train. Return the exit status."""
     asked = given(argv, Options)
     options = complete_options(asked, shape_of_weights)
     with on_devices(options):
@@ -43,52 +42,47 @@ def main(argv: list[str]) -> int:
             iteration = save_merged(options.out_dir, options.lora_merge)
             print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
         elif options.show_sharding:
-            show_sharding(options)
+            print(sharding_table(open_run(options, frozenset(asked)).shapes.model))
         elif options.eval_only:
-            return evaluate_only(options, frozenset(asked))
+            return evaluate_only(open_run(options, frozenset(asked)))
         else:
-            check_wandb(options)
             with locked(options.out_dir):
-                return start(options, frozenset(asked))
+                return start(open_run(options, frozenset(asked)))
     return 0
 
 
-def evaluate_only(options: Options, asked: frozenset[str]) -> int:
+def evaluate_only(run: Run) -> int:
     """Print the loss on each split of the model that training would begin with. Return the exit status."""
-    run = open_run(options, asked)
     print(describe_model(run))
-    with stop_signals(saves=False) as stop_asked:
+    with stop_signals() as stop_asked:
         state, _ = starting_state(run)
-        losses = make_evaluate(options, run.dataset, state.model)(state.model, stop_asked)
+        losses = make_evaluate(run.options, run.dataset, state.model)(state.model, stop_asked)
         if losses is None:
             return stop_asked()
     print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
     return 0
 
 
-def start(options: Options, asked: frozenset[str]) -> int:
-    """Start a run or resume it, train, and leave checkpoints behind. Return the exit status.
-
-    `asked` names the options that the command line sets.
-    """
-    run = open_run(options, asked)
+def start(run: Run) -> int:
+    """Start a run or resume it, train, and leave checkpoints behind. Return the exit status."""
+    options, checkpoints = run.options, run.checkpoints
     batches = StepBatches(options, run.dataset)
     print(describe_model(run))
     with stop_signals() as stop_asked:
         state, manifest = starting_state(run)
         evaluate = make_evaluate(options, run.dataset, state.model)
-        claim_folder(options, run.checkpoints)
         devices = jax.sharding.get_mesh().size
         metrics = Metrics(options, int(state.step), run.config, devices, find_reference(options))
         try:
+            claim_folder(options, checkpoints)
             status = train(run, state, manifest, batches, evaluate, metrics, stop_asked)
         finally:
             metrics.close()
 
-    if run.checkpoints.latest() is None:
+    if checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss was never below that of iter 0")
         return status
-    print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
+    print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
     print(f"sample from it: python sample.py --out_dir={options.out_dir}")
     return status
 
@@ -109,36 +103,31 @@ def train(
     options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
     reuse_freed_memory(step)  # on a CPU
-    profile = Profile(options.profile, step, metrics)
     i = start_iter = int(state.step)
     status = 0
-    try:
-        while True:
-            if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
-                metrics.catch_up()
-                losses = evaluate(state.model, stop_asked)
-                if losses is None:  # asked to stop: the resumed run begins with this evaluation
-                    status = stop_asked()
-                    break
-                metrics.evaluation(i, losses)
-                manifest, improved = manifest.after_evaluation(losses["val"])
-                if i > 0 and (improved or options.always_save_checkpoint):
-                    checkpoints.save(state, manifest, losses["val"])
-            if i >= options.max_iters or (status := stop_asked()):
+    while True:
+        if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
+            metrics.catch_up()
+            losses = evaluate(state.model, stop_asked)
+            if losses is None:  # asked to stop: the resumed run begins with this evaluation
+                status = stop_asked()
                 break
-            with profile.step(i - start_iter):
-                with metrics.making_batch():
-                    x, y = batches(i)
-                state, report = step(state, x, y)
-                metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
-            i += 1
-    except DataChanged:  # save what has been trained
-        metrics.catch_up()
-        checkpoints.keep(state, manifest)
-        raise
+            metrics.evaluation(i, losses)
+            manifest, improved = manifest.after_evaluation(losses["val"])
+            if i > 0 and (improved or options.always_save_checkpoint):
+                checkpoints.save(state, manifest, losses["val"])
+        if options.profile:
+            profile(options.profile, i - start_iter, step, metrics)
+        if i >= options.max_iters or (status := stop_asked()):
+            break
+        with jax.profiler.StepTraceAnnotation("train", step_num=i):  # XProf tells steps apart by it
+            with metrics.making_batch():
+                x, y = batches(i)
+            state, report = step(state, x, y)
+            metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
+        i += 1
 
     metrics.catch_up()
-    profile.close(i - start_iter)
     if status:
         checkpoints.keep(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")

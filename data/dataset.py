@@ -133,10 +133,6 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
     return replace(meta, vocab_size=vocab_size) if vocab_size else meta
 
 
-class DataChanged(UserError):
-    """A file of the data set has changed since it was opened."""
-
-
 class Dataset:
     """A prepared data set, by its name or path. `tokens(split)` opens a split, once. Raises UserError."""
 
@@ -161,14 +157,14 @@ class TokenFiles:
         return self.begins[-1]
 
     def read(self, starts: Iterable[int], width: int) -> UInt[np.ndarray, "n width"]:
-        """Copy the `width` tokens from each start on. Raises DataChanged when they cannot be right."""
+        """Copy the `width` tokens from each start on. Raises UserError when they cannot be right."""
         # To read memory beyond the end of its file would kill the process (SIGBUS).
         for path, memory in zip(self.paths, self.maps, strict=True):
             if memory.size() < len(memory):
-                raise DataChanged(f"{path}: the file was cut short while it was read: run prepare.py again")
+                raise UserError(f"{path}: the file was cut short while it was read: run prepare.py again")
         windows = np.stack([self._window(start, start + width) for start in starts])
         if (largest := windows.max()) >= self.vocab_size:  # of the copy: the file may change at any time
-            raise DataChanged(
+            raise UserError(
                 f"{self.paths[0]}: token id {largest} does not fit vocab_size {self.vocab_size}: "
                 "the file is damaged or of another data set; run prepare.py again"
             )

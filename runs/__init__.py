@@ -1,1 +1,1 @@
-"""Keeping a run: checkpoints, weights to start from, records, speed, the machine, files, signals."""
+"""A run: how it starts, what it keeps, and the machine under it."""

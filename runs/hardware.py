@@ -1,4 +1,4 @@
-"""The machine: the device that JAX computes on, the memory of its host, and how XLA compiles for it."""
+"""The machine: its devices, its memory, and how XLA compiles for it."""
 
 import ctypes
 import importlib.util
@@ -19,11 +19,9 @@ from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
-CACHE_BYTES = 2**32  # of compiled programs; those not used for longest are deleted
-
 
 def peak_memory() -> int:
-    """Return the peak bytes of the first device, or on a CPU of this process; 0 where unknown."""
+    """Return the peak bytes of the first device, or of this process on a CPU; 0: unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -35,7 +33,7 @@ def peak_memory() -> int:
 
 
 def host_bytes() -> float:
-    """Return the bytes of memory of this machine; infinite where unknown, as on Windows."""
+    """Return the bytes of this machine; infinite where unknown, as on Windows."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError):
@@ -51,10 +49,7 @@ def describe_cpu() -> str:
 
 @contextmanager
 def on_devices(options) -> Generator[None]:
-    """Within, all processes of the command compute together on the device mesh.
-
-    `options` has `device`, `mesh`, `compilation_cache` and what `hosts` asks for. Raises UserError.
-    """
+    """Within, all processes compute together on the device mesh. Raises UserError."""
     if options.compilation_cache:
         keep_compiled_programs()
     with hosts(options):
@@ -65,18 +60,18 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Choose "cpu", "cuda" or "tpu", or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
+    """Choose the device, or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
-    # A CPU then computes on the main thread, for which alone the C library keeps large freed blocks.
+    # A CPU then computes on the main thread, where alone the C library keeps large freed blocks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
         return
     # With a CPU beside the accelerator, as by default.
     jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
-        found = jax.devices()[0].platform  # JAX takes the CPU where it sees no GPU
-    except (RuntimeError, AssertionError):  # where JAX lacks that platform
+        found = jax.devices()[0].platform
+    except (RuntimeError, AssertionError):
         found = None
     if found != {"cuda": "gpu"}.get(device, device):
         raise UserError(
@@ -86,37 +81,32 @@ def choose_device(device: str) -> None:
 
 def compile_sooner(device: str) -> None:
     """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md)."""
-    others = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    if device == "cpu" or device == "auto" and not others:
+    accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if device == "cpu" or device == "auto" and not accelerator:
         add_xla_flag("--xla_backend_optimization_level", 1)
 
 
 def wait_for_simulated_devices() -> None:
-    """Have devices that a CPU simulates wait for each other as long as it takes.
+    """Have devices that a CPU simulates wait for each other: XLA aborts when one is 40 s late for a sum.
 
-    XLA aborts when one is 40 s late for a sum. With a thread for each device, all can come to wait in sums
-    that begin at the same time; so XLA gets four times as many.
+    With one thread each, all can come to wait in several sums at once.
     """
     forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
     devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
     if devices > 1:
-        for event in ("warn_stuck", "terminate"):
-            add_xla_flag(f"--xla_cpu_collective_call_{event}_timeout_seconds", 1000000)
+        add_xla_flag("--xla_cpu_collective_call_warn_stuck_timeout_seconds", 10**6)
+        add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 10**6)
         os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
 def add_xla_flag(name: str, value: int) -> None:
-    """Set a flag of XLA's, unless the user has."""
     flags = os.environ.get("XLA_FLAGS", "")
-    if name not in flags:
+    if name not in flags:  # the user's own counts
         os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
 def keep_compiled_programs() -> None:
-    """Have JAX keep what it compiles in the user's cache folder, or in JAX_COMPILATION_CACHE_DIR.
-
-    The folder is named after the CPU's instructions, because XLA loads programs of other CPUs, too.
-    """
+    """Have JAX keep what it compiles in the user's cache folder, a part for each kind of CPU."""
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
     try:
@@ -125,20 +115,16 @@ def keep_compiled_programs() -> None:
     except OSError:
         return
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    jax.config.update("jax_compilation_cache_max_size", CACHE_BYTES)
+    jax.config.update("jax_compilation_cache_max_size", 2**32)  # bytes
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
-    """Have the C library keep the memory that a step frees: else the kernel clears it for each step.
-
-    It may come to keep five times what a step needs, so a step that needs much gives its memory back.
-    """
+    """Have the C library keep what a step frees, unless it is much: else the kernel clears it every step."""
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return
     plan = compiled.memory_analysis()
     if plan and plan.temp_size_in_bytes < host_bytes() / 12:
-        M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
-        libc.mallopt(M_MMAP_MAX, 0)  # large blocks come from the heap, too
-        libc.mallopt(M_TRIM_THRESHOLD, -1)  # which never shrinks
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap, too,
+        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: which never shrinks

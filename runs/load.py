@@ -1,4 +1,4 @@
-"""Weights to start or to sample from: of a run, of a folder, or of the Hugging Face hub.
+"""Weights of a run, of a folder, or of the Hugging Face hub. Each function raises UserError.
 
     model, tokenizer, iteration = load_run("out-quickstart")
     model, tokenizer = load_pretrained("gpt2")
@@ -21,46 +21,38 @@ from data.tokenizer import Tokenizer, end_of_text, from_json
 from hub.weights import open_pretrained
 from model import GPT
 from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_arrays
-from runs.lock import locked
-from runs.manifest import Damaged, Manifest, latest_manifest, write_options
+from runs.manifest import Manifest, latest_manifest, write_options
+from runs.process import locked
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import TrainState, create_state_around, model_config, shape_options, state_shapes
 
 
 def is_run(folder: str) -> bool:
-    """Tell whether a folder has the checkpoints of a run."""
     return os.path.isdir(Path(folder) / "checkpoints")
 
 
 def load_model(
     init_from: str, out_dir: str, dtype: str = "auto", longest: int | None = None
 ) -> tuple[GPT, dict | None]:
-    """Load the model and tokenizer that a command's `--init_from` means. Raises UserError.
-
-    "resume" is the latest checkpoint of the run in `out_dir`, which `longest` does not shorten.
-    """
+    """Load the model and tokenizer that a command's `--init_from` means: resume is the run in `out_dir`."""
     if init_from == "resume":
         return load_run(out_dir, dtype=dtype)[:2]
     return load_pretrained(init_from, dtype, longest)
 
 
 def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Tokenizer:
-    """Make the tokenizer that a model of `load_model` came with. Raises UserError when there is none."""
+    """Make the tokenizer of a model of `load_model`. Raises UserError when there is none."""
     if description is not None:
         return from_json(description)
-    if init_from == "resume":
-        raise UserError(f"out_dir={out_dir}: the tokens of this run are not text, so none can be written")
+    place = f"out_dir={out_dir}" if init_from == "resume" else f"init_from={init_from}"
     raise UserError(
-        f"init_from={init_from}: there is no tokenizer.json, and without one no text can be written: "
-        "put the model's own there, or sample from the run that it was exported from, with --out_dir"
+        f"{place}: there is no tokenizer.json, and without one its tokens are not text: put the model's own "
+        "beside weights, or name the run that they were exported from with --out_dir"
     )
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest.
-
-    Raises UserError.
-    """
+    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest."""
     model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
     return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
 
@@ -70,32 +62,26 @@ def load_run_with_adapters(
 ) -> tuple[GPT, Manifest, int]:
     """Do as `load_run`, but keep adapters as they are, and return the manifest."""
     checkpoints = Checkpoints(out_dir)
-    while saved := checkpoints.iterations():
-        chosen = saved[-1] if iteration is None else iteration
-        if chosen not in saved:
-            raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
-        try:
-            manifest = checkpoints.manifest(chosen)
-            options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
-            config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
-            shapes = state_shapes(config, options).model
-            base = load_base(checkpoints, manifest, shapes)
-            return checkpoints.restore_model(chosen, shapes, base), manifest, chosen
-        except Damaged:
-            if iteration is not None or (checkpoints.folder / str(chosen)).exists():
-                raise
-            checkpoints.look_again()  # a run has replaced it by a newer one just now
-    raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
+    saved = checkpoints.iterations()
+    if not saved:
+        raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
+    chosen = saved[-1] if iteration is None else iteration
+    if chosen not in saved:
+        raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
+    manifest = checkpoints.manifest(chosen)
+    options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
+    config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
+    shapes = state_shapes(config, options).model
+    base = load_base(checkpoints, manifest, shapes)
+    return checkpoints.restore_model(chosen, shapes, base), manifest, chosen
 
 
 def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:
-    """Load the base model of a checkpoint's adapters, if it has any. Raises UserError if it is another."""
+    """Load the base model of a checkpoint's adapters, if any. Raises UserError if it is another."""
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
-    if not manifest.options.lora_rank:
-        raise UserError(f"{run}: its manifest names a base model, but it has no adapters: it is damaged")
-    check_no_base_cycle(run, base)
+    check_no_base_cycle({run}, base)
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
     except UserError as error:
@@ -108,22 +94,17 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     return tree_of_arrays(arrays_by_name(model), frozen)
 
 
-def check_no_base_cycle(run: Path, base: dict[str, str] | None) -> None:
-    """Raise UserError when a run is the base of its own base, directly or by way of other runs."""
-    above = {run}
-    while base is not None and is_run(base["init_from"]):
+def check_no_base_cycle(above: set[Path], base: dict | None) -> None:
+    """Raise UserError when one of the runs `above` is a base below them: it would be loaded for ever."""
+    if base is not None and is_run(base["init_from"]):
         folder = Path(base["init_from"]).resolve()
         if folder in above:
             raise UserError(f"{folder}: the run is the base of its own adapters: its manifest is damaged")
-        above.add(folder)
-        base = latest_manifest(str(folder)).base
+        check_no_base_cycle(above | {folder}, latest_manifest(str(folder)).base)
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
-    """Load the weights of a run's folder, or whatever `hub` finds. Raises UserError.
-
-    They get the dtypes and shardings of `shapes`, whose block_size may be smaller.
-    """
+    """Load weights in the dtypes and shardings of `shapes`, whose block_size may be smaller."""
     if not is_run(init_from):
         return open_pretrained(init_from).load(shapes)
     model = tree_of_arrays(arrays_by_name(load_run(init_from)[0]), shapes)
@@ -131,7 +112,7 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that weights decide: shape and vocabulary. Raises UserError."""
+    """Return the options that weights decide: shape and vocabulary."""
     if not is_run(init_from):
         return shape_options(open_pretrained(init_from).config)
     manifest = latest_manifest(init_from)
@@ -140,7 +121,7 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
 
 
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
-    """Load the model of a folder or of the hub, and its tokenizer. Raises UserError.
+    """Load the model of a folder or of the hub, and its tokenizer.
 
     `longest` limits block_size, to whose length the key/value cache is allocated.
     """
@@ -163,15 +144,12 @@ def save_merged(out_dir: str, to: str) -> int:
         raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
     options = replace(manifest.options, out_dir=to, lora_rank=0)
     state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
-    # The new moments count from 0; the learning rate goes on with the run.
-    opt_state = optax.tree.set(state.opt_state, is_learning_rates, count=step)
+    # The new moments count from 0. The learning rate, whose state has a count as well, goes on with the run.
+    opt_state = optax.tree.set(
+        state.opt_state, lambda path, _: path[-1].tuple_name == "ScaleByScheduleState", count=step
+    )
     state = TrainState(state.model, opt_state, step)
     with locked(to):
         write_options(options)
         checkpoints.keep(state, replace(manifest, options=options, base=None))
     return iteration
-
-
-def is_learning_rates(path, _) -> bool:
-    """Tell whether a count in an optimizer's state is the one that the learning rate depends on."""
-    return path[-1].tuple_name == "ScaleByScheduleState"

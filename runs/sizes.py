@@ -1,11 +1,9 @@
 """The FLOPs and the bytes of a model, counted from its shapes.
 
-The checks refuse nothing that could run: they are for a digit too many, at which JAX overflows, or the kernel
-kills the program after a long wait.
+The checks are for a digit too many, at which JAX overflows, or the kernel kills the program.
 """
 
 import math
-from decimal import Decimal
 
 import equinox as eqx
 import jax
@@ -24,9 +22,9 @@ ANYWHERE = 10**16  # bytes: more than any cluster has, for plans of other machin
 def flops_per_token(config: GPTConfig, T: int) -> int:
     """Return the FLOPs of matrix products per token of a training step on sequences of T tokens.
 
-    A matrix of P parameters takes 2 P, and the backward pass does that twice. The two T x T products of a
-    layer's attention take 12 T D: like nanoGPT and PaLM (arXiv:2204.02311, appendix B), this counts the
-    causal half that a good kernel skips, and for a window twice the keys that a token reads on average.
+    A matrix of P parameters takes 6 P, a layer's attention 12 T D: like nanoGPT and PaLM (arXiv:2204.02311,
+    appendix B), this counts the causal half that a good kernel skips, and for a window twice the keys that a
+    token reads on average.
     """
     model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     arrays = jax.tree.leaves_with_path(model)
@@ -37,43 +35,31 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
 
 def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
-    """Raise UserError for a run whose state or batch cannot fit here, or if only `planned`, anywhere."""
-    A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
-    state = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
-    check(
-        f"the state of n_layer={config.n_layer}, n_embd={config.n_embd}, block_size={config.block_size}, "
-        f"vocab_size={config.vocab_size}",
-        sum(x.size * x.dtype.itemsize for x in state),
-        ANYWHERE if planned else device_bytes(),
-    )
-    check(
-        f"the batch of gradient_accumulation_steps={A}, batch_size={B}, block_size={T}",
-        8 * A * B * T // jax.process_count(),  # inputs and targets, int32
-        ANYWHERE if planned else host_bytes(),
-    )
+    """Raise UserError for a state and a batch that cannot fit here, or if `planned`, anywhere."""
+    shape = ("gradient_accumulation_steps", "batch_size", "block_size")
+    sizes = {name: getattr(options, name) for name in (*shape, "n_layer", "n_embd")}
+    arrays = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
+    needed = sum(x.size * x.dtype.itemsize for x in arrays) + 8 * math.prod(sizes[name] for name in shape)
+    named = ", ".join(f"{name}={n}" for name, n in (sizes | {"vocab_size": config.vocab_size}).items())
+    check(f"the state and a batch of {named}", needed, ANYWHERE if planned else None)
 
 
 def check_cache(config: GPTConfig, rows: int, option: str) -> None:
-    """Raise UserError, which names the option, for rows of the key/value cache that cannot fit."""
     numbers = 2 * config.n_layer * config.kv_heads * config.head_size * config.block_size * rows
-    needed = numbers * jnp.dtype(config.compute.result).itemsize
-    check(f"the key/value cache of {option}", needed, device_bytes())
+    check(f"the key/value cache of {option}", numbers * jnp.dtype(config.compute.result).itemsize)
 
 
 def check_evaluation(config: GPTConfig, B: int, T: int) -> None:
-    """Raise UserError for a batch whose residual stream, of (B, T) tokens, cannot fit."""
-    check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd, device_bytes())
+    check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd)
 
 
-def check(what: str, needed: int, there: float) -> None:
+def check(what: str, needed: int, there: float | None = None) -> None:
+    """Raise UserError where more bytes are needed than are `there`, in the mesh's devices unless given."""
+    if there is None and jax.default_backend() == "cpu":
+        there = host_bytes() * jax.process_count()
+    elif there is None:
+        stats = jax.local_devices()[0].memory_stats() or {}
+        there = stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)
     if needed > there:
-        least, most = (f"{Decimal(x) / 10**9:.3g} GB" for x in (needed, there))  # too large for a float
+        least, most = (f"{x // 10**7 / 100:,.2f} GB" for x in (needed, there))
         raise UserError(f"{what} takes at least {least}, and there are {most}: make it smaller")
-
-
-def device_bytes() -> float:
-    """Return the bytes of memory of the mesh's devices together; infinite where unknown."""
-    if jax.default_backend() == "cpu":
-        return host_bytes() * jax.process_count()
-    stats = jax.local_devices()[0].memory_stats() or {}
-    return stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)

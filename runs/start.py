@@ -1,4 +1,4 @@
-"""Start a run in a straight line: its folder, its data set, its model, and the first step's state."""
+"""Start a run in a straight line: its folder, its data set, its model, its first state."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from config.options import NOT_RESUMED, RESUMING, Options
+from config.options import RESUMING, Options
 from data.dataset import NANOGPT, Dataset, Meta, prepare_if_missing
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
@@ -16,7 +16,6 @@ from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import sharding_table
 from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest, write_options
@@ -27,7 +26,7 @@ from training.state import TrainState, create_state, create_state_around, model_
 
 @dataclass(frozen=True)
 class Run:
-    """A run that is about to start: all that is decided before its state is made."""
+    """All that is decided before a run's state is made."""
 
     options: Options
     asked: frozenset[str]  # names of the options that the command line sets
@@ -39,10 +38,7 @@ class Run:
 
 
 def open_run(options: Options, asked: frozenset[str]) -> Run:
-    """Decide whether the run resumes, on which data and which model it trains, and how its state is split.
-
-    Raises UserError as the functions below do.
-    """
+    """Decide whether the run resumes, on which data and model, and how its state is split."""
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
@@ -59,12 +55,12 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
     if options.init_from == "auto" and latest is None and os.path.lexists(checkpoints.damaged):
         raise UserError(
-            f"{checkpoints.damaged}: holds checkpoints of this run, and no other is there: move one back to "
-            f"{checkpoints.folder}/<iteration>, or start anew, here with --init_from=scratch"
+            f"{checkpoints.damaged}: holds all checkpoints of this run: move one back to "
+            f"{checkpoints.folder}/<iteration>, or start anew with --init_from=scratch"
         )
     if options.init_from in RESUMING:
         return latest is not None
-    if latest is not None and not (options.eval_only or options.overwrite):
+    if latest is not None and not (options.eval_only or options.show_sharding or options.overwrite):
         raise UserError(
             f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
             "choose another --out_dir, or lose it with --overwrite=True"
@@ -73,7 +69,7 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
 
 
 def open_dataset(options: Options) -> Dataset:
-    """Open the run's data set, the same one in all processes. A small one that is missing is prepared."""
+    """Open the run's data set. A small one that is missing is prepared."""
     on_process_0(prepare_if_missing, options.dataset)
     dataset = Dataset(options.dataset)
     check_same(dataset=dataset.meta)
@@ -81,10 +77,7 @@ def open_dataset(options: Options) -> Dataset:
 
 
 def choose_config(options: Options, meta: Meta) -> GPTConfig:
-    """Describe the model that the run trains on a data set.
-
-    Raises UserError for a model and a batch that cannot fit, or that the device mesh cannot split.
-    """
+    """Describe the model. Raises UserError for one that cannot fit, or that the mesh cannot split."""
     vocab_size = options.vocab_size or meta.vocab_size
     eot = end_of_text(meta.tokenizer)
     needed = eot + 1 if meta is NANOGPT and eot is not None else meta.vocab_size  # NANOGPT's is padded
@@ -103,8 +96,7 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
 
-    The manifest knows the best loss so far, and the weights below the adapters, if there are any. Raises
-    UserError.
+    The manifest knows the best loss so far, and the base of adapters. Raises UserError.
     """
     options = run.options
     manifest = Manifest(options, run.config.vocab_size, run.dataset.meta.tokenizer, best_val_loss=None)
@@ -123,26 +115,22 @@ def starting_state(run: Run) -> tuple[TrainState, Manifest]:
 def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]:
     """Restore the newest valid checkpoint. Damaged ones are named and moved to `damaged`.
 
-    Raises UserError when none is valid, and when the run contradicts the checkpoint. Many processes end when
-    one is damaged, since perhaps only one of them has noticed; started again, they use the one before.
+    Many processes end when one is damaged, since perhaps only one of them has noticed; started again, they
+    use the one before.
     """
-    options, checkpoints = run.options, run.checkpoints
-    while saved := checkpoints.iterations():
-        path = checkpoints.folder / str(iteration := saved[-1])
+    checkpoints = run.checkpoints
+    while iterations := checkpoints.iterations():
+        path = checkpoints.folder / str(iteration := iterations[-1])
         try:
             saved = checkpoints.manifest(iteration)
-            check_unasked(run, saved.options, path)
-            manifest = first.resuming_from(saved, path)
+            manifest = first.resuming_from(saved, path, run.asked)
             base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
             return state, manifest
         except Damaged as damage:
-            if options.eval_only:  # which only reads
-                if path.exists():
-                    raise
-                checkpoints.look_again()  # a run has replaced it by a newer one just now
-                continue
+            if run.options.eval_only:  # which only reads
+                raise
             place = checkpoints.set_aside(iteration)
             if jax.process_count() > 1:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
@@ -150,21 +138,7 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
     raise UserError(f"{checkpoints.folder}: no checkpoint there is valid: start with --init_from=scratch")
 
 
-def check_unasked(run: Run, saved: Options, path: Path) -> None:
-    """Raise UserError where an option that nobody asked for is not what the checkpoint at `path` has."""
-    ours, theirs = vars(run.options), vars(saved)
-    free = {*NOT_RESUMED, *run.asked}
-    differ = [name for name in theirs if name not in free and ours[name] != theirs[name]]
-    if differ:
-        now, then = (" ".join(f"--{name}={values[name]}" for name in differ) for values in (ours, theirs))
-        raise UserError(
-            f"{Path(run.options.out_dir) / 'options.json'} means {now}, but the checkpoint {path} was saved "
-            f"with {then}: the file is damaged, missing or newer; give {then}, or other values, to go on"
-        )
-
-
 def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
-    """Return the state around the weights that `init_from` names: another run's, a folder's, the hub's."""
     options = run.options
     if is_run(options.init_from):
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
@@ -183,24 +157,16 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
 
 
 def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
-    """Make `out_dir` this run's: write its options there, and delete the run that it overwrites, if any."""
+    """Write the run's options to `out_dir`, and delete the run that it overwrites, if any."""
     write_options(options)
     if options.overwrite:
         checkpoints.delete_all()
 
 
 def describe_model(run: Run) -> str:
-    """Say how many parameters the model has and trains, on which device, and with products in which dtype."""
-    model, dtype = run.shapes.model, run.config.compute.dtype
-    everything, trainable = (
-        sum(x.size for x in jax.tree.leaves(tree)) for tree in (model, partition_trainable(model)[0])
-    )
-    part = "" if trainable == everything else f", of which {trainable:,} are trained,"
+    dtype, (trained, frozen) = run.config.compute.dtype, partition_trainable(run.shapes.model)
+    n_trained, n_frozen = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (trained, frozen))
+    part = f", of which {n_trained:,} are trained," if n_frozen else ""
     how = " (float32: --dtype=float32)" if run.options.dtype == "auto" and dtype == "bfloat16" else ""
-    return f"{everything:,} parameters{part} on {jax.devices()[0].device_kind}, products in {dtype}{how}"
-
-
-def show_sharding(options: Options) -> None:
-    """Print which device would hold which part of each parameter."""
-    config = choose_config(options, open_dataset(options).meta)
-    print(sharding_table(state_shapes(config, options).model))
+    kind = jax.devices()[0].device_kind
+    return f"{n_trained + n_frozen:,} parameters{part} on {kind}, products in {dtype}{how}"

@@ -19,11 +19,9 @@ from tests.helpers import DEADLINE, refusal, run_python, save_run, start_python
 from training.state import create_state, model_config
 
 SYMBOLS = "\n :ROMEabcdefghij"
+TOKENIZER = CharTokenizer(SYMBOLS).to_json()
 TINY = replace(Options(), n_layer=1, n_head=2, n_embd=16, block_size=16, mlp="gelu", device="cpu", unroll=1)
 NEW = 40  # tokens: past block_size
-
-
-TOKENIZER = CharTokenizer(SYMBOLS).to_json()
 
 
 def save_random(folder, *, vocab_size=17, tokenizer=TOKENIZER):
@@ -79,12 +77,6 @@ def test_a_sample_does_not_depend_on_how_many_are_drawn(write):
     assert write(num_samples=1)[0] == write(num_samples=2)[0][:1]
 
 
-def test_the_defaults_are_nanogpts():
-    options = sample.SampleOptions()
-    assert (options.out_dir, options.start, options.num_samples) == ("out", "\n", 10)
-    assert (options.max_new_tokens, options.temperature, options.seed) == (500, 0.8, 1337)
-
-
 def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
     texts = write(start="ab", temperature=0)[0] + write(start="ab", temperature=0, seed=9)[0]
     assert len(set(texts)) == 1
@@ -108,7 +100,7 @@ def test_a_config_file_sets_options(write, tmp_path, run, capsys):
 def test_a_prompt_longer_than_block_size_is_cut_with_a_notice(write):
     long = "abcdefghij" * 3
     texts, notice = write(start=long)
-    assert notice == "note: the prompt has 30 tokens, of which the model reads the last 16\n"
+    assert notice == "note: of 30 tokens the model reads the last 16\n"
     short = write(start=long[-16:])[0]
     assert texts == [long[:-16] + text for text in short]
 
@@ -153,16 +145,12 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
 @pytest.mark.parametrize(
     "argument, says",
     [
-        ("--top_k=0", "--top_k is 0: it should be greater than or equal to 1"),
         ("--top_p=0", "--top_p is 0: it should be greater than 0"),
         ("--top_p=1.01", "--top_p is 1.01: it should be less than or equal to 1"),
         ("--temperature=-0.1", "--temperature is -0.1: it should be greater than or equal to 0"),
-        ("--num_samples=0", "--num_samples is 0: it should be greater than or equal to 1"),
-        ("--max_new_tokens=0", "--max_new_tokens is 0: it should be greater than or equal to 1"),
-        ("--start=", "--start is '': String should have at least 1 character"),
+        ("--start=", "--start='': gives no token"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
-        ("--num_sample=1", "--num_sample is not an option; did you mean num_samples?"),
         ("--batch_size=1", "--batch_size is not an option; python sample.py --help lists them all"),
     ],
 )
@@ -171,7 +159,7 @@ def test_a_bad_option_is_one_line(run, argument, says):
 
 
 @pytest.mark.parametrize(
-    "content, says", [(None, "No such file"), (b"", "is empty"), (b"\xff\xfe", "cannot be read as text")]
+    "content, says", [(None, "No such file"), (b"", "no token"), (b"\xff\xfe", "cannot be read as text")]
 )
 def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
     path = tmp_path / "prompt.txt"
@@ -219,7 +207,7 @@ def test_a_reader_that_leaves_early_causes_no_traceback(run):
 def test_a_tokenizer_of_another_model_is_one_line(tmp_path):
     """Its ids are beyond the model's; those that are not are drawn all the same."""
     run = save_random(tmp_path, vocab_size=5)
-    assert "is not of the model's vocabulary of 5" in error(f"--out_dir={run}", "--start=j", "--device=cpu")
+    assert "that is not of the model's 5" in error(f"--out_dir={run}", "--start=j", "--device=cpu")
     sample.main([f"--out_dir={run}", "--start=R", "--device=cpu", "--max_new_tokens=3", "--num_samples=1"])
 
 
@@ -227,5 +215,5 @@ def test_a_prompt_without_tokens_is_one_line(tmp_path):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # which drops spaces and ends of lines
     out = save_random(tmp_path, vocab_size=2, tokenizer={"type": "tokenizers", "json": words.to_str()})
-    text = error(f"--out_dir={out}", "--device=cpu")  # the default prompt is the end of a line
-    assert text == r"--start='\n': the tokenizer makes no token of it: give another"
+    # The default prompt is the end of a line.
+    assert error(f"--out_dir={out}", "--device=cpu").startswith(r"--start='\n': gives no token")

@@ -29,7 +29,7 @@ from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
-from runs.signals import stop_signals
+from runs.process import stop_signals
 from tests.helpers import (
     DEADLINE,
     ROOT,
@@ -83,11 +83,17 @@ def iterations(out: Path, kind: set[str]) -> list[int]:
 # A run to its end
 
 
-def test_loss_falls_from_that_of_a_guess(first_run):
-    losses = [r["val/loss"] for r in records(first_run[0]) if r.keys() == EVALUATION]
+def test_loss_falls_from_that_of_a_guess_and_each_evaluation_is_told(first_run):
+    out, printed = first_run
+    evaluations = [r for r in records(out) if r.keys() == EVALUATION]
+    losses = [r["val/loss"] for r in evaluations]
     assert losses[0] == pytest.approx(math.log(28), rel=0.02)
-    assert losses == sorted(losses, reverse=True)
-    assert losses[-1] < 0.9 * losses[0]
+    assert losses == sorted(losses, reverse=True) and losses[-1] < 0.9 * losses[0]
+    for r in evaluations:
+        line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
+        assert line in printed
+    assert f"{out / 'checkpoints'}, the last at iter 20" in printed
+    assert f"python sample.py --out_dir={out}" in printed
 
 
 def test_metrics_have_every_step_and_every_evaluation(first_run):
@@ -95,19 +101,7 @@ def test_metrics_have_every_step_and_every_evaluation(first_run):
     assert iterations(out, STEP) == list(range(20))
     assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20]
     assert len(records(out)) == 25
-    for r in records(out):
-        assert all(value > 0 for name, value in r.items() if name != "iter")
-        assert all(value == np.float32(value) for name, value in r.items() if name in ("loss", "lr"))
-
-
-def test_tells_of_each_evaluation_and_what_to_do_next(first_run):
-    out, printed = first_run
-    for r in records(out):
-        if r.keys() == EVALUATION:
-            line = f"iter {r['iter']}: train loss {r['train/loss']:.4f}, val loss {r['val/loss']:.4f}"
-            assert line in printed
-    assert f"{out / 'checkpoints'}, the last at iter 20" in printed
-    assert f"python sample.py --out_dir={out}" in printed
+    assert all(value > 0 for r in records(out) for name, value in r.items() if name != "iter")
 
 
 def test_leaves_its_options_curves_and_checkpoints_and_nothing_else(first_run, tiny_data):
@@ -144,36 +138,30 @@ def test_log_interval_thins_the_steps_not_the_evaluations(tiny, tmp_path):
 
 
 def test_nanogpts_own_config_file_trains(tiny_data, tmp_path, capsys):
-    config = tmp_path / "train_shakespeare_char.py"
-    config.write_text(
-        f"""# A small character model, with the constructs of nanoGPT's own config files.
+    (config := tmp_path / "train_shakespeare_char.py").write_text(
+        f"""# With the constructs of nanoGPT's own config files.
 import time
 out_dir = {str(tmp_path / "out")!r}
-eval_interval = 250  # a comment after a value
-eval_iters = 1
-wandb_log = False
+eval_iters = 1  # a comment after a value
 wandb_run_name = 'mini-gpt-' + str(time.time())
 dataset = {str(tiny_data)!r}
 gradient_accumulation_steps = 5 * 8
 batch_size = 2
-block_size = 8
 n_layer = 2
 n_head = 2
 n_embd = 16
+block_size = 8
 dropout = 0.2
-learning_rate = 1e-3
 max_iters = 1
 device = 'cpu'
 compile = False
-backend = 'nccl'
 dtype = 'float16'
 """
     )
     train.main([str(config), "--mesh=data:1"])
     assert iterations(tmp_path / "out", STEP) == [0]
     notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert [line.split()[1] for line in notices] == ["compile", "backend", "dtype=float16", "mesh=data:1"]
-    assert read_options(str(tmp_path / "out" / "options.json")).dtype == "bfloat16"
+    assert [line.split()[1] for line in notices] == ["compile", "dtype=float16", "mesh=data:1"]
 
 
 @pytest.mark.slow
@@ -372,7 +360,7 @@ def test_sigterm_while_only_evaluating_ends_without_a_loss(copied_run, monkeypat
     monkeypatch.setattr(train, "make_evaluate", interrupted)
     assert train.main([f"--out_dir={copied_run}", "--init_from=resume", "--eval_only=True"]) == 143
     printed = capfd.readouterr()
-    assert "train loss" not in printed.out and "\nstopping\n" in printed.err  # nothing is saved
+    assert "train loss" not in printed.out and "\nstopping after this step\n" in printed.err
 
 
 def test_without_a_login_to_weights_and_biases_nothing_is_touched(tiny, tmp_path, monkeypatch):
@@ -412,8 +400,8 @@ def test_options_that_nobody_asked_for_are_those_of_the_checkpoint(copied_run, t
     path.write_text(path.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.03'))
     before = contents(copied_run)
     said = refusal(train.main, again)
-    assert said.startswith(f"{path} means --learning_rate=0.03, but the checkpoint {copied_run}")
-    assert "was saved with --learning_rate=0.01: " in said and contents(copied_run) == before
+    assert said.startswith(f"learning_rate=0.03, but the checkpoint {copied_run}")
+    assert "has learning_rate=0.01: give --learning_rate=0.01, or" in said and contents(copied_run) == before
     (config := tmp_path / "config.py").write_text("learning_rate = 0.01\n")  # a config file asks for it, too
     assert train.main([str(config), *again]) == train.main([*again, "--max_iters=21"]) == 0
 
@@ -422,11 +410,6 @@ def test_a_mistyped_folder_to_resume_is_named_before_any_data_set(tmp_path):
     text = refusal(train.main, [f"--out_dir={tmp_path / 'nix'}", "--init_from=resume", "--device=cpu"])
     assert text.startswith(f"{tmp_path / 'nix' / 'checkpoints'}: no checkpoint to resume from")
     assert not (tmp_path / "nix").exists()
-
-
-def test_resume_with_another_vocab_size_does_not_blame_the_data(copied_run):
-    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", "--vocab_size=96"])
-    assert text.startswith("vocab_size=96, but the checkpoint ") and "has vocab_size=28: give the" in text
 
 
 def test_resumed_run_may_change_how_it_learns(copied_run):
@@ -442,19 +425,13 @@ def test_resuming_a_finished_run_changes_no_checkpoint_and_no_record(copied_run)
 
 
 @pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"n_embd": 32}, ["n_embd=32", "n_embd=16"]),
-        ({"mlp": "gelu"}, ["mlp=gelu", "mlp=swiglu"]),
-        ({"block_size": 4}, ["block_size=4", "block_size=8"]),
-        ({"optimizer": "muon"}, ["optimizer=muon", "optimizer=adamw"]),
-    ],
+    "name, ours, theirs",
+    [("n_embd", 32, 16), ("mlp", "gelu", "swiglu"), ("optimizer", "muon", "adamw"), ("vocab_size", 96, 28)],
 )
-def test_resume_refuses_another_model_or_optimizer(copied_run, changes, named):
+def test_resume_refuses_another_model_or_optimizer(copied_run, name, ours, theirs):
     before = contents(copied_run)
-    extra = [f"--{name}={value}" for name, value in changes.items()]
-    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", *extra])
-    assert all(name in text for name in named) and str(copied_run) in text
+    text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", f"--{name}={ours}"])
+    assert text.startswith(f"{name}={ours}, but the checkpoint {copied_run}") and f"{name}={theirs}" in text
     assert contents(copied_run) == before
 
 
@@ -510,7 +487,9 @@ def test_auto_does_not_start_anew_beside_damaged_checkpoints(copied_run, tiny):
         path.rename(copied_run / "damaged" / path.name)
     before = contents(copied_run)
     said = refusal(train.main, tiny(copied_run, init_from="auto"))
-    assert said.startswith(f"{copied_run / 'damaged'}: holds checkpoints") and "--init_from=scratch" in said
+    assert (
+        said.startswith(f"{copied_run / 'damaged'}: holds all checkpoints") and "--init_from=scratch" in said
+    )
     assert contents(copied_run) == before
 
 
@@ -650,56 +629,13 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
     assert saved_iterations(copied_run)[-1] == 21
 
 
-@pytest.mark.slow
-def test_data_cut_short_under_a_run_is_one_line_and_what_was_trained_is_saved(tmp_path, tiny, tiny_data):
-    data = shutil.copytree(tiny_data, tmp_path / "data")
-    whole = (data / "train.bin").read_bytes()
-
-    class Cut(train.StepBatches):
-        """The batches of a run, whose data somebody truncates before step 7."""
-
-        def __call__(self, i):
-            if i == 7:
-                os.truncate(data / "train.bin", 100)
-            return super().__call__(i)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(train, "StepBatches", Cut)
-        said = refusal(train.main, tiny(tmp_path / "out", dataset=data))
-    assert said.startswith(f"{data / 'train.bin'}: the file was cut short")
-    assert saved_iterations(tmp_path / "out")[-1] == 7
-
-    (data / "train.bin").write_bytes(whole)
-    train.main(tiny(tmp_path / "out", dataset=data, init_from="resume"))
-    train.main(tiny(tmp_path / "undisturbed", dataset=data))
-    assert_same_bits(saved_state(tmp_path / "out"), saved_state(tmp_path / "undisturbed"))
-
-
 # Runs that cannot start
 
 
-def damage_low_bits(folder):
-    (folder / "train.bin").write_bytes(bytes(x ^ 1 for x in (folder / "train.bin").read_bytes()))
-
-
-@pytest.mark.parametrize(
-    "damage, says",
-    [
-        (lambda folder: (folder / "train.bin").unlink(), "run the prepare.py of that folder"),
-        (lambda folder: (folder / "val.bin").unlink(), "val.bin: cannot be read (No such file"),
-        (
-            lambda folder: os.truncate(folder / "train.bin", 1000),
-            "train.bin: 1000 bytes are not 1500 tokens of uint16",
-        ),
-        (damage_low_bits, "train.bin: its sha256 is not the one in meta.json"),
-        (lambda folder: (folder / "meta.json").write_text("{"), "meta.json: cannot be used (Invalid JSON"),
-    ],
-    ids=["no train.bin", "no val.bin", "cut short", "low bits", "meta.json"],
-)
-def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
-    damage(broken_data)
+def test_damaged_data_is_refused(tiny, tmp_path, broken_data):
+    (broken_data / "train.bin").write_bytes(bytes(x ^ 1 for x in (broken_data / "train.bin").read_bytes()))
     text = refusal(train.main, tiny(tmp_path / "out", dataset=broken_data))
-    assert str(broken_data) in text and says in text
+    assert str(broken_data) in text and "train.bin: its sha256 is not the one in meta.json" in text
     assert not (tmp_path / "out").exists()
 
 
@@ -709,8 +645,6 @@ def test_damaged_data_is_refused(tiny, tmp_path, broken_data, damage, says):
         ({"block_size": 1500}, "train.bin: 1500 tokens are fewer than block_size + 1 = 1501"),
         ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
         ({"dataset": "python_chr"}, "dataset=python_chr: there is no /"),
-        ({"n_head": 3}, "n_embd"),
-        ({"document_mask": True}, "document_mask=True needs an end-of-text token"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):

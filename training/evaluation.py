@@ -30,7 +30,7 @@ def make_evaluate(options: Options, dataset: Dataset, model: GPT) -> Evaluate:
 
     It averages over `eval_iters` random batches, the same at every evaluation, or over the whole split if
     `eval_iters` is -1. Before each batch it calls its second argument, and returns None if that asks it to
-    stop (runs/signals.py).
+    stop (runs/process.py).
     """
     B, T, n = options.batch_size, options.block_size, options.eval_iters
     splits = {split: Batches(dataset, split, B, T, seed=options.seed + 1) for split in SPLITS}

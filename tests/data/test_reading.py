@@ -9,9 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from config.command_line import UserError
 from data import dataset as dataset_module
 from data.batches import Batches
-from data.dataset import NANOGPT, DataChanged, Dataset, Meta, dataset_dir, load_meta, prepare_if_missing
+from data.dataset import NANOGPT, Dataset, Meta, dataset_dir, load_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.damage import assert_named
@@ -165,7 +166,7 @@ def test_ids_are_checked_as_they_are_drawn(dataset):
     for i in range(12):
         try:
             outcomes.append(int(draw(i)[1].max()))
-        except DataChanged as error:
+        except UserError as error:
             assert str(error).startswith(f"{dataset / 'train.bin'}: token id ")
     assert sorted(outcomes) == [8, 16, 24, 32, 40, 48, 56]
     assert "does not fit vocab_size 60" in refusal(lambda: list(draw.every_window()))

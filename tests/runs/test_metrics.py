@@ -1,6 +1,7 @@
 """Metrics: what is written of a run, that nothing is lost or written twice, and how it fails."""
 
-import io
+import gzip
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import train
 from config.options import Options
 from model import GPTConfig
 from runs import metrics as metrics_module
 from runs.hardware import peak_memory
-from runs.metrics import Metrics, Speed, check_wandb
+from runs.metrics import Metrics, Speed
 from runs.sizes import flops_per_token
 from tests.damage import damaged
 from tests.helpers import SPEED_FIELDS, records, refusal
@@ -167,30 +169,11 @@ def test_weights_and_biases_gets_the_same_and_a_resumed_run_goes_on_there(option
         assert name in content
 
 
-def test_weights_and_biases_without_a_login_is_one_line(options, tmp_path, monkeypatch):
-    wandb = pytest.importorskip("wandb")
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    monkeypatch.setattr("sys.stdin", io.StringIO())  # no terminal to ask at
-    logging = replace(options, wandb_log=True)
-    for mode, remedies in (("online", ("wandb login", "WANDB_MODE=offline", "--wandb_log=False")), ("x", ())):
-        wandb.teardown()
-        monkeypatch.setenv("WANDB_MODE", mode)
-        said = refusal(check_wandb, logging)
-        assert said.startswith("wandb_log=True: ") and all(remedy in said for remedy in remedies)
-    for mode in ("offline", "disabled"):
-        wandb.teardown()
-        monkeypatch.setenv("WANDB_MODE", mode)
-        check_wandb(logging)
-    check_wandb(options)
-    wandb.teardown()
-
-
 def test_a_log_gets_lines_of_progress_and_a_terminal_a_bar(options, capsys, monkeypatch):
     monkeypatch.setattr("runs.metrics.LOG_EVERY", 0)
     metrics = run(options, 0, 3)
     shown = "loss {loss:.3f}, {tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
-    assert metrics.bar.postfix.startswith(shown.format(**records(options.out_dir)[-1]))
+    assert metrics.bar.postfix == shown.format(**records(options.out_dir)[-1])
     metrics.close()
     printed = capsys.readouterr().err
     assert "\r" not in printed and len(printed.splitlines()) >= 3 and "loss" in printed.splitlines()[-1]
@@ -316,3 +299,35 @@ def test_memory_is_the_devices_peak_where_it_tells_and_the_process_peak_elsewher
     speed = Speed(OPTIONS, CONFIG, devices=1)
     run_step(speed, clock, 0, 1)
     assert speed.figures()["memory_mb"] == 3.5
+
+
+# --- profile ---
+
+
+def steps_traced(folder) -> list[list[int]]:
+    """The numbers of the steps in each trace of the folder."""
+    paths = sorted(folder.glob("plugins/profile/*/perfetto_trace.json.gz"))
+    events = [json.loads(gzip.open(path).read())["traceEvents"] for path in paths]
+    return [[int(e["args"]["step_num"]) for e in of if e.get("name") == "train"] for of in events]
+
+
+@pytest.mark.slow
+def test_a_run_leaves_the_hlo_and_a_trace_of_four_steps_and_a_resumed_one_does_as_it_is_told(
+    tiny, tmp_path, capsys
+):
+    out, folder = tmp_path / "out", tmp_path / "profiles" / "first"
+    train.main(tiny(out, max_iters=14, eval_interval=16, profile=folder))
+    assert steps_traced(folder) == [[10, 11, 12, 13]]
+    assert list(folder.glob("plugins/profile/*/*.xplane.pb"))
+    hlo = (folder / "train_step.hlo.txt").read_text()
+    assert hlo.startswith("HloModule jit_train_step,") and "\nENTRY " in hlo
+    assert f"profile: steps 10 to 13 of this run: open {folder}/plugins" in capsys.readouterr().out
+    train.main(tiny(out, max_iters=16, eval_interval=16, init_from="resume"))
+    assert "profile: " not in capsys.readouterr().out and steps_traced(folder) == [[10, 11, 12, 13]]
+
+
+def test_a_folder_of_a_profile_that_cannot_be_written_is_one_line(tiny, tmp_path):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "profile"
+    said = refusal(train.main, tiny(tmp_path / "out", profile=folder, max_iters=11))
+    assert said.startswith(f"{folder / 'train_step.hlo.txt'}: cannot be written") and "--profile" in said

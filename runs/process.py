@@ -1,0 +1,102 @@
+"""The process that trains: it locks the folder of its run, and saves and ends when it is told to stop."""
+
+import errno
+import os
+import platform
+import signal
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+import jax
+from filelock import FileLock, Timeout
+from jax.experimental.multihost_utils import reached_preemption_sync_point
+
+from config.command_line import UserError
+from config.files import first_line, read_text, write_whole
+from parallel.hosts import on_process_0
+
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
+SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
+
+
+@contextmanager
+def locked(out_dir: str) -> Generator[None]:
+    """Within, process 0 of this run holds the lock of `out_dir`. Raises UserError when another run does."""
+    folder = Path(out_dir)
+    lock = FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
+    holder = folder / "lock.txt"  # Windows lets nobody read a file that is locked
+    try:
+        on_process_0(acquire, lock, holder)
+        yield
+    finally:
+        if lock.is_locked:
+            with suppress(OSError):
+                holder.unlink()
+                (folder / "lock").unlink()  # while it is held: another program that has it open notices
+                folder.rmdir()  # succeeds for a run that has not begun to write
+            lock.release()
+
+
+def acquire(lock: FileLock, holder: Path) -> None:
+    """Take the lock, which ends with the program, and note who holds it. Raises UserError."""
+    folder, by = holder.parent, "another program"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+        write_whole(holder, f"process {os.getpid()} on {platform.node()}\n")
+    except Timeout:
+        with suppress(OSError, ValueError, UserError):  # it is being written, or damaged
+            by = first_line(ValueError(read_text(holder)))
+        raise UserError(f"out_dir={folder} is in use by {by}: choose another, or stop that run") from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise UserError(
+                f"{folder}: cannot be written ({error.strerror}): choose another --out_dir"
+            ) from None
+        print(f"note: {folder}: this file system has no locks: start no other run there", file=sys.stderr)
+
+
+@contextmanager
+def stop_signals() -> Generator[Callable[[], int]]:
+    """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.
+
+    A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times, which stays
+    ignored under nohup. Of many processes, JAX tells all at the same call: all call equally often.
+    """
+    received, calls, together = [], count(1), jax.process_count() > 1
+    agreed = [] if together else received
+
+    def receive(number, frame):
+        if received:
+            if number == SIGHUP:
+                return
+            raise KeyboardInterrupt
+        received.append(number)
+        for stream, text in (
+            (1, b""),
+            (2, b"\nstopping after this step\n"),
+        ):  # print may be at work right now
+            try:
+                os.write(stream, text)
+            except OSError:  # a terminal that has closed, where the next print would end the run unsaved
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+        if together:
+            signal.raise_signal(signal.SIGTERM)
+
+    def stop_asked() -> int:
+        if together and reached_preemption_sync_point(next(calls)):
+            agreed.append(signal.SIGTERM)
+        return 128 + agreed[0] if agreed else 0
+
+    ours = [signal.SIGINT] if together else [signal.SIGINT, signal.SIGTERM]
+    if SIGHUP and signal.getsignal(SIGHUP) != signal.SIG_IGN:
+        ours.append(SIGHUP)
+    before = {number: signal.signal(number, receive) for number in ours}
+    try:
+        yield stop_asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
