@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from layers.attention import Attend
 from layers.dropout import DropoutKey
-from layers.products import Linear
+from layers.products import Linear, is_linear
 from model import GPT, Attention, GPTConfig, Norm
 from parallel.sharding import is_matrix
 
@@ -41,17 +41,12 @@ class VariantConfig(GPTConfig):
             )
 
     def build(self, key: PRNGKeyArray) -> GPT:
-        return build(self, key)
-
-
-def build(config: VariantConfig, key: PRNGKeyArray) -> GPT:
-    """Make the model that a config describes."""
-    model = GPT(config, key=key)
-    if config.attention_gate:
-        model = add_gates(model, config)
-    if config.mup_base_width:
-        model = mup(model, config)
-    return model
+        model = GPT(self, key=key)
+        if self.attention_gate:
+            model = add_gates(model, self)
+        if self.mup_base_width:
+            model = mup(model, self)
+        return model
 
 
 def as_class(cls: Any, module: eqx.Module, **more) -> Any:
@@ -156,8 +151,8 @@ def mup(model: GPT, config: VariantConfig) -> GPT:
 
 
 def linear_weights(model: GPT) -> list:
-    layers = jax.tree.leaves(model.blocks, is_leaf=lambda x: isinstance(x, Linear))
-    return [layer.weight for layer in layers if isinstance(layer, Linear)]
+    layers = jax.tree.leaves(model.blocks, is_leaf=is_linear)
+    return [layer.weight for layer in layers if is_linear(layer)]
 
 
 def mup_rates(options) -> optax.GradientTransformation:
@@ -177,18 +172,3 @@ def mup_rates(options) -> optax.GradientTransformation:
         return x / (n / math.sqrt(outputs) if matrix and options.optimizer in ("muon", "normuon") else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
-
-
-def without_multipliers(model: GPT) -> GPT:
-    """Return the plain model that computes the same as one in µP."""
-
-    def scaled(attn):
-        return attn.c_q if attn.q_norm is None else attn.q_norm
-
-    n = width_multiplier(model.config)
-    attn = as_class(Attention, model.blocks.attn)
-    ln_f = jax.tree.map(lambda w: w / n, as_class(Norm, model.ln_f))
-    divisor = math.sqrt(head_multiplier(model.config))
-    queries = jax.tree.map(lambda w: w / divisor, scaled(attn))
-    attn = eqx.tree_at(scaled, attn, queries)
-    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (attn, ln_f))

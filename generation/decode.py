@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import sample
-from layers.products import Linear
+from layers.products import is_linear
 from model import GPT, Block
 
 CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
@@ -62,6 +62,21 @@ class Rows(NamedTuple):
         key = np.zeros((slots, *one.shape), one.dtype)
         return cls(token, length, left, made, key, temperature, top_k + 1, top_p + 1, wants_logprobs)
 
+    def set(
+        self,
+        row: int,
+        key: PRNGKeyArray,
+        temperature: float,
+        top_k: int | None,
+        top_p: float | None,
+        vocab_size: int,
+    ) -> None:
+        """Store the settings of a row, whose None keeps all tokens."""
+        self.key[row] = jax.random.key_data(key)
+        self.temperature[row] = temperature
+        self.top_k[row] = min(top_k or vocab_size, vocab_size)
+        self.top_p[row] = 1.0 if top_p is None else top_p
+
 
 class Likelihood(NamedTuple):
     """Log-probabilities of tokens and of the likeliest ones, before temperature, top_k and top_p."""
@@ -97,9 +112,9 @@ def cast_products(model: GPT) -> GPT:
     dtype = model.config.compute.dtype
 
     def cast(x):
-        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if isinstance(x, Linear) else x
+        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if is_linear(x) else x
 
-    blocks = jax.tree.map(cast, model.blocks, is_leaf=lambda x: isinstance(x, Linear))
+    blocks = jax.tree.map(cast, model.blocks, is_leaf=is_linear)
     head = model.head.astype(dtype)  # also if tied: the embedding table stays float32
     return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
@@ -189,10 +204,8 @@ def generate(
     bucket = min(S, 1 << (P + max_new_tokens).bit_length())
     decoder, cache = start(model, B, V)
     rows = Rows.empty(B)
-    rows.key[:] = [jax.random.key_data(row_key) for row_key in keys_of_rows(key, B)]
-    rows.temperature[:] = temperature
-    rows.top_k[:] = min(top_k or V, V)
-    rows.top_p[:] = 1.0 if top_p is None else top_p
+    for row, row_key in enumerate(keys_of_rows(key, B)):
+        rows.set(row, row_key, temperature, top_k, top_p, V)
     context, made, unread = prompt[:, -S:], 0, True
     while made < max_new_tokens:
         if unread:

@@ -21,7 +21,7 @@ class Compute:
     """How a model is computed, never what it is. training/state.py chooses it."""
 
     dtype: str = "float32"  # of the operands of matrix products, or bfloat16
-    result: str = "float32"  # of their results: see `result_dtype`
+    result: str = "float32"  # of their results
     attention: str = "einsum"  # or a kernel, cudnn or splash; with dropout, einsum is used
     unroll: int = 0  # layers unrolled in the scan over layers; 0: all
     remat: Literal["none", "block", "dots"] = "none"  # what the backward pass recomputes: see layers/stack.py
@@ -55,16 +55,6 @@ def memory() -> int:
     """Return the device's memory in bytes; for a CPU or an unknown device 15 GiB."""
     known = known_device(device().device_kind)
     return known.memory if known else 15 * 2**30
-
-
-def result_dtype(dtype: str) -> str:
-    """Return the dtype of products of operands in `dtype`; a CPU takes longer to round than to store."""
-    return "float32" if device().platform == "cpu" else dtype
-
-
-def max_logits() -> int:
-    """Return how many logits a device may hold at once: few for a CPU, else a twelfth of its memory."""
-    return Compute.max_logits if device().platform == "cpu" else memory() // (12 * 2)
 
 
 def multiplies_bfloat16() -> bool:

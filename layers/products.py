@@ -69,6 +69,10 @@ class Linear(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self), specs)
 
 
+def is_linear(x) -> bool:
+    return isinstance(x, Linear)
+
+
 # B and T stay two axes for the sake of XLA's library for CPUs. The output axes become one, since heads of 64
 # would half fill a TPU's tiles.
 def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) -> Float[Array, "B T *o"]:

@@ -1,8 +1,8 @@
-"""Which device holds what: one table from a parameter's name to the mesh axes that split its axes.
+"""Which device holds what: a table from a parameter's name to the mesh axes that split its axes, and batches.
 
-It holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of a
-compiled function accordingly, and inserts the communication. Inside the model, the residual stream alone has
-a sharding constraint (layers/stack.py).
+The table holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of
+a compiled function accordingly, and inserts the communication. Inside the model, the residual stream alone
+has a sharding constraint (layers/stack.py).
 """
 
 import math
@@ -11,9 +11,15 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
 
+from config.options import Options
+from data.batches import Batches
+from data.dataset import Dataset
 from layers.compute import current_mesh
 
 # The first pattern that matches the end of a name applies.
@@ -81,14 +87,6 @@ def state_sharding(state):
     return specs_of(state) if current_mesh().exists else SingleDeviceSharding(jax.devices()[0])
 
 
-def batch_sharding(ndim: int) -> Sharding:
-    """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return SingleDeviceSharding(jax.devices()[0])
-    return NamedSharding(mesh, P(*[None] * (ndim - 2), ("data", "fsdp"), None))
-
-
 def with_shardings(shapes):
     """Add the table's shardings to a tree of ShapeDtypeStructs. Without a mesh, do nothing."""
     mesh = jax.sharding.get_mesh()
@@ -111,3 +109,39 @@ def sharding_table(shapes) -> str:
         spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
         lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
     return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
+
+
+# Batches: every process makes all of one, and its devices take their rows.
+
+
+def batch_sharding(ndim: int) -> Sharding:
+    """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return SingleDeviceSharding(jax.devices()[0])
+    return NamedSharding(mesh, P(*[None] * (ndim - 2), ("data", "fsdp"), None))
+
+
+def distribute(rows: Int[np.ndarray, "... B T"]) -> Int[Array | np.ndarray, "... B T"]:
+    """Give the devices of this process their rows of a batch, which is the same in all processes."""
+    if jax.process_count() == 1:
+        return rows  # a compiled function takes it from here faster than any call of ours
+    return jax.make_array_from_callback(rows.shape, batch_sharding(rows.ndim), rows.__getitem__)
+
+
+def example_batch(*shape: int) -> Int[Array, "..."]:
+    """Make a batch of that shape, laid out as all batches are, for a function to be compiled with."""
+    return jnp.zeros(shape, jnp.int32, device=batch_sharding(len(shape)))
+
+
+class StepBatches:
+    """The batches of a run's steps: `batches(i)` returns x and y of step i, int32 (A, B, T)."""
+
+    def __init__(self, options: Options, dataset: Dataset):
+        A, B, T = self.shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
+        self.rows = Batches(dataset, "train", A * B, T, options.seed, options.sampling)
+        self.epoch = self.rows.epoch
+
+    def __call__(self, i: int) -> tuple[Int[Array | np.ndarray, "A B T"], Int[Array | np.ndarray, "A B T"]]:
+        x, y = self.rows(i)
+        return distribute(x.reshape(self.shape)), distribute(y.reshape(self.shape))

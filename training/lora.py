@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from config.command_line import UserError
 from config.options import Options
-from layers.products import Linear, linear
+from layers.products import Linear, is_linear, linear
 from model import GPT
 from parallel.sharding import is_matrix, leaf_name
 
@@ -87,10 +87,6 @@ def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
             )
         chosen |= found
     return chosen
-
-
-def is_linear(x) -> bool:
-    return isinstance(x, Linear)
 
 
 def partition_trainable(model: GPT) -> tuple[GPT, GPT]:

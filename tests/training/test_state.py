@@ -38,10 +38,10 @@ def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dty
 @pytest.mark.parametrize(
     "device, changes, says",
     [
-        (CPU, dict(attention="splash"), "attention=splash needs a TPU; use attention=auto"),
-        (H100, dict(attention="splash"), "attention=splash needs a TPU; use attention=auto"),
+        (CPU, dict(attention="splash"), "attention=splash needs a TPU, a block_size"),
+        (H100, dict(attention="splash"), "attention=splash needs a TPU, a block_size"),
         (H100, dict(attention="cudnn", dtype="float32"), "attention=cudnn needs an NVIDIA GPU, "),
-        (H100, dict(attention="cudnn", dropout=0.1), "attention=cudnn needs dropout=0; use attention=auto"),
+        (H100, dict(attention="cudnn", dropout=0.1), "and dropout=0; use attention=auto"),
         (V5E, dict(attention="splash"), "attention=splash needs a block_size that is a multiple of 128"),
     ],
 )
