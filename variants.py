@@ -50,7 +50,7 @@ class VariantConfig(GPTConfig):
 
 
 def as_class(cls: Any, module: eqx.Module, **more) -> Any:
-    """Return a `cls` with the fields of a module, and `more`."""
+    """Return a `cls` with the fields of a module and `more`, without calling `__init__`."""
     new = object.__new__(cls)
     fields = {name: getattr(module, name) for name in cls.__dataclass_fields__ if hasattr(module, name)}
     for name, value in (fields | more).items():
@@ -125,7 +125,7 @@ class Scaled(Attention):
 
 
 class ScaledGated(Scaled, Gated):
-    """Both ideas."""
+    pass
 
 
 def width_multiplier(config) -> float:
@@ -141,7 +141,6 @@ def head_multiplier(config) -> float:
 
 
 def mup(model: GPT, config: VariantConfig) -> GPT:
-    """Return the model in µP."""
     n = width_multiplier(config)
     cls = ScaledGated if isinstance(model.blocks.attn, Gated) else Scaled
     attn = as_class(cls, model.blocks.attn, divisor=math.sqrt(head_multiplier(config)))

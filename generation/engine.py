@@ -7,8 +7,7 @@
 
 A slot is a row of the key/value cache. A step prefills a chunk of the first unread prompt, or several short
 prompts, and then draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
-A request's tokens depend on its prompt, settings and key alone.
-The context moves on as in `generate` (generation/decode.py).
+A request's tokens are those of `generate` (generation/decode.py), whatever else is in the engine.
 """
 
 from collections.abc import Callable
@@ -47,7 +46,7 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """The new tokens of the sequence in a slot, and their log-probabilities if it asked for them."""
+    """The new tokens of the sequence in a slot."""
 
     slot: int
     tokens: Int[np.ndarray, " n"]  # new ones; none while the prompt is read
@@ -66,8 +65,7 @@ class Sequence(NamedTuple):
 class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. Only one thread may use it.
 
-    Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences. Each is
-    a program of its own.
+    Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
@@ -86,12 +84,10 @@ class Engine:
 
     @property
     def free(self) -> int:
-        """The number of slots without a sequence."""
         return self.slots - len(self.sequences)
 
     @property
     def idle(self) -> bool:
-        """Whether all slots are free."""
         return not self.sequences
 
     def programs(self) -> list[Callable[[], object]]:
@@ -116,14 +112,16 @@ class Engine:
         return [add_one, prefills[0], *draws[:n], *prefills[1:], *draws[n:]]
 
     def add(self, request: Request) -> int:
-        """Put a request into the first free slot, and return that. Raises ValueError if all are taken."""
+        """Put a request into the first free slot, and return it. Raises ValueError if all are taken."""
         slot = min(set(range(self.slots)) - self.sequences.keys())
         context = request.prompt[-self.block_size :].tolist()
         self.sequences[slot] = Sequence(request, context)
-        settings = request.temperature, request.top_k, request.top_p
-        self.rows.set(slot, request.key, *settings, self.vocab_size)
         self.rows.token[slot] = context[-1]
         self.rows.length[slot] = self.rows.made[slot] = 0
+        self.rows.key[slot] = jax.random.key_data(request.key)
+        self.rows.temperature[slot] = request.temperature
+        self.rows.top_k[slot] = min(request.top_k or self.vocab_size, self.vocab_size)
+        self.rows.top_p[slot] = 1.0 if request.top_p is None else request.top_p
         self.rows.wants_logprobs[slot] = request.logprobs
         self.unread.append(slot)
         return slot
@@ -167,7 +165,7 @@ class Engine:
         return entire and not self.sequences[slot].request.prompt_logprobs
 
     def to_read(self, slot: int) -> int:
-        """Return how many tokens of a context to prefill: all but the last, which `decode` reads."""
+        """Return how many tokens are left to prefill: all but the last, which `decode` reads."""
         return len(self.sequences[slot].context) - 1 - int(self.rows.length[slot])
 
     def prefill(self, slots: list[int], T: int) -> list[Piece]:
@@ -228,7 +226,6 @@ class Engine:
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
     def _first_rows(self, W: int) -> Rows:
-        """Return views of the first W rows."""
         return Rows(*(x[:W] for x in self.rows))
 
     def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
@@ -244,7 +241,7 @@ class Engine:
         return self.block_size, n
 
     def _take(self, slot: int, tokens: Int[np.ndarray, " CHUNK"], likelihood: Likelihood) -> Piece:
-        """Add the new tokens to a sequence, and move its window or free its slot where it is time to."""
+        """Add new tokens to a sequence; move its window past block_size, and free its slot at the end."""
         (request, context), rows = self.sequences[slot], self.rows
         new = tokens[: rows.left[slot]]
         stops = np.flatnonzero(np.isin(new, request.stop))
@@ -267,5 +264,4 @@ class Engine:
 
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
-    """Copy the likelihoods of some tokens of a row to the host."""
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))

@@ -29,7 +29,7 @@ class Compute:
 
 
 class CurrentMesh(NamedTuple):
-    """The mesh of the code that is traced. Within `jax.shard_map`, axes that it has split are manual."""
+    """The mesh. Within `jax.shard_map`, the axes that it has split are manual."""
 
     exists: bool
     sizes: dict[str, int]  # devices along each axis
@@ -52,7 +52,7 @@ def device() -> jax.Device | AbstractDevice:
 
 
 def memory() -> int:
-    """Return the device's memory in bytes; for a CPU or an unknown device 15 GiB."""
+    """Return the device's memory in bytes; 15 GiB if it is unknown."""
     known = known_device(device().device_kind)
     return known.memory if known else 15 * 2**30
 
@@ -70,12 +70,10 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def cpu_info(name: str) -> str:
-    """Return a field of /proc/cpuinfo, or ""."""
     path = Path("/proc/cpuinfo")
     found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
     return found[1].strip() if found else ""
 
 
 def cpu_flags() -> str:
-    """Return the names of the CPU's instruction sets, or ""."""
     return cpu_info("flags|Features")

@@ -24,13 +24,13 @@ NEEDS = {
 
 
 def fastest_attention() -> str:
-    """Return the fastest implementation on the device, whether or not shapes and dtype allow it."""
+    """Return the fastest implementation on the device, for shapes and dtypes that it takes."""
     kind = device().device_kind
     return next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
 
 
 def available(kernel: str, T: int, head_size: int, dtype: str) -> bool:
-    """Tell whether the device has `kernel` for T tokens. What it takes is in NEEDS."""
+    """Tell whether the device has `kernel`, and shapes and dtype are such as NEEDS says."""
     if kernel == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
         return False
     return fastest_attention() == kernel and fits(kernel, T)

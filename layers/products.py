@@ -76,7 +76,6 @@ def is_linear(x) -> bool:
 # B and T stay two axes for the sake of XLA's library for CPUs. The output axes become one, since heads of 64
 # would half fill a TPU's tiles.
 def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) -> Float[Array, "B T *o"]:
-    """Compute x @ w. The output may have several axes, such as heads and head size."""
     y = product("btd,df->btf", x, w.reshape(len(w), -1), compute.dtype, compute.result)
     return checkpoint_name(y.reshape(*x.shape[:2], *w.shape[1:]), "linear")  # for remat: see layers/stack.py
 

@@ -8,8 +8,8 @@
              arXiv:1910.02054): a layer's at a time, or all once a step (training/recipe.py)
     tensor   the devices share each layer's heads and MLP (Megatron, arXiv:1909.08053)
 
-On every mesh the loss curve is the same, to float32 rounding. The innermost axis, `tensor`, communicates
-most, between neighbours; `stage` communicates least.
+On every mesh the loss curve is the same, to float32 rounding. `tensor` communicates most, between
+neighbours; `stage` least.
 """
 
 import math
@@ -37,7 +37,6 @@ def make_mesh(text: str) -> Mesh:
 
 
 def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
-    """Make the mesh of the devices, given the sizes of AXES."""
     auto = (AxisType.Auto,) * len(AXES)  # XLA chooses the shardings that are not given
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
 

@@ -49,7 +49,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def is_matrix(path, x) -> bool:
-    """Tell a matrix from a vector. A layer axis does not count, nor that a bias may be (H, C)."""
+    """Tell a matrix from a vector: a layer axis does not count, and a bias may be (H, C)."""
     return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2
 
 
@@ -64,7 +64,6 @@ def spec_of(name: str, shape: tuple[int, ...]) -> P:
 
 
 def axes_that_split(axes: str | tuple[str, ...] | None, size: int) -> tuple[str, ...] | None:
-    """Return those of the mesh axes that can split an array's axis of this size."""
     mesh = current_mesh()
     names = (axes,) if isinstance(axes, str) else axes or ()
     automatic = tuple(name for name in names if name not in mesh.manual)
@@ -73,7 +72,6 @@ def axes_that_split(axes: str | tuple[str, ...] | None, size: int) -> tuple[str,
 
 
 def specs_of(tree):
-    """Apply `spec_of` to every array of a tree."""
     return jax.tree_util.tree_map_with_path(lambda path, x: spec_of(leaf_name(path), x.shape), tree)
 
 
@@ -83,7 +81,7 @@ def shard(tree):
 
 
 def state_sharding(state):
-    """Return a state's shardings for `eqx.filter_shard`: the table's specs, or the one device."""
+    """Return a state's shardings for `eqx.filter_shard`."""
     return specs_of(state) if current_mesh().exists else SingleDeviceSharding(jax.devices()[0])
 
 
@@ -100,7 +98,7 @@ def with_shardings(shapes):
 
 
 def sharding_table(shapes) -> str:
-    """Describe each array of a tree from `with_shardings` in a line: shape, spec and size per device."""
+    """Describe each array of a tree from `with_shardings` in a line."""
     lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
     total = 0
     for path, x in jax.tree.leaves_with_path(shapes):

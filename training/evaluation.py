@@ -21,9 +21,8 @@ Evaluate = Callable[[GPT, Callable[[], int]], dict[str, float] | None]
 def make_evaluate(options: Options, dataset: Dataset, model: GPT) -> Evaluate:
     """Return a function from a model to its mean loss on each split, in nats per token.
 
-    It averages over `eval_iters` random batches, the same at every evaluation, or over the whole split if
-    `eval_iters` is -1. Before each batch it calls its second argument, and returns None if that asks it to
-    stop (runs/process.py).
+    It averages over `eval_iters` random batches, always the same ones; -1: over the whole split. Before each
+    batch it calls its second argument (runs/process.py), and returns None if that asks it to stop.
     """
     B, T, n = options.batch_size, options.block_size, options.eval_iters
     splits = {split: Batches(dataset, split, B, T, seed=options.seed + 1) for split in SPLITS}

@@ -33,7 +33,7 @@ class TrainState(eqx.Module):
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
     """Describe the model that `options` ask for, and how the device computes it. Raises UserError.
 
-    `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
+    `eot` is the vocabulary's end-of-text token, if it has one: `document_mask` needs it.
     """
     if options.document_mask and eot is None:
         raise UserError(
@@ -73,7 +73,6 @@ def choose_compute(options: Options, config: GPTConfig) -> Compute:
 
 
 def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
-    """Return the kernel of attention on the device. Raises UserError for one that it does not have."""
     auto = options.attention == "auto"
     name = fastest_attention() if auto else options.attention
     if name == "einsum":
@@ -99,7 +98,7 @@ def create_state(config: GPTConfig, options: Options) -> TrainState:
 
 @eqx.filter_jit(donate="all")
 def create_state_around(model: GPT, options: Options) -> TrainState:
-    """Return the state before the first step of a model that has weights already, which is consumed."""
+    """Return the state before the first step of a model that has weights, which is consumed."""
     return init_state(model, options)
 
 

@@ -3,10 +3,10 @@
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
     python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
-schedule.py makes a table of what each rank does in each tick. One loop over ticks, inside the compiled step,
+schedule.py makes a table of what each rank does in each tick; one loop over ticks, inside the compiled step,
 carries it out. Residual streams go to the next rank, their gradients to the one before. A backward computes
 its stage again, from the stage's input. Stage 0 embeds the tokens; the last stage has the loss, and its
-forward is part of its backward. XLA handles the mesh's other axes.
+forward is part of its backward.
 """
 
 from collections.abc import Callable
@@ -34,12 +34,10 @@ from parallel.sharding import shard
 
 
 def split_blocks(model: GPT) -> tuple[GPT, Block]:
-    """Return the model without its blocks, and the blocks."""
     return eqx.tree_at(lambda model: model.blocks, model, None), model.blocks
 
 
 def join_blocks(rest: GPT, blocks: Block) -> GPT:
-    """Undo `split_blocks`."""
     return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
 
 
@@ -52,7 +50,6 @@ def with_gathered_table(model: GPT) -> GPT:
 
 
 def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callable:
-    """Return a function that every rank computes on its part of the arguments."""
     # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
     return jax.shard_map(
         function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False

@@ -10,8 +10,8 @@ in how many forwards a rank does before its first backward:
     classic      ranks - 1 - r, as 1F1B is in most papers; only printed       arXiv:1806.03377
 
 In a tick each rank does at most one forward, then at most one backward; what it sends arrives in the next.
-In lock-step, neighbours in classic 1F1B wait for each other, so `1f1b` has twice its head start. A rank
-then holds up to 2 ranks - 1 stage inputs, for any number of microbatches.
+Neighbours in classic 1F1B would wait for each other, so `1f1b` has twice its head start. A rank then holds up
+to 2 ranks - 1 stage inputs, for any number of microbatches.
 """
 
 from dataclasses import dataclass
@@ -72,11 +72,9 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """The number of parts that the layers are cut into."""
         return self.ranks * self.chunks
 
     def tasks(self, rank: int) -> list[Task]:
-        """Return the rank's tasks, in order."""
         R, C, M = self.ranks, self.chunks, self.microbatches
         group = R if self.name == "interleaved" else M  # microbatches through a chunk before the next chunk
         turns = [(c, m) for i in range(0, M, group) for c in range(C) for m in range(i, i + group)]
@@ -114,7 +112,6 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """The number of ticks of all tasks."""
         return max(self.when.values()) + 1
 
     def table(self) -> tuple[list[list[Row]], int, int]:
