@@ -125,7 +125,7 @@ class Scaled(Attention):
 
 
 class ScaledGated(Scaled, Gated):
-    pass
+    """Both ideas."""
 
 
 def width_multiplier(config) -> float:

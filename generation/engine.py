@@ -32,7 +32,7 @@ FIRST = 3  # programs that a short request needs for its first tokens
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue. Its token i is drawn with a key made of `key` and i."""
+    """A prompt to continue. Token i is drawn with a key made of `key` and i."""
 
     prompt: Int[np.ndarray, " P"]  # one token or more
     key: PRNGKeyArray
@@ -150,8 +150,8 @@ class Engine:
     def _next_to_read(self) -> tuple[list[int], int]:
         """Return the slots whose prompts to read next, and how many tokens of each.
 
-        They are several short prompts, the last repeated to `short_prompts`, or the first prompt alone, by
-        the smallest chunk that holds its rest.
+        They are several short prompts, the last repeated, or the first one alone, by the smallest chunk that
+        holds its rest.
         """
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:

@@ -34,7 +34,7 @@ HEARTBEAT = 20  # seconds until JAX gives up on a silent process, and ends the o
 def hosts(options: Options) -> Generator[None]:
     """Connect to the other processes, if there are any, before JAX touches a device. Raises UserError.
 
-    An error ends this process at once: an ordinary exit would wait for the others, which wait for it.
+    An error ends this process at once: an ordinary exit would wait for the others.
     """
     connect(options)
     try:
@@ -79,7 +79,7 @@ def launched_together(environment: Mapping[str, str]) -> bool:
 
 
 def abort(error: BaseException) -> NoReturn:
-    """Print why this process ends, and end it without the exit handlers, which wait for the others."""
+    """Print why this process ends, and end it without exit handlers."""
     status = 1
     if is_of_lost_process(error):
         why = first_line(error)

@@ -1,8 +1,7 @@
 """Which device holds what: a table from a parameter's name to the mesh axes that split its axes, and batches.
 
 The table holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of
-a compiled function accordingly, and inserts the communication. Inside the model, the residual stream alone
-has a sharding constraint (layers/stack.py).
+a compiled function accordingly, and inserts the communication.
 """
 
 import math
@@ -109,9 +108,6 @@ def sharding_table(shapes) -> str:
     return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
 
 
-# Batches: every process makes all of one, and its devices take their rows.
-
-
 def batch_sharding(ndim: int) -> Sharding:
     """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
     mesh = jax.sharding.get_mesh()
@@ -121,14 +117,14 @@ def batch_sharding(ndim: int) -> Sharding:
 
 
 def distribute(rows: Int[np.ndarray, "... B T"]) -> Int[Array | np.ndarray, "... B T"]:
-    """Give the devices of this process their rows of a batch, which is the same in all processes."""
+    """Give this process's devices their rows of a batch, which all processes have made."""
     if jax.process_count() == 1:
         return rows  # a compiled function takes it from here faster than any call of ours
     return jax.make_array_from_callback(rows.shape, batch_sharding(rows.ndim), rows.__getitem__)
 
 
 def example_batch(*shape: int) -> Int[Array, "..."]:
-    """Make a batch of that shape, laid out as all batches are, for a function to be compiled with."""
+    """Make a batch of that shape, laid out as all are, to compile a function with."""
     return jnp.zeros(shape, jnp.int32, device=batch_sharding(len(shape)))
 
 

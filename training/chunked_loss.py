@@ -1,8 +1,7 @@
 """The loss in chunks of T: `cross_entropy(model.logits(x), targets)` of training/loss.py, in less memory.
 
 GPT-2's logits of 12 x 1024 tokens take 2.5 GB; a device holds at most `Compute.max_logits` at once. The
-forward pass computes each chunk's gradient too, because to compute the logits twice would cost GPT-2 124M a
-tenth of the step's arithmetic.
+forward pass computes each chunk's gradient too: the logits again would cost a tenth of the step's arithmetic.
 """
 
 import math

@@ -50,9 +50,9 @@ class LoRALinear(Linear):
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
-    """Put an adapter beside each linear layer that `lora_targets` names, stored in `lora_base_dtype`.
+    """Put an adapter beside each linear layer that `lora_targets` names. Raises UserError.
 
-    The model computes what it did, to the bit, while B is zero. Raises UserError.
+    The model's own matrices are stored in `lora_base_dtype`. It computes what it did while B is zero.
     """
     model = jax.tree.map_with_path(
         lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model

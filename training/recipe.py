@@ -78,8 +78,8 @@ def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: I
 def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Wrap `mean` so that each device along the axes computes its rows, and averages once a step.
 
-    XLA alone would sum gradients over devices in every microbatch: six times the traffic for GPT-2 on eight
-    H100s, as planned (docs/benchmarks.md).
+    XLA alone would sum gradients in every microbatch: six times the traffic for GPT-2 on eight H100s, as
+    planned (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
@@ -95,7 +95,10 @@ GATHERED_FRACTION = 1 / 8  # of a device's memory, for the gathered weights and 
 
 
 def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
-    """Return the mesh axes over which gradients are summed once a step, if all fit where `fsdp` is one."""
+    """Return the mesh axes over which gradients are summed once a step.
+
+    `fsdp` is one of them if a device has room for all weights and gradients at once.
+    """
     if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
         return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
     gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.sizes["tensor"]

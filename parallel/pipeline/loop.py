@@ -57,7 +57,7 @@ def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callab
 
 
 def data_axis() -> tuple[str, ...]:
-    """Return `data`, if it splits rows: its devices then sum their gradients once, after the last tick."""
+    """Return `data`, if it splits rows: its devices sum their gradients once, after the last tick."""
     return ("data",) if current_mesh().sizes["data"] > 1 else ()
 
 
@@ -80,8 +80,7 @@ Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], 
 class Pipeline:
     """A schedule, and the loop that carries it out.
 
-    Each rank takes its own branch of `lax.cond`. Communication inside a branch is along the other mesh axes,
-    so all devices that take part are in the same branch.
+    Each rank takes its own branch of `lax.cond`. Communication inside a branch is along the other mesh axes.
     """
 
     schedule: Schedule
@@ -145,7 +144,7 @@ class Pipeline:
     def _on_rank(self, table, rest, blocks, x, y, keys, *, loss: Loss, slots: tuple[int, int]):
         """Sum loss and gradients over the microbatches, on one rank.
 
-        Its blocks are (chunks, layers of a stage, ...), and its part of the table is (ticks, 1, fields).
+        Its blocks are (chunks, layers of a stage, ...); its part of the table is (ticks, 1, fields).
         """
         R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
         nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)

@@ -35,8 +35,7 @@ class Task(NamedTuple):
 class Row(NamedTuple):
     """A rank's work in a tick, in integers. A stage of -1 means none.
 
-    A slot keeps an array from the tick of its arrival to that of its last use. One more slot takes what is
-    not used.
+    A slot keeps an array from its arrival to its last use. One more slot takes what is not used.
     """
 
     forward: int  # stage; never the last, whose forward is a part of its backward
@@ -115,7 +114,7 @@ class Schedule:
         return max(self.when.values()) + 1
 
     def table(self) -> tuple[list[list[Row]], int, int]:
-        """Return the rows of every tick, one for each rank, and the numbers of input and cotangent slots."""
+        """Return each tick's rows, one for each rank, and the numbers of input and cotangent slots."""
         last, when, R = self.stages - 1, self.when, self.ranks
         inputs, cotangents = [], []  # (rank, key, the tick it arrives in, the tick it is last read in)
         for (kind, s, m), tick in when.items():
@@ -144,10 +143,9 @@ class Schedule:
 
 
 def allocate(values: list[tuple[int, tuple[int, int], int, int]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Assign each value the lowest free slot of its rank. Return the slots, and how many there are.
+    """Assign each value, (rank, key, tick of its arrival, tick of its last use), a free slot of its rank.
 
-    A value is (rank, key, tick of its arrival, tick of its last use). It arrives at the end of a tick, when
-    what the tick used is free.
+    It arrives at the end of a tick, when what the tick used is free. Return also the number of slots.
     """
     slots, free_from = {}, {}  # free_from[rank][slot] is a tick
     for rank, key, arrives, read in sorted(values, key=lambda value: value[2]):

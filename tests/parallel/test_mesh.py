@@ -17,7 +17,6 @@ from tests.helpers import refusal
         ("data:-1", (1, 8, 1, 1)),
         ("data:2,fsdp:2,tensor:2", (1, 2, 2, 2)),
         ("tensor:4,fsdp:-1", (1, 1, 2, 4)),
-        ("fsdp:8,data:-1", (1, 1, 8, 1)),
         (" fsdp : 8 ", (1, 1, 8, 1)),
         ("data:1", (1, 1, 1, 1)),
         ("stage:2,data:-1", (2, 4, 1, 1)),

@@ -48,7 +48,7 @@ def nats(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]
 
 
 def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
-    """Pad the tokens, which do not see it, to a power of two, so that few lengths have to be compiled.
+    """Pad the tokens, which do not see it, to a power of two, so that few lengths are compiled.
 
     Raises ValueError for no token, or more than block_size.
     """
