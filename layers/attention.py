@@ -41,7 +41,7 @@ def causal_attention(
     def attend(q, k, v, key=None):
         q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
         plain = watch is None and (key is None or config.dropout == 0)
-        if plain and fits(compute.attention, T):
+        if plain and compute.attention != "einsum" and fits(compute.attention, T):
             y = fused_attention(q, k, v, documents, compute.attention, config.window, compute.dtype)
         else:
             mask = causal_mask(jnp.arange(T)[None], T, config.window, documents)

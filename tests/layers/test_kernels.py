@@ -126,4 +126,3 @@ def test_a_kernel_is_taken_where_device_shape_and_dtype_allow_it(
 def test_a_length_that_a_kernel_does_not_take_is_left_to_einsum():
     assert [fits("splash", T) for T in (64, 128, 192, 256)] == [False, True, False, True]
     assert [fits("cudnn", T) for T in (7, 8)] == [False, True]
-    assert not fits("einsum", 128)
