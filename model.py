@@ -39,7 +39,7 @@ class GPTConfig(ModelShape):
 
     vocab_size: int = 50304
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
-    compute: Compute = Compute()  # how the model is computed
+    compute: Compute = Compute()
 
     def __post_init__(self):
         check_shape(self)

@@ -1,7 +1,7 @@
 """Ideas beyond GPT-2 and Llama. Each is a subclass of a layer, or surgery on a plain model.
 
-To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in `build`, and, for
-arrays of its own, a row of the table in parallel/sharding.py. A plain run does not import this file.
+To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in its `build`, and,
+for arrays of its own, a row of the table in parallel/sharding.py. A plain run does not import this file.
 """
 
 import math

@@ -217,5 +217,5 @@ def read(decoder: Decoder, cache: Cache, tokens: Int[np.ndarray, "B P"], bucket:
 
 
 def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
-    """Return the keys of n continuations that are requested together with one key."""
+    """Return the keys of n continuations of one request."""
     return [jax.random.fold_in(key, row) for row in range(n)]

@@ -3,8 +3,7 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-The training loop calls what `compile_step` returns, which on a GPU or TPU returns at once, while the device
-computes.
+The training loop calls what `compile_step` returns.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,6 @@
 """Pipeline parallelism: each rank along the mesh axis `stage` has its own layers.
 
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
-    python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
 schedule.py makes a table of what each rank does in each tick; one loop over ticks, inside the compiled step,
 carries it out. Residual streams go to the next rank, their gradients to the one before. A backward computes
