@@ -37,7 +37,7 @@ from runs.load import load_model
 from runs.manifest import latest_manifest
 from runs.sizes import check_evaluation
 from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
-from training.evaluation import score
+from tools.evaluation.score import score
 
 PIECE = 2**16  # tokens that are decoded at once
 

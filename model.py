@@ -39,7 +39,7 @@ class GPTConfig(ModelShape):
 
     vocab_size: int = 50304
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
-    compute: Compute = Compute()  # how the model is computed
+    compute: Compute = Compute()
 
     def __post_init__(self):
         check_shape(self)
@@ -64,7 +64,7 @@ class GPTConfig(ModelShape):
         return 0.02 / math.sqrt(2 * self.n_layer)
 
     def build(self, key: PRNGKeyArray) -> "GPT":
-        """Make the model of this config. The config of variants.py builds its variants instead."""
+        """Make the model. The config of variants.py builds its variants instead."""
         return GPT(self, key=key)
 
 
@@ -159,12 +159,11 @@ class MLP(eqx.Module):
         return dropout(self.c_proj(h), self.dropout, key)
 
     def readers(self) -> list[Linear]:
-        """Return the layers that read x."""
         return [self.c_fc] if self.c_gate is None else [self.c_gate, self.c_fc]
 
 
 class Block(eqx.Module):
-    """Attention and an MLP, each on a normalised copy of the residual stream x, and added to it."""
+    """Attention and an MLP, each of a normalised copy of the residual stream x, and added to it."""
 
     ln_1: Norm
     attn: Attention
@@ -213,7 +212,7 @@ class GPT(eqx.Module):
         return self.logits(self.features(tokens, key=key))
 
     def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
-        """Compute all but the head. The loss takes features, so that it need not hold all logits at once."""
+        """Compute all but the head. The loss takes features, so as not to hold all logits at once."""
         embed_key, blocks_key = split_key(key)
         layer_keys = None if blocks_key is None else jax.random.split(blocks_key, self.config.n_layer)
         positions, attend = causal_attention(self.config, tokens)

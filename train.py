@@ -19,8 +19,7 @@ import jax
 
 from config.command_line import command, given
 from config.options import Options, complete_options
-from parallel.batches import StepBatches
-from parallel.sharding import sharding_table
+from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
 from runs.manifest import Manifest

@@ -1,7 +1,7 @@
 """Ideas beyond GPT-2 and Llama. Each is a subclass of a layer, or surgery on a plain model.
 
-To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in `build`, and, for
-arrays of its own, a row of the table in parallel/sharding.py. A plain run does not import this file.
+To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in its `build`, and,
+for arrays of its own, a row of the table in parallel/sharding.py. A plain run does not import this file.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from layers.attention import Attend
 from layers.dropout import DropoutKey
-from layers.products import Linear
+from layers.products import Linear, is_linear
 from model import GPT, Attention, GPTConfig, Norm
 from parallel.sharding import is_matrix
 
@@ -41,21 +41,16 @@ class VariantConfig(GPTConfig):
             )
 
     def build(self, key: PRNGKeyArray) -> GPT:
-        return build(self, key)
-
-
-def build(config: VariantConfig, key: PRNGKeyArray) -> GPT:
-    """Make the model that a config describes."""
-    model = GPT(config, key=key)
-    if config.attention_gate:
-        model = add_gates(model, config)
-    if config.mup_base_width:
-        model = mup(model, config)
-    return model
+        model = GPT(self, key=key)
+        if self.attention_gate:
+            model = add_gates(model, self)
+        if self.mup_base_width:
+            model = mup(model, self)
+        return model
 
 
 def as_class(cls: Any, module: eqx.Module, **more) -> Any:
-    """Return a `cls` with the fields of a module, and `more`."""
+    """Return a `cls` with the fields of a module and `more`, without calling `__init__`."""
     new = object.__new__(cls)
     fields = {name: getattr(module, name) for name in cls.__dataclass_fields__ if hasattr(module, name)}
     for name, value in (fields | more).items():
@@ -146,7 +141,6 @@ def head_multiplier(config) -> float:
 
 
 def mup(model: GPT, config: VariantConfig) -> GPT:
-    """Return the model in µP."""
     n = width_multiplier(config)
     cls = ScaledGated if isinstance(model.blocks.attn, Gated) else Scaled
     attn = as_class(cls, model.blocks.attn, divisor=math.sqrt(head_multiplier(config)))
@@ -156,8 +150,8 @@ def mup(model: GPT, config: VariantConfig) -> GPT:
 
 
 def linear_weights(model: GPT) -> list:
-    layers = jax.tree.leaves(model.blocks, is_leaf=lambda x: isinstance(x, Linear))
-    return [layer.weight for layer in layers if isinstance(layer, Linear)]
+    layers = jax.tree.leaves(model.blocks, is_leaf=is_linear)
+    return [layer.weight for layer in layers if is_linear(layer)]
 
 
 def mup_rates(options) -> optax.GradientTransformation:
@@ -177,18 +171,3 @@ def mup_rates(options) -> optax.GradientTransformation:
         return x / (n / math.sqrt(outputs) if matrix and options.optimizer in ("muon", "normuon") else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
-
-
-def without_multipliers(model: GPT) -> GPT:
-    """Return the plain model that computes the same as one in µP."""
-
-    def scaled(attn):
-        return attn.c_q if attn.q_norm is None else attn.q_norm
-
-    n = width_multiplier(model.config)
-    attn = as_class(Attention, model.blocks.attn)
-    ln_f = jax.tree.map(lambda w: w / n, as_class(Norm, model.ln_f))
-    divisor = math.sqrt(head_multiplier(model.config))
-    queries = jax.tree.map(lambda w: w / divisor, scaled(attn))
-    attn = eqx.tree_at(scaled, attn, queries)
-    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (attn, ln_f))

@@ -33,7 +33,6 @@ class Cache(NamedTuple):
 
     @classmethod
     def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
-        """Make the cache of B = batch_size sequences without tokens."""
         B, K, S, C = batch_size, config.kv_heads, config.block_size, config.head_size
         keys, values = (
             [jnp.zeros((B, K, S, C), config.compute.result) for _ in range(config.n_layer)] for _ in range(2)
@@ -55,7 +54,6 @@ def shard_cache(cache: Cache) -> Cache:
 
 
 def unstack_blocks(model: GPT) -> list[Block]:
-    """Copy the blocks out of the stacked one."""
     return [jax.tree.map(itemgetter(i), model.blocks) for i in range(model.config.n_layer)]
 
 
@@ -64,8 +62,8 @@ def forward_with_cache(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Compute features of tokens that follow the first `length` of each row, and add them to the cache.
 
-    The cache may be shorter than block_size. A row with space for fewer than T tokens loses its last ones.
-    `blocks` are `unstack_blocks(model)`, made once: doing so takes as long as a token itself.
+    The cache may be shorter than block_size. `blocks` are `unstack_blocks(model)`, made once, because that
+    takes as long as a token.
     """
     config = model.config
     compute = replace(config.compute, dtype=config.compute.result)  # the cache's

@@ -1,7 +1,7 @@
 """From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
 
-Both donate the cache. What differs from row to row and from call to call is data, so that each is compiled
-once for a shape. `generate` has rows of one length; generation/engine.py has rows that come and go.
+Both donate the cache, and are compiled once for a shape: settings are data. `generate` has rows of one
+length; generation/engine.py has rows that come and go.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import sample
-from layers.products import Linear
+from layers.products import is_linear
 from model import GPT, Block
 
 CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
@@ -26,17 +26,13 @@ LIKELIEST = 20  # tokens whose log-probabilities are returned: as many as OpenAI
 
 
 class Decoder(eqx.Module):
-    """A model prepared for decoding: its blocks one by one, its weights in the dtype of products.
-
-    Tokens from `vocab_size` on, which pad the tokenizer's vocabulary, are never drawn.
-    """
+    """A model prepared for decoding. Tokens from `vocab_size` on pad the vocabulary, and are never drawn."""
 
     model: GPT
     blocks: list[Block]
     vocab_size: int = eqx.field(static=True)
 
     def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        """Compute the logits, float32, of the tokenizer's tokens."""
         return self.model.logits(x)[..., : self.vocab_size]
 
 
@@ -55,7 +51,6 @@ class Rows(NamedTuple):
 
     @classmethod
     def empty(cls, slots: int) -> "Rows":
-        """Return the rows of free slots."""
         token, length, left, made, top_k, wants_logprobs = np.zeros((6, slots), np.int32)
         temperature, top_p = np.zeros((2, slots), np.float32)
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
@@ -72,13 +67,11 @@ class Likelihood(NamedTuple):
 
     @classmethod
     def zeros(cls, W: int, T: int, vocab_size: int) -> "Likelihood":
-        """Return zeros, where no row asks for log-probabilities."""
         shape = (W, T, min(LIKELIEST, vocab_size))
         return cls(jnp.zeros((W, T)), jnp.zeros(shape), jnp.zeros(shape, jnp.int32))
 
     @classmethod
     def of(cls, tokens: Int[Array, "W T"], logits: Float[Array, "W T V"]) -> "Likelihood":
-        """Compute the log-probabilities from the logits."""
         logprobs = jax.nn.log_softmax(logits)
         chosen = jnp.take_along_axis(logprobs, tokens[..., None], axis=-1)[..., 0]
         return cls(chosen, *lax.top_k(logprobs, min(LIKELIEST, logits.shape[-1])))
@@ -97,9 +90,9 @@ def cast_products(model: GPT) -> GPT:
     dtype = model.config.compute.dtype
 
     def cast(x):
-        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if isinstance(x, Linear) else x
+        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if is_linear(x) else x
 
-    blocks = jax.tree.map(cast, model.blocks, is_leaf=lambda x: isinstance(x, Linear))
+    blocks = jax.tree.map(cast, model.blocks, is_leaf=is_linear)
     head = model.head.astype(dtype)  # also if tied: the embedding table stays float32
     return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
 
@@ -117,7 +110,7 @@ def prefill(
     """Read tokens into the first `bucket` tokens of the cache of R slots, after the `length` of each.
 
     Padding is read too, and overwritten before it matters. A slot may be repeated, with the same tokens.
-    Return the log-probabilities of the `following` tokens, if they are given.
+    The result has the log-probabilities of the `following` tokens, if they are given.
     """
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
@@ -138,7 +131,6 @@ def decode(
     """Read the last token and draw the next, n times, for the first W slots.
 
     `bucket` is longer than any row becomes, or block_size. Of a row's new tokens, the first `left` are valid.
-    Log-probabilities are zeros if no row wants them.
     """
     rows = jax.tree.map(jnp.asarray, rows)
     W, V, row_keys = len(rows.token), decoder.vocab_size, jax.random.wrap_key_data(rows.key)
@@ -181,9 +173,9 @@ def generate(
 ) -> Iterator[Int[np.ndarray, "B _"]]:
     """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
 
-    The prompt has at least one token; its last block_size are read. A row's tokens depend neither on the
-    other rows nor on `max_new_tokens`. Where a text grows past block_size, its last block_size / 2 tokens
-    become the context: one token in block_size / 2 costs a prefill.
+    The prompt has at least one token. A row's tokens depend neither on the other rows nor on
+    `max_new_tokens`. Where a text grows past block_size, its last block_size / 2 tokens become the context:
+    one token in block_size / 2 costs a prefill.
     """
     (B, P), S, V = prompt.shape, model.config.block_size, vocab_size or model.config.vocab_size
     bucket = min(S, 1 << (P + max_new_tokens).bit_length())
@@ -225,5 +217,5 @@ def read(decoder: Decoder, cache: Cache, tokens: Int[np.ndarray, "B P"], bucket:
 
 
 def keys_of_rows(key: PRNGKeyArray, n: int) -> list[PRNGKeyArray]:
-    """Return the keys of n continuations that are requested together with one key."""
+    """Return the keys of n continuations of one request."""
     return [jax.random.fold_in(key, row) for row in range(n)]

@@ -7,8 +7,7 @@
 
 A slot is a row of the key/value cache. A step prefills a chunk of the first unread prompt, or several short
 prompts, and then draws one token for each sequence whose prompt is read; without unread prompts, up to 32.
-A request's tokens depend on its prompt, settings and key alone.
-The context moves on as in `generate` (generation/decode.py).
+A request's tokens are those of `generate` (generation/decode.py), whatever else is in the engine.
 """
 
 from collections.abc import Callable
@@ -33,7 +32,7 @@ FIRST = 3  # programs that a short request needs for its first tokens
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt to continue. Its token i is drawn with a key made of `key` and i."""
+    """A prompt to continue. Token i is drawn with a key made of `key` and i."""
 
     prompt: Int[np.ndarray, " P"]  # one token or more
     key: PRNGKeyArray
@@ -47,7 +46,7 @@ class Request:
 
 
 class Piece(NamedTuple):
-    """The new tokens of the sequence in a slot, and their log-probabilities if it asked for them."""
+    """The new tokens of the sequence in a slot."""
 
     slot: int
     tokens: Int[np.ndarray, " n"]  # new ones; none while the prompt is read
@@ -66,8 +65,7 @@ class Sequence(NamedTuple):
 class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. Only one thread may use it.
 
-    Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences. Each is
-    a program of its own.
+    Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
@@ -78,51 +76,46 @@ class Engine:
         self.widths = [*(4**i for i in range(slots.bit_length()) if 4**i < slots), slots]
         least = min(MIN_BUCKET, self.block_size)
         self.buckets = [bucket for i in (1, 4, 8, 12, 16) if (bucket := self.block_size * i // 16) >= least]
-        self.slots: list[Sequence | None] = [None] * slots
+        self.slots = slots
+        self.sequences: dict[int, Sequence] = {}  # by their slots
         self.unread: list[int] = []  # slots whose prompt is not read yet, in order
         self.rows = Rows.empty(slots)
         self.decoder, self.cache = start(model, slots, self.vocab_size)
 
     @property
     def free(self) -> int:
-        """The number of slots without a sequence."""
-        return self.slots.count(None)
+        return self.slots - len(self.sequences)
 
     @property
     def idle(self) -> bool:
-        """Whether all slots are free."""
-        return self.free == len(self.slots)
-
-    def compile(self) -> None:
-        """Compile all that any request may need. The slots must be free."""
-        for program in self.programs():
-            program()
+        return not self.sequences
 
     def programs(self) -> list[Callable[[], object]]:
-        """Return calls that each compile one program. The first FIRST serve a short request.
+        """Return calls that each compile a program that requests may need, the first FIRST for a short one.
 
-        Slot 0 must be free.
+        All slots must be free.
         """
+
+        def add_one():
+            (key,) = keys_of_rows(jax.random.key(0), 1)
+            self.remove(self.add(Request(np.zeros(1, np.int32), key, 1)))
+
+        def prefill_zeros(R: int, T: int, following: bool):
+            tokens = np.zeros((R, T), np.int32)
+            self._call_prefill([0] * R, tokens, np.zeros(R, np.int32), tokens if following else None)
+
         chunks, R = self.prompt_chunks, self.short_prompts
         shapes = [*product([1], chunks, [False, True]), *([(R, chunks[0], False)] if R > 1 else [])]
-        prefills = [partial(self._prefill_zeros, *shape) for shape in shapes]
+        prefills = [partial(prefill_zeros, *shape) for shape in shapes]
         draws = [partial(self._call_decode, W, bucket, 0) for W, bucket in product(self.widths, self.buckets)]
         n = len(self.buckets)
-        return [self._add_one, prefills[0], *draws[:n], *prefills[1:], *draws[n:]]
-
-    def _add_one(self) -> None:
-        (key,) = keys_of_rows(jax.random.key(0), 1)
-        self.remove(self.add(Request(np.zeros(1, np.int32), key, 1)))
-
-    def _prefill_zeros(self, R: int, T: int, following: bool) -> None:
-        tokens = np.zeros((R, T), np.int32)
-        self._call_prefill([0] * R, tokens, np.zeros(R, np.int32), tokens if following else None)
+        return [add_one, prefills[0], *draws[:n], *prefills[1:], *draws[n:]]
 
     def add(self, request: Request) -> int:
-        """Put a request into the first free slot, and return that. Raises ValueError if all are taken."""
-        slot = self.slots.index(None)
+        """Put a request into the first free slot, and return it. Raises ValueError if all are taken."""
+        slot = min(set(range(self.slots)) - self.sequences.keys())
         context = request.prompt[-self.block_size :].tolist()
-        self.slots[slot] = Sequence(request, context)
+        self.sequences[slot] = Sequence(request, context)
         self.rows.token[slot] = context[-1]
         self.rows.length[slot] = self.rows.made[slot] = 0
         self.rows.key[slot] = jax.random.key_data(request.key)
@@ -135,7 +128,7 @@ class Engine:
 
     def remove(self, slot: int) -> None:
         """Free a slot, even before its sequence is complete."""
-        self.slots[slot] = None
+        del self.sequences[slot]
         self.rows.left[slot] = self.rows.length[slot] = 0
         self.rows.wants_logprobs[slot] = self.rows.temperature[slot] = 0
         if slot in self.unread:
@@ -151,14 +144,14 @@ class Engine:
             if n and n + len(slots) * T > self.prompt_chunks[-1]:
                 break
             n += len(slots) * T
-            pieces += self.prefill()
+            pieces += self.prefill(slots, T)
         return pieces + self.draw(1)
 
     def _next_to_read(self) -> tuple[list[int], int]:
-        """Return the slots whose prompts `prefill` reads, and how many tokens of each.
+        """Return the slots whose prompts to read next, and how many tokens of each.
 
-        They are several short prompts, the last repeated to `short_prompts`, or the first prompt alone, by
-        the smallest chunk that holds its rest.
+        They are several short prompts, the last repeated, or the first one alone, by the smallest chunk that
+        holds its rest.
         """
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
@@ -169,20 +162,19 @@ class Engine:
 
     def _is_short(self, slot: int) -> bool:
         entire = self.rows.length[slot] == 0 and 0 < self.to_read(slot) <= self.prompt_chunks[0]
-        return entire and not self._at(slot).request.prompt_logprobs
+        return entire and not self.sequences[slot].request.prompt_logprobs
 
     def to_read(self, slot: int) -> int:
-        """Return how many tokens of a context to prefill: all but the last, which `decode` reads."""
-        return len(self._at(slot).context) - 1 - int(self.rows.length[slot])
+        """Return how many tokens are left to prefill: all but the last, which `decode` reads."""
+        return len(self.sequences[slot].context) - 1 - int(self.rows.length[slot])
 
-    def prefill(self) -> list[Piece]:
-        """Read a chunk of the first unread prompt, or several short prompts."""
-        slots, T = self._next_to_read()
+    def prefill(self, slots: list[int], T: int) -> list[Piece]:
+        """Read up to T tokens of each slot's prompt, and note which are read to the end."""
         pieces = self._prefill_chunk(slots, T) if T else []
         for slot in dict.fromkeys(slots):
             if not self.to_read(slot):
                 self.unread.remove(slot)
-                if self.rows.made[slot] == self._at(slot).request.max_new_tokens:  # which is 0
+                if self.rows.made[slot] == self.sequences[slot].request.max_new_tokens:  # which is 0
                     self.remove(slot)
                     pieces.append(Piece(slot, np.empty(0, np.int32), None, None, True))
         return pieces
@@ -193,14 +185,14 @@ class Engine:
         first = np.minimum(lengths[slots], self.block_size - T)  # the last chunk may begin among those read
         tokens, following = np.zeros((2, R, T), np.int32)
         for row, slot in enumerate(slots):
-            to_read = self._at(slot).context[first[row] : first[row] + T + 1]
+            to_read = self.sequences[slot].context[first[row] : first[row] + T + 1]
             tokens[row, : len(to_read) - 1] = to_read[:-1]
             following[row, : len(to_read) - 1] = to_read[1:]
-        wanted = self._at(slots[0]).request.prompt_logprobs and not self.rows.made[slots[0]]
+        wanted = self.sequences[slots[0]].request.prompt_logprobs and not self.rows.made[slots[0]]
         likelihood = self._call_prefill(slots, tokens, first, following if wanted else None)
         pieces = []
         for slot, i in zip(slots, first.tolist(), strict=True):
-            end = min(i + T, len(self._at(slot).context) - 1)
+            end = min(i + T, len(self.sequences[slot].context) - 1)
             if likelihood is not None:
                 new = part_of(likelihood, 0, slice(lengths[slot] - i, end - i))
                 pieces.append(Piece(slot, np.empty(0, np.int32), None, new, False))
@@ -215,8 +207,8 @@ class Engine:
 
     def draw(self, most: int = CHUNK) -> list[Piece]:
         """Draw up to `most` tokens for each sequence whose prompt is read."""
-        for slot, sequence in enumerate(self.slots):
-            if sequence and slot not in self.unread:
+        for slot, sequence in self.sequences.items():
+            if slot not in self.unread:
                 to_make = sequence.request.max_new_tokens - self.rows.made[slot]
                 self.rows.left[slot] = min(to_make, self.block_size - self.rows.length[slot], most)
         n = int(self.rows.left.max())
@@ -234,7 +226,6 @@ class Engine:
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
     def _first_rows(self, W: int) -> Rows:
-        """Return views of the first W rows."""
         return Rows(*(x[:W] for x in self.rows))
 
     def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
@@ -250,8 +241,8 @@ class Engine:
         return self.block_size, n
 
     def _take(self, slot: int, tokens: Int[np.ndarray, " CHUNK"], likelihood: Likelihood) -> Piece:
-        """Add the new tokens to a sequence, and move its window or free its slot where it is time to."""
-        (request, context), rows = self._at(slot), self.rows
+        """Add new tokens to a sequence; move its window past block_size, and free its slot at the end."""
+        (request, context), rows = self.sequences[slot], self.rows
         new = tokens[: rows.left[slot]]
         stops = np.flatnonzero(np.isin(new, request.stop))
         if len(stops):
@@ -271,12 +262,6 @@ class Engine:
             self.remove(slot)
         return Piece(slot, new, logprobs, None, bool(finished))
 
-    def _at(self, slot: int) -> Sequence:
-        sequence = self.slots[slot]
-        assert sequence is not None, f"slot {slot} is free"
-        return sequence
-
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
-    """Copy the likelihoods of some tokens of a row to the host."""
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))

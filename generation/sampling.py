@@ -17,10 +17,7 @@ def sample(
     top_k: Int[Array, " B"] | int | None = None,
     top_p: Float[Array, " B"] | float | None = None,
 ) -> Int[Array, " B"]:
-    """Draw a token for each row of logits, int32, with a key of its own.
-
-    A setting is one number for all rows, or an array. A `temperature` of 0 takes the likeliest token.
-    """
+    """Draw a token for each row, with its key and settings. A `temperature` of 0 takes the likeliest."""
     B, V = logits.shape
     temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), B)
     ks = jnp.broadcast_to(jnp.asarray(V if top_k is None else top_k, jnp.int32), B)
@@ -60,10 +57,9 @@ def keep_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"] | int) -> Float[
 
 
 def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Float[Array, "B V"]:
-    """Set all logits outside the nucleus to -inf (arXiv:1904.09751).
+    """Set all logits outside the nucleus to -inf (arXiv:1904.09751): the likeliest tokens that make up p.
 
-    The nucleus is the smallest set of likeliest tokens whose probabilities add up to p or more, and ties with
-    the last. A p of 1 or more keeps all.
+    Ties with the last are kept; a p of 1 or more keeps all.
     """
     kept = likeliest(logits, jax.nn.softmax(logits), column(p)) | (column(p) >= 1)
     return jnp.where(kept, logits, -jnp.inf)
@@ -72,7 +68,7 @@ def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Fl
 def likeliest(
     logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"] | Int[Array, "_ 1"]
 ) -> Bool[Array, "B V"]:
-    """Return the fewest likeliest tokens whose weights add up to `enough`; all, if none do.
+    """Return the fewest likeliest tokens whose weights add up to `enough`, or all.
 
     The lowest of their logits is found bit by bit: 32 sums cost less than sorting V numbers.
     """
@@ -88,5 +84,4 @@ def likeliest(
 
 
 def column(setting: Array | float) -> Shaped[Array, "_ 1"]:
-    """Reshape a setting, one number or one for each row, to broadcast with (B, V)."""
     return jnp.reshape(setting, (-1, 1))

@@ -1,6 +1,7 @@
 """A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from config.command_line import UserError
 from config.options import Options
 from data.tokenizer import end_of_text, from_json
 from hub.families import FAMILIES, GPT2, Family
-from model import GPT, GPTConfig
+from model import GPT, Attention, GPTConfig, Norm
 from parallel.sharding import leaf_name
+from variants import as_class, head_multiplier, width_multiplier
 
 # Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
@@ -94,11 +96,24 @@ def with_biases(model: GPT, family: Family) -> GPT:
     )
 
 
+def without_multipliers(model: GPT) -> GPT:
+    """Return the plain model that computes the same as one in µP."""
+
+    def scaled(attn):
+        return attn.c_q if attn.q_norm is None else attn.q_norm
+
+    n = width_multiplier(model.config)
+    attn = as_class(Attention, model.blocks.attn)
+    ln_f = jax.tree.map(lambda w: w / n, as_class(Norm, model.ln_f))
+    divisor = math.sqrt(head_multiplier(model.config))
+    queries = jax.tree.map(lambda w: w / divisor, scaled(attn))
+    attn = eqx.tree_at(scaled, attn, queries)
+    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (attn, ln_f))
+
+
 def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     """Return all tensors of a model, float32, by their names in its family."""
     if getattr(model.config, "mup_base_width", 0):
-        from variants import without_multipliers  # here, because a plain model needs no variants
-
         model = without_multipliers(model)
     parts = {}
     for path, leaf in jax.tree.leaves_with_path(model):

@@ -1,7 +1,6 @@
 """Attention: `causal_attention` makes the `attend(q, k, v, key)` that a model's layers call.
 
-It rotates queries and keys, masks, drops out weights, and chooses the kernel. generation/cache.py makes
-another `attend`, which reads the key/value cache.
+generation/cache.py makes another one, which reads the key/value cache.
 """
 
 import math
@@ -75,7 +74,6 @@ def attention_weights(
 def weighted_values(
     weights: Float[Array, "B K G T S"], v: Float[Array, "B K S C"], compute: Compute
 ) -> Float[Array, "B H T C"]:
-    """Compute each head's mean of the values, weighted."""
     y = product("bkgts,bksc->bkgtc", weights, v, compute.dtype, compute.result)
     B, K, G, T, C = y.shape
     return y.reshape(B, K * G, T, C)
@@ -87,10 +85,9 @@ def causal_mask(
     window: int | None = None,
     documents: Int[Array, "B T"] | None = None,
 ) -> Bool[Array, "_ T S"]:
-    """Return which of the S keys, at positions 0 to S - 1, each query reads: those up to its own position.
+    """Return which of S keys each query reads: those up to its position, of its document, in its window.
 
-    A `window` leaves the last of them (arXiv:2310.06825); `documents`, where each query's document begins,
-    leaves those from there on.
+    `window` is of arXiv:2310.06825; `documents` says where each query's document begins.
     """
     positions, keys = positions[:, :, None], jnp.arange(S)
     mask = keys <= positions

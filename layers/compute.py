@@ -21,7 +21,7 @@ class Compute:
     """How a model is computed, never what it is. training/state.py chooses it."""
 
     dtype: str = "float32"  # of the operands of matrix products, or bfloat16
-    result: str = "float32"  # of their results: see `result_dtype`
+    result: str = "float32"  # of their results
     attention: str = "einsum"  # or a kernel, cudnn or splash; with dropout, einsum is used
     unroll: int = 0  # layers unrolled in the scan over layers; 0: all
     remat: Literal["none", "block", "dots"] = "none"  # what the backward pass recomputes: see layers/stack.py
@@ -29,7 +29,7 @@ class Compute:
 
 
 class CurrentMesh(NamedTuple):
-    """The mesh of the code that is traced. Within `jax.shard_map`, axes that it has split are manual."""
+    """The mesh. Within `jax.shard_map`, the axes that it has split are manual."""
 
     exists: bool
     sizes: dict[str, int]  # devices along each axis
@@ -52,19 +52,9 @@ def device() -> jax.Device | AbstractDevice:
 
 
 def memory() -> int:
-    """Return the device's memory in bytes; for a CPU or an unknown device 15 GiB."""
+    """Return the device's memory in bytes; 15 GiB if it is unknown."""
     known = known_device(device().device_kind)
     return known.memory if known else 15 * 2**30
-
-
-def result_dtype(dtype: str) -> str:
-    """Return the dtype of products of operands in `dtype`; a CPU takes longer to round than to store."""
-    return "float32" if device().platform == "cpu" else dtype
-
-
-def max_logits() -> int:
-    """Return how many logits a device may hold at once: few for a CPU, else a twelfth of its memory."""
-    return Compute.max_logits if device().platform == "cpu" else memory() // (12 * 2)
 
 
 def multiplies_bfloat16() -> bool:
@@ -80,12 +70,10 @@ def multiplies_bfloat16() -> bool:
 
 @functools.cache
 def cpu_info(name: str) -> str:
-    """Return a field of /proc/cpuinfo, or ""."""
     path = Path("/proc/cpuinfo")
     found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
     return found[1].strip() if found else ""
 
 
 def cpu_flags() -> str:
-    """Return the names of the CPU's instruction sets, or ""."""
     return cpu_info("flags|Features")

@@ -36,7 +36,7 @@ def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."
 
 
 def split_key(key: DropoutKey, n: int = 2):
-    """Split a key into n; without a key, return n times None."""
+    """Split a key into n; no key gives n times None."""
     return [None] * n if key is None else jax.random.split(key, n)
 
 

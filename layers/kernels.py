@@ -14,33 +14,31 @@ from jaxtyping import Array, Float, Int
 from config.devices import FASTEST_ATTENTION
 from layers.compute import current_mesh, device
 
-RUNS_ON = {"cudnn": "an NVIDIA GPU, Ampere or later,", "splash": "a TPU"}
 # T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
 TOKENS = {"cudnn": 2, "splash": 128}
+NEEDS = {
+    "cudnn": "an NVIDIA GPU, Ampere or later, dtype=bfloat16, a block_size that is even, "
+    "a head size (n_embd / n_head) of at most 128 that is a multiple of 8, and dropout=0",
+    "splash": "a TPU, a block_size that is a multiple of 128, and dropout=0",
+}
 
 
 def fastest_attention() -> str:
-    """Return the fastest implementation on the device, whether or not shapes and dtype allow it."""
+    """Return the fastest implementation on the device, for shapes and dtypes that it takes."""
     kind = device().device_kind
     return next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
 
 
-def missing(kernel: str, T: int, head_size: int, dtype: str) -> str | None:
-    """Say what `kernel` needs for T tokens and lacks on the device; None if it can be used."""
-    if kernel == "einsum":
-        return None
-    if fastest_attention() != kernel or kernel == "cudnn" and dtype != "bfloat16":
-        return RUNS_ON[kernel] + (" and dtype=bfloat16" if kernel == "cudnn" else "")
-    if kernel == "cudnn" and (head_size % 8 or head_size > 128):
-        return f"a head size (n_embd / n_head) of at most 128 that is a multiple of 8, and it is {head_size}"
-    if T % TOKENS[kernel]:
-        return f"a block_size that is a multiple of {TOKENS[kernel]}, and it is {T}"
-    return None
+def available(kernel: str, T: int, head_size: int, dtype: str) -> bool:
+    """Tell whether the device has `kernel`, and shapes and dtype are such as NEEDS says."""
+    if kernel == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
+        return False
+    return fastest_attention() == kernel and fits(kernel, T)
 
 
 def fits(kernel: str, T: int) -> bool:
-    """Tell whether `kernel` takes T tokens; einsum is no kernel."""
-    return kernel in TOKENS and T % TOKENS[kernel] == 0
+    """Tell whether `kernel` takes T tokens."""
+    return T % TOKENS[kernel] == 0
 
 
 def fused_attention(

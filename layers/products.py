@@ -1,8 +1,8 @@
 """Linear layers, matrix products and embedding lookups whose gradients are fast.
 
 They compute what `@`, `einsum` and indexing do, with operands in a chosen dtype and sums in float32. A
-product's gradients are such products too: JAX's own contract axes in orders that XLA's library for CPUs does
-not take, and in float32 where the result is float32 (docs/benchmarks.md).
+product's gradients are such products too: JAX's own are in float32 where the result is, and in orders of
+axes that XLA's library for CPUs does not take (docs/benchmarks.md).
 """
 
 import re
@@ -69,10 +69,13 @@ class Linear(eqx.Module):
         return jax.tree.unflatten(jax.tree.structure(self), specs)
 
 
+def is_linear(x) -> bool:
+    return isinstance(x, Linear)
+
+
 # B and T stay two axes for the sake of XLA's library for CPUs. The output axes become one, since heads of 64
 # would half fill a TPU's tiles.
 def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) -> Float[Array, "B T *o"]:
-    """Compute x @ w. The output may have several axes, such as heads and head size."""
     y = product("btd,df->btf", x, w.reshape(len(w), -1), compute.dtype, compute.result)
     return checkpoint_name(y.reshape(*x.shape[:2], *w.shape[1:]), "linear")  # for remat: see layers/stack.py
 

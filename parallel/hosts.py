@@ -4,8 +4,7 @@
     python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=1       on another
     srun python train.py ...                                        JAX asks a launcher that it knows
 
-All run the same program with the same options, and each feeds the rows of a batch that its devices hold.
-Process 0 prints and writes for all.
+All run the same program with the same options. Process 0 prints and writes for all.
 """
 
 import os
@@ -35,7 +34,7 @@ HEARTBEAT = 20  # seconds until JAX gives up on a silent process, and ends the o
 def hosts(options: Options) -> Generator[None]:
     """Connect to the other processes, if there are any, before JAX touches a device. Raises UserError.
 
-    An error ends this process at once: an ordinary exit would wait for the others, which wait for it.
+    An error ends this process at once: an ordinary exit would wait for the others.
     """
     connect(options)
     try:
@@ -47,7 +46,7 @@ def hosts(options: Options) -> Generator[None]:
 
 
 def connect(options: Options) -> None:
-    """Find the other processes, and wait until all have started. Raises UserError."""
+    """Wait until all processes have started. Raises UserError."""
     coordinator = None if options.coordinator == "auto" else options.coordinator
     n, i = options.num_processes, options.process_id
     by_hand = (coordinator, n, i) != (None, None, None)
@@ -80,7 +79,7 @@ def launched_together(environment: Mapping[str, str]) -> bool:
 
 
 def abort(error: BaseException) -> NoReturn:
-    """Print why this process ends, and end it without the exit handlers, which wait for the others."""
+    """Print why this process ends, and end it without exit handlers."""
     status = 1
     if is_of_lost_process(error):
         why = first_line(error)
@@ -100,7 +99,6 @@ def abort(error: BaseException) -> NoReturn:
 
 
 def is_of_lost_process(error: BaseException) -> bool:
-    """Tell whether an error says that another process cannot be reached."""
     return re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)) is not None
 
 

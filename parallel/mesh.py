@@ -8,12 +8,12 @@
              arXiv:1910.02054): a layer's at a time, or all once a step (training/recipe.py)
     tensor   the devices share each layer's heads and MLP (Megatron, arXiv:1909.08053)
 
-On every mesh the loss curve is the same, to float32 rounding. The innermost axis, `tensor`, communicates
-most, between neighbours; `stage` communicates least.
+On every mesh the loss curve is the same, to float32 rounding. `tensor` communicates most, between
+neighbours; `stage` least.
 """
 
-import difflib
 import math
+import re
 import sys
 
 import jax
@@ -37,30 +37,22 @@ def make_mesh(text: str) -> Mesh:
 
 
 def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
-    """Make the mesh of the devices, given the sizes of AXES."""
     auto = (AxisType.Auto,) * len(AXES)  # XLA chooses the shardings that are not given
     return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
 
 
 def parse(text: str, n_devices: int) -> dict[str, int]:
     """Return the size of every axis, 1 if `text` does not name it. Raises UserError."""
-    sizes = {}
-    for part in text.split(","):
-        name, _, size = (word.strip() for word in part.partition(":"))
-        if name not in AXES:
-            nearest = difflib.get_close_matches(name, AXES, n=1) or [", ".join(AXES)]
-            raise UserError(f"mesh={text}: {name!r} is not an axis; did you mean {nearest[0]}?")
-        if name in sizes:
-            raise UserError(f"mesh={text} names {name} twice; give each axis once")
-        if not (size == "-1" or size.isdecimal() and int(size)):
-            raise UserError(
-                f"mesh={text}: {name} is {size!r}, expected a number of devices, or -1 for the rest"
-            )
-        sizes[name] = int(size)
-    named = math.prod(size for size in sizes.values() if size != -1)
+    words = text.replace(" ", "").split(",")
+    if not all(re.fullmatch(f"({'|'.join(AXES)}):(-1|[1-9][0-9]*)", word) for word in words):
+        raise UserError(
+            f"mesh={text}: give sizes of {', '.join(AXES)}, as in data:2,fsdp:4, or -1 for the rest"
+        )
+    sizes = {name: int(size) for name, size in (word.split(":") for word in words)}
     free = [name for name, size in sizes.items() if size == -1]
-    if len(free) > 1:
-        raise UserError(f"mesh={text}: only one axis can be -1, the rest of the devices")
+    if len(sizes) < len(words) or len(free) > 1:
+        raise UserError(f"mesh={text}: give each axis once, and -1, the rest of the devices, to one of them")
+    named = math.prod(size for size in sizes.values() if size != -1)
     if named > n_devices or free and n_devices % named:
         needs = f"a multiple of {named}" if free else named
         there = f"there {'is' if n_devices == 1 else 'are'} {n_devices}"

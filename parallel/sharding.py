@@ -1,8 +1,7 @@
-"""Which device holds what: one table from a parameter's name to the mesh axes that split its axes.
+"""Which device holds what: a table from a parameter's name to the mesh axes that split its axes, and batches.
 
-It holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of a
-compiled function accordingly, and inserts the communication. Inside the model, the residual stream alone has
-a sharding constraint (layers/stack.py).
+The table holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of
+a compiled function accordingly, and inserts the communication.
 """
 
 import math
@@ -11,9 +10,15 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Int
 
+from config.options import Options
+from data.batches import Batches
+from data.dataset import Dataset
 from layers.compute import current_mesh
 
 # The first pattern that matches the end of a name applies.
@@ -43,7 +48,7 @@ def leaf_name(path: tuple[Any, ...]) -> str:
 
 
 def is_matrix(path, x) -> bool:
-    """Tell a matrix from a vector. A layer axis does not count, nor that a bias may be (H, C)."""
+    """Tell a matrix from a vector: a layer axis does not count, and a bias may be (H, C)."""
     return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2
 
 
@@ -58,7 +63,6 @@ def spec_of(name: str, shape: tuple[int, ...]) -> P:
 
 
 def axes_that_split(axes: str | tuple[str, ...] | None, size: int) -> tuple[str, ...] | None:
-    """Return those of the mesh axes that can split an array's axis of this size."""
     mesh = current_mesh()
     names = (axes,) if isinstance(axes, str) else axes or ()
     automatic = tuple(name for name in names if name not in mesh.manual)
@@ -67,7 +71,6 @@ def axes_that_split(axes: str | tuple[str, ...] | None, size: int) -> tuple[str,
 
 
 def specs_of(tree):
-    """Apply `spec_of` to every array of a tree."""
     return jax.tree_util.tree_map_with_path(lambda path, x: spec_of(leaf_name(path), x.shape), tree)
 
 
@@ -77,16 +80,8 @@ def shard(tree):
 
 
 def state_sharding(state):
-    """Return a state's shardings for `eqx.filter_shard`: the table's specs, or the one device."""
+    """Return a state's shardings for `eqx.filter_shard`."""
     return specs_of(state) if current_mesh().exists else SingleDeviceSharding(jax.devices()[0])
-
-
-def batch_sharding(ndim: int) -> Sharding:
-    """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return SingleDeviceSharding(jax.devices()[0])
-    return NamedSharding(mesh, P(*[None] * (ndim - 2), ("data", "fsdp"), None))
 
 
 def with_shardings(shapes):
@@ -102,7 +97,7 @@ def with_shardings(shapes):
 
 
 def sharding_table(shapes) -> str:
-    """Describe each array of a tree from `with_shardings` in a line: shape, spec and size per device."""
+    """Describe each array of a tree from `with_shardings` in a line."""
     lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
     total = 0
     for path, x in jax.tree.leaves_with_path(shapes):
@@ -111,3 +106,36 @@ def sharding_table(shapes) -> str:
         spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
         lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
     return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
+
+
+def batch_sharding(ndim: int) -> Sharding:
+    """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
+    mesh = jax.sharding.get_mesh()
+    if mesh.empty:
+        return SingleDeviceSharding(jax.devices()[0])
+    return NamedSharding(mesh, P(*[None] * (ndim - 2), ("data", "fsdp"), None))
+
+
+def distribute(rows: Int[np.ndarray, "... B T"]) -> Int[Array | np.ndarray, "... B T"]:
+    """Give this process's devices their rows of a batch, which all processes have made."""
+    if jax.process_count() == 1:
+        return rows  # a compiled function takes it from here faster than any call of ours
+    return jax.make_array_from_callback(rows.shape, batch_sharding(rows.ndim), rows.__getitem__)
+
+
+def example_batch(*shape: int) -> Int[Array, "..."]:
+    """Make a batch of that shape, laid out as all are, to compile a function with."""
+    return jnp.zeros(shape, jnp.int32, device=batch_sharding(len(shape)))
+
+
+class StepBatches:
+    """The batches of a run's steps: `batches(i)` returns x and y of step i, int32 (A, B, T)."""
+
+    def __init__(self, options: Options, dataset: Dataset):
+        A, B, T = self.shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
+        self.rows = Batches(dataset, "train", A * B, T, options.seed, options.sampling)
+        self.epoch = self.rows.epoch
+
+    def __call__(self, i: int) -> tuple[Int[Array | np.ndarray, "A B T"], Int[Array | np.ndarray, "A B T"]]:
+        x, y = self.rows(i)
+        return distribute(x.reshape(self.shape)), distribute(y.reshape(self.shape))

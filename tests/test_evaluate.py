@@ -30,7 +30,7 @@ from runs.manifest import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
 from tests.reference import CONFIGS, as_gpt, random_reference
 from tools.evaluation.hellaswag import clean, read_examples, tokenize_examples
-from training.evaluation import score
+from tools.evaluation.score import score
 from training.state import create_state, model_config
 
 SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
@@ -140,7 +140,7 @@ def test_neither_the_mesh_nor_the_batch_changes_anything(result, option):
 def four_seconds(monkeypatch):
     """Between two looks at the clock, `score` finds that 4 seconds have passed."""
     clock = itertools.count(0.0, 4.0)
-    monkeypatch.setattr("training.evaluation.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("tools.evaluation.score.time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
 def test_what_it_says_is_what_it_writes(result, dataset, capsys, four_seconds):

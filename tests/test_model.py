@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import replace
-from itertools import product
 
 import equinox as eqx
 import jax
@@ -13,7 +12,7 @@ import torch
 
 from layers.attention import causal_attention
 from model import ACTIVATIONS, GPT, Attention, GPTConfig, Norm
-from tests.helpers import FLOAT32_ROUNDING, assert_close, assert_same_bits, distance, named_arrays, run_python
+from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, named_arrays, run_python
 from tests.models import TINY, changed, forward, large, nll, random_tokens, train
 from tests.reference import CONFIGS, as_gpt, random_reference
 
@@ -146,11 +145,6 @@ def dependence(model, tokens, targets):
     [
         ("learned", 4, "float32"),
         ("rope", 2, "bfloat16"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in product(("learned", "rope"), (4, 2), ("float32", "bfloat16"))
-            if case not in (("learned", 4, "float32"), ("rope", 2, "bfloat16"))
-        ),
     ],
 )
 def test_no_position_depends_on_later_tokens(position, n_kv_head, dtype):
@@ -201,14 +195,6 @@ def test_weights_start_as_in_gpt2_and_every_layer_on_its_own(variant, wider):
             if "blocks" in name:
                 correlation = np.corrcoef(leaf.reshape(4, -1)) - np.eye(4)
                 assert abs(correlation).max() < 5 / math.sqrt(leaf[0].size), name
-
-
-def test_the_key_decides_the_weights():
-    new = jax.jit(lambda key: GPT(TINY, key=key))
-    a, b, c = (new(jax.random.key(seed)) for seed in (0, 0, 1))
-    assert_same_bits(a, b)
-    a, c = named_arrays(a), named_arrays(c)
-    assert all(not (a[name] == c[name]).any() for name in a if "ln_" not in name)
 
 
 def test_no_two_layers_start_with_the_same_weights():
@@ -348,13 +334,6 @@ def test_no_gradient_crosses_from_document_to_document(position):
     np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_mask_without_an_end_of_text_changes_nothing(dtype):
-    tokens = random_tokens(replace(TINY, vocab_size=EOT))
-    with_mask, without = (large(changed(PACKED, eot=eot, dtype=dtype)) for eot in (EOT, None))
-    assert distance(forward(with_mask, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
-
-
 @pytest.mark.parametrize("kernel", [pytest.param("splash", marks=pytest.mark.slow), "cudnn"])
 def test_kernels_compute_the_same_model_and_leave_dropout_to_einsum(kernel):
     config = replace(PACKED, block_size=128, window=20, dropout=0.1)
@@ -426,14 +405,11 @@ def test_the_embedding_and_both_halves_of_every_block_draw_their_own_masks():
         (dict(n_embd=100, n_head=3), "n_embd=100 .*n_head=3"),
         (dict(n_embd=96, n_head=6, n_kv_head=4), "n_head=6 .*n_kv_head=4"),
         (dict(n_embd=36, n_head=4, position="rope"), "rope .*n_embd / n_head is 9"),
-        *((dict({name: 0}), f"{name}=0 ") for name in ("block_size", "vocab_size", "n_layer", "n_embd")),
-        *((dict({name: 0}), f"{name}=0 ") for name in ("n_hidden", "norm_eps", "rope_theta", "rope_scaling")),
-        (dict(window=0), "window=0 "),
-        (dict(n_head=0), "n_head=0 "),
-        (dict(n_kv_head=0), "n_kv_head=0 "),
-        (dict(n_kv_head=-2), "n_kv_head=-2 "),
+        *(
+            (dict({name: 0}), f"{name}=0 ")
+            for name in ("n_layer", "n_head", "n_kv_head", "window", "norm_eps")
+        ),
         (dict(dropout=1.0), "dropout=1.0 "),
-        (dict(dropout=-0.5), "dropout=-0.5 "),
         (dict(eot=50304), "eot=50304 .*below 50304"),
         (dict(eot=-1), "eot=-1 "),
         (dict(mup_base_n_head=2), "mup_base_n_head=2 needs mup_base_width"),

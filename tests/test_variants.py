@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
+from hub.export import without_multipliers
 from layers.attention import causal_attention
 from model import Attention, Norm
 from tests.helpers import (
@@ -21,7 +22,6 @@ from tests.helpers import (
 from tests.models import TINY, changed, forward, large, random_tokens
 from training.recipe import compile_step
 from training.state import create_state, model_config
-from variants import without_multipliers
 
 V, BASE = 32, 32
 OPTIONS = replace(

@@ -1,8 +1,7 @@
 """The loss in chunks of T: `cross_entropy(model.logits(x), targets)` of training/loss.py, in less memory.
 
 GPT-2's logits of 12 x 1024 tokens take 2.5 GB; a device holds at most `Compute.max_logits` at once. The
-forward pass computes each chunk's gradient too, because to compute the logits twice would cost GPT-2 124M a
-tenth of the step's arithmetic.
+forward pass computes each chunk's gradient too: the logits again would cost a tenth of the step's arithmetic.
 """
 
 import math
@@ -22,10 +21,7 @@ from layers.products import product
 def chunked_cross_entropy(
     x: Float[Array, "B T D"], head: Float[Array, "V D"], targets: Int[Array, "B T"], compute: Compute
 ) -> Float[Array, ""]:
-    """Return the mean over the targets >= 0 of -log softmax(x @ head.T)[target], in nats; 0 without targets.
-
-    `x` are features, as from `GPT.features`.
-    """
+    """Return the mean of -log softmax(x @ head.T)[target] over the targets >= 0, in nats; 0 without any."""
     return nats_of_rows(x, head, targets, compute).sum() / jnp.maximum((targets >= 0).sum(), 1)
 
 
@@ -87,7 +83,7 @@ def chunks(x, targets, V, max_logits):
 
 
 def stable_exp_sum(logits):
-    """Return the logits minus their maximum, float32, and the sum of their exponentials, (..., 1)."""
+    """Return the logits minus their maximum, and the sum of their exponentials, float32."""
     highest = logits.max(-1, keepdims=True).astype(jnp.float32)
     shifted = logits.astype(jnp.float32) - highest
     return shifted, jnp.exp(shifted).sum(-1, keepdims=True)

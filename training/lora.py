@@ -16,13 +16,13 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from config.command_line import UserError
 from config.options import Options
-from layers.products import Linear, linear
+from layers.products import Linear, is_linear, linear
 from model import GPT
 from parallel.sharding import is_matrix, leaf_name
 
 
 class LoRALinear(Linear):
-    """A `Linear` with an adapter beside it. The arrays of the layer keep their names."""
+    """A `Linear` with an adapter beside it."""
 
     lora_a: Float[Array, "i r"]
     lora_b: Float[Array, "r *o"]
@@ -50,10 +50,9 @@ class LoRALinear(Linear):
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
-    """Put an adapter of rank `lora_rank` beside each linear layer that `lora_targets` names.
+    """Put an adapter beside each linear layer that `lora_targets` names. Raises UserError.
 
-    The model computes what it did, to the bit, while B is zero. Its matrices are stored in `lora_base_dtype`.
-    Raises UserError for a name that no layer has.
+    The model's own matrices are stored in `lora_base_dtype`. It computes what it did while B is zero.
     """
     model = jax.tree.map_with_path(
         lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model
@@ -71,10 +70,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
 
 
 def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
-    """Return the layers that `lora_targets=<text>` means: "all", or those whose names end with one given.
-
-    So c_proj, mlp.c_proj and blocks.mlp.c_proj all mean the MLP's last layer. Raises UserError.
-    """
+    """Return the layers whose names end with one given, as in mlp.c_proj, or "all". Raises UserError."""
     if text == "all":
         return {name for name, layer in layers.items() if layer.matrix}
     chosen = set()
@@ -89,26 +85,22 @@ def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
     return chosen
 
 
-def is_linear(x) -> bool:
-    return isinstance(x, Linear)
-
-
 def partition_trainable(model: GPT) -> tuple[GPT, GPT]:
-    """Split a model into (trainable, frozen): (adapters, base) with LoRA, else (everything, nothing).
+    """Split a model into (adapters, base), or without adapters into (everything, nothing).
 
-    Both have the model's structure, with None for what the other has; `eqx.combine` joins them again.
+    `eqx.combine` joins them again.
     """
     return eqx.partition(model, trainable(model))
 
 
 def trainable(model: GPT):
-    """Return a filter for `eqx.partition`: what a run trains of a model, which is all without adapters."""
+    """Return the filter of `partition_trainable`."""
     adapters = jax.tree.map_with_path(lambda path, _: path[-1].name.startswith("lora_"), model)
     return adapters if any(jax.tree.leaves(adapters)) else True
 
 
 def without_adapters(model: GPT) -> GPT:
-    """Return the base model of an adapted one, or its shapes, given shapes."""
+    """Return the base model of an adapted one, or of its shapes."""
 
     def below(x):
         return (x.weight, x.bias) if is_linear(x) else x  # the leaves of a Linear, in order
@@ -119,7 +111,7 @@ def without_adapters(model: GPT) -> GPT:
 
 
 def merge(model: GPT) -> GPT:
-    """Return the ordinary model, in float32, that computes what an adapted one does, to float32 rounding."""
+    """Return the ordinary float32 model that computes what an adapted one does, to rounding."""
 
     def merged(x):
         if not isinstance(x, LoRALinear):

@@ -25,7 +25,7 @@ from training.schedule import learning_rate
 
 
 def make_optimizer(options: Options, weights: GPT) -> optax.GradientTransformation:
-    """Make the optimizer of `weights`, or of their shapes. A `grad_clip` of 0 does not clip.
+    """Make the optimizer of `weights`, or of their shapes.
 
     Its state's structure depends on `optimizer` alone: a resumed run may change other options.
     """

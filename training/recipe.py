@@ -2,8 +2,8 @@
 
     step = compile_step(state, options)     # step(state, x, y) dispatches asynchronously
 
-A plain step computes loss and gradients of one microbatch. Each function below wraps that: for several
-microbatches, a pipeline, a CPU's smaller parts, and one reduction a step.
+A plain step computes loss and gradients of one microbatch. The functions below wrap that for several
+microbatches, a CPU's smaller parts, and one reduction a step.
 """
 
 import os
@@ -78,8 +78,8 @@ def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: I
 def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Wrap `mean` so that each device along the axes computes its rows, and averages once a step.
 
-    XLA alone would sum gradients over devices in every microbatch: six times the traffic for GPT-2 on eight
-    H100s, as planned (docs/benchmarks.md).
+    XLA alone would sum gradients in every microbatch: six times the traffic for GPT-2 on eight H100s, as
+    planned (docs/benchmarks.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
@@ -97,7 +97,7 @@ GATHERED_FRACTION = 1 / 8  # of a device's memory, for the gathered weights and 
 def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
     """Return the mesh axes over which gradients are summed once a step.
 
-    Along `fsdp`, each device then holds all weights and gradients at once.
+    `fsdp` is one of them if a device has room for all weights and gradients at once.
     """
     if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
         return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
@@ -110,7 +110,7 @@ CPU_TOKENS = 2048  # a CPU cuts larger microbatches, for temporaries that stay i
 
 
 def cpu_parts(options: Options, mesh: CurrentMesh) -> int:
-    """Return into how many parts a CPU cuts microbatches, for CPU_TOKENS tokens at most where they divide."""
+    """Return into how many parts a CPU cuts a microbatch."""
     B, T = options.batch_size, options.block_size
     rows = B // (mesh.sizes["data"] * mesh.sizes["fsdp"])  # of a device
     return next(n for n in range(1, rows + 1) if rows % n == 0 and (B * T <= n * CPU_TOKENS or n == rows))
@@ -147,7 +147,7 @@ MULTI_DEVICE_OPTIONS: dict[str, dict[str, str | bool]] = {
 
 
 def compiler_options() -> dict[str, str | bool]:
-    """Return XLA's options for the step on this mesh, but for those that the user has set."""
+    """Return XLA's options for the step, but for those that the user has set."""
     several = jax.sharding.get_abstract_mesh().size > 1
     options = MULTI_DEVICE_OPTIONS.get(device().platform, {}) if several else {}
     by_user = os.environ.get("XLA_FLAGS", "") + os.environ.get("LIBTPU_INIT_ARGS", "")

@@ -14,8 +14,8 @@ from jaxtyping import Array, Int, PyTree
 
 from config.command_line import UserError
 from config.options import SHAPE, VARIANTS, Options
-from layers.compute import Compute, device, max_logits, multiplies_bfloat16, result_dtype
-from layers.kernels import fastest_attention, missing
+from layers.compute import Compute, device, memory, multiplies_bfloat16
+from layers.kernels import NEEDS, available, fastest_attention
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -31,15 +31,9 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, and how the device computes it. Raises UserError."""
-    config = model_shape(options, vocab_size, eot)
-    return replace(config, compute=choose_compute(options, config))
+    """Describe the model that `options` ask for, and how the device computes it. Raises UserError.
 
-
-def model_shape(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, wherever it is computed. Raises UserError.
-
-    `eot` is the vocabulary's end-of-text token, if it has one; only `document_mask` needs it.
+    `eot` is the vocabulary's end-of-text token, if it has one: `document_mask` needs it.
     """
     if options.document_mask and eot is None:
         raise UserError(
@@ -53,39 +47,41 @@ def model_shape(options: Options, vocab_size: int, eot: int | None = None) -> GP
     else:
         shape = {name: value for name, value in shape.items() if name not in VARIANTS}
     try:
-        return config_class(vocab_size=vocab_size, eot=eot if options.document_mask else None, **shape)
+        config = config_class(vocab_size=vocab_size, eot=eot if options.document_mask else None, **shape)
     except ValueError as error:
         raise UserError(str(error)) from None
+    return replace(config, compute=choose_compute(options, config))
 
 
 def choose_compute(options: Options, config: GPTConfig) -> Compute:
     """Decide how to compute a model on the device. Raises UserError."""
+    on_cpu = device().platform == "cpu"
     dtype = options.dtype
     if dtype == "auto":
         dtype = "bfloat16" if multiplies_bfloat16() else "float32"
     # XLA's CPU compiler drops the barriers that keep recomputed operations apart; a loop keeps them apart.
     unrolled = not 0 < options.unroll < options.n_layer
-    loop = device().platform == "cpu" and options.remat != "none" and unrolled
+    loop = on_cpu and options.remat != "none" and unrolled
     return Compute(
         dtype=dtype,
-        result=result_dtype(dtype),
+        result="float32" if on_cpu else dtype,  # a CPU takes longer to round than to store
         attention=choose_attention(options, config, dtype),
         unroll=1 if loop else options.unroll,
         remat=options.remat,
-        max_logits=max_logits(),
+        max_logits=Compute.max_logits if on_cpu else memory() // (12 * 2),  # a twelfth, of two bytes each
     )
 
 
 def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
-    """Return the kernel of attention on the device. Raises UserError for one that it does not have."""
-    name = fastest_attention() if options.attention == "auto" else options.attention
-    lack = missing(name, config.block_size, config.head_size, dtype)
-    if options.attention == "auto":
-        return "einsum" if lack else name
-    if name != "einsum" and options.dropout:  # in training; evaluation has none
-        lack = lack or "dropout=0"
-    if lack:
-        raise UserError(f"attention={name} needs {lack}; use attention=auto")
+    auto = options.attention == "auto"
+    name = fastest_attention() if auto else options.attention
+    if name == "einsum":
+        return name
+    has_kernel = available(name, config.block_size, config.head_size, dtype)
+    if auto:
+        return name if has_kernel else "einsum"
+    if not has_kernel or options.dropout:  # in training; evaluation has none
+        raise UserError(f"attention={name} needs {NEEDS[name]}; use attention=auto")
     return name
 
 
@@ -102,7 +98,7 @@ def create_state(config: GPTConfig, options: Options) -> TrainState:
 
 @eqx.filter_jit(donate="all")
 def create_state_around(model: GPT, options: Options) -> TrainState:
-    """Return the state before the first step of a model that has weights already, which is consumed."""
+    """Return the state before the first step of a model that has weights, which is consumed."""
     return init_state(model, options)
 
 

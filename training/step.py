@@ -3,8 +3,7 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-The training loop calls what `compile_step` returns, which on a GPU or TPU returns at once, while the device
-computes.
+The training loop calls what `compile_step` returns.
 """
 
 from collections.abc import Callable
@@ -44,7 +43,7 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the next state, and this step's `loss`, `grad_norm` (before clipping) and `lr`.
 
-    The given arrays are donated: their memory is reused for the next state, so they cannot be read again.
+    The given arrays are donated: they cannot be read again.
     """
     weights, frozen = eqx.partition(state.model, recipe.trained)
     dropout, seed = recipe.options.dropout, recipe.options.seed
@@ -65,10 +64,10 @@ def train_step(
 def mean_loss(
     model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key: PRNGKeyArray | None = None
 ) -> Float[Array, ""]:
-    """Return the mean cross entropy of the next tokens y, of which not all logits are held at once."""
+    """Return the mean cross entropy of the next tokens y."""
     return chunked_cross_entropy(model.features(x, key=key), model.head, y, model.config.compute)
 
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
-    """Return the mean loss of one microbatch. It is differentiated by its first argument, not by `frozen`."""
+    """Return the mean loss of one microbatch, to differentiate by the first argument."""
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)

@@ -37,9 +37,9 @@ def run() -> list[tuple[float, list[tuple[int, int, int, int]]]]:
             i = waiting.pop(0)
             prompt, new = REQUESTS[i]
             who[engine.add(Request(np.arange(prompt), jax.random.key(i), new))] = i
-        before = {slot: engine.to_read(slot) for slot, s in enumerate(engine.slots) if s}
+        before = {slot: engine.to_read(slot) for slot in engine.sequences}
         pieces = engine.step(MOST)
-        after = {slot: engine.to_read(slot) for slot, s in enumerate(engine.slots) if s}
+        after = {slot: engine.to_read(slot) for slot in engine.sequences}
         drawn = {piece.slot: len(piece.tokens) for piece in pieces}
         rows = [(s, who[s], n - after.get(s, 0), drawn.get(s, 0)) for s, n in before.items()]
         steps.append((len(waiting), rows))

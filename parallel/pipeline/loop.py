@@ -1,12 +1,11 @@
 """Pipeline parallelism: each rank along the mesh axis `stage` has its own layers.
 
     python train.py ... --mesh=stage:4 --pipeline_schedule=1f1b --gradient_accumulation_steps=8
-    python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 
-schedule.py makes a table of what each rank does in each tick. One loop over ticks, inside the compiled step,
+schedule.py makes a table of what each rank does in each tick; one loop over ticks, inside the compiled step,
 carries it out. Residual streams go to the next rank, their gradients to the one before. A backward computes
 its stage again, from the stage's input. Stage 0 embeds the tokens; the last stage has the loss, and its
-forward is part of its backward. XLA handles the mesh's other axes.
+forward is part of its backward.
 """
 
 from collections.abc import Callable
@@ -34,12 +33,10 @@ from parallel.sharding import shard
 
 
 def split_blocks(model: GPT) -> tuple[GPT, Block]:
-    """Return the model without its blocks, and the blocks."""
     return eqx.tree_at(lambda model: model.blocks, model, None), model.blocks
 
 
 def join_blocks(rest: GPT, blocks: Block) -> GPT:
-    """Undo `split_blocks`."""
     return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
 
 
@@ -52,7 +49,6 @@ def with_gathered_table(model: GPT) -> GPT:
 
 
 def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callable:
-    """Return a function that every rank computes on its part of the arguments."""
     # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
     return jax.shard_map(
         function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
@@ -60,7 +56,7 @@ def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callab
 
 
 def data_axis() -> tuple[str, ...]:
-    """Return `data`, if it splits rows: its devices then sum their gradients once, after the last tick."""
+    """Return `data`, if it splits rows: its devices sum their gradients once, after the last tick."""
     return ("data",) if current_mesh().sizes["data"] > 1 else ()
 
 
@@ -83,8 +79,7 @@ Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], 
 class Pipeline:
     """A schedule, and the loop that carries it out.
 
-    Each rank takes its own branch of `lax.cond`. Communication inside a branch is along the other mesh axes,
-    so all devices that take part are in the same branch.
+    Each rank takes its own branch of `lax.cond`. Communication inside a branch is along the other mesh axes.
     """
 
     schedule: Schedule
@@ -148,7 +143,7 @@ class Pipeline:
     def _on_rank(self, table, rest, blocks, x, y, keys, *, loss: Loss, slots: tuple[int, int]):
         """Sum loss and gradients over the microbatches, on one rank.
 
-        Its blocks are (chunks, layers of a stage, ...), and its part of the table is (ticks, 1, fields).
+        Its blocks are (chunks, layers of a stage, ...); its part of the table is (ticks, 1, fields).
         """
         R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
         nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)

@@ -10,8 +10,8 @@ in how many forwards a rank does before its first backward:
     classic      ranks - 1 - r, as 1F1B is in most papers; only printed       arXiv:1806.03377
 
 In a tick each rank does at most one forward, then at most one backward; what it sends arrives in the next.
-In lock-step, neighbours in classic 1F1B wait for each other, so `1f1b` has twice its head start. A rank
-then holds up to 2 ranks - 1 stage inputs, for any number of microbatches.
+Neighbours in classic 1F1B would wait for each other, so `1f1b` has twice its head start. A rank then holds up
+to 2 ranks - 1 stage inputs, for any number of microbatches.
 """
 
 from dataclasses import dataclass
@@ -35,8 +35,7 @@ class Task(NamedTuple):
 class Row(NamedTuple):
     """A rank's work in a tick, in integers. A stage of -1 means none.
 
-    A slot keeps an array from the tick of its arrival to that of its last use. One more slot takes what is
-    not used.
+    A slot keeps an array from its arrival to its last use. One more slot takes what is not used.
     """
 
     forward: int  # stage; never the last, whose forward is a part of its backward
@@ -72,11 +71,9 @@ class Schedule:
 
     @property
     def stages(self) -> int:
-        """The number of parts that the layers are cut into."""
         return self.ranks * self.chunks
 
     def tasks(self, rank: int) -> list[Task]:
-        """Return the rank's tasks, in order."""
         R, C, M = self.ranks, self.chunks, self.microbatches
         group = R if self.name == "interleaved" else M  # microbatches through a chunk before the next chunk
         turns = [(c, m) for i in range(0, M, group) for c in range(C) for m in range(i, i + group)]
@@ -114,11 +111,10 @@ class Schedule:
 
     @property
     def ticks(self) -> int:
-        """The number of ticks of all tasks."""
         return max(self.when.values()) + 1
 
     def table(self) -> tuple[list[list[Row]], int, int]:
-        """Return the rows of every tick, one for each rank, and the numbers of input and cotangent slots."""
+        """Return each tick's rows, one for each rank, and the numbers of input and cotangent slots."""
         last, when, R = self.stages - 1, self.when, self.ranks
         inputs, cotangents = [], []  # (rank, key, the tick it arrives in, the tick it is last read in)
         for (kind, s, m), tick in when.items():
@@ -147,10 +143,9 @@ class Schedule:
 
 
 def allocate(values: list[tuple[int, tuple[int, int], int, int]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Assign each value the lowest free slot of its rank. Return the slots, and how many there are.
+    """Assign each value, (rank, key, tick of its arrival, tick of its last use), a free slot of its rank.
 
-    A value is (rank, key, tick of its arrival, tick of its last use). It arrives at the end of a tick, when
-    what the tick used is free.
+    It arrives at the end of a tick, when what the tick used is free. Return also the number of slots.
     """
     slots, free_from = {}, {}  # free_from[rank][slot] is a tick
     for rank, key, arrives, read in sorted(values, key=lambda value: value[2]):

@@ -1,4 +1,4 @@
-"""What a schedule comes to, in numbers and as text. The program that trains does not need it."""
+"""What a schedule comes to, in numbers and as text."""
 
 from parallel.pipeline.schedule import Schedule, Task
 
@@ -6,7 +6,6 @@ BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradi
 
 
 def describe(schedule: Schedule) -> str:
-    """Describe the ranks' tasks, the timeline, the bubble and what each rank holds."""
     ranks = range(schedule.ranks)
     lines = [f"rank {rank}: {' '.join(map(str, schedule.tasks(rank)))}" for rank in ranks]
     lines += ["", f"{schedule.ticks} ticks; stage.microbatch forward|backward", ""]
@@ -45,18 +44,15 @@ def spans(schedule: Schedule) -> dict[Task, tuple[int, int]]:
 
 
 def cost(task: Task) -> int:
-    """Return the task's time, in forwards of a stage."""
     return 1 if task.kind == "fwd" else BACKWARD
 
 
 def bubble(schedule: Schedule) -> float:
-    """Return the share of its time in which a rank is idle."""
     work = schedule.microbatches * schedule.chunks * (1 + BACKWARD)
     return 1 - work / max(end for _, end in spans(schedule).values())
 
 
 def inputs_held(schedule: Schedule, rank: int) -> int:
-    """Return the most stage inputs that the rank holds at once."""
     starts, ends = [0] * (schedule.ticks + 1), [0] * (schedule.ticks + 1)
     for task, tick in schedule.when.items():
         if task.stage % schedule.ranks == rank:

@@ -68,15 +68,6 @@ def test_the_cache_begins_anew_at_end_of_text_as_training_does(shape, ends):
     assert cache.documents[:, 0, -1, 0].tolist() == [11, 6]
 
 
-@pytest.mark.parametrize("position", ["learned", "rope"])
-def test_a_sample_after_end_of_text_reads_what_training_read(position):
-    eot, document = 64, slice(5, 12)
-    model = large(changed(TINY, position=position, n_kv_head=2, eot=eot))
-    tokens = random_tokens(changed(TINY, vocab_size=eot), B=1).at[0, jnp.array([5, 12])].set(eot)
-    features, _ = in_chunks(model, tokens[:, document], [])
-    assert distance(features, jax.jit(GPT.features)(model, tokens)[:, document]) < FLOAT32_ROUNDING
-
-
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(result):
     config = changed(TINY, n_kv_head=2, dtype="bfloat16", result=result, n_layer=3)

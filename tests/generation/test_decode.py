@@ -139,13 +139,6 @@ def test_the_same_key_gives_the_same_tokens_and_another_key_others(gpt2):
     assert (first != generated(gpt2, prompt(2, 5), 60, key=jax.random.key(8))).any()
 
 
-def test_each_token_is_a_draw_of_its_own(gpt2):
-    """Of 80 even draws among 65 tokens, 46 are different on average; of 3 draws repeated, 3 would be."""
-    indifferent = jax.tree.map(jnp.zeros_like, gpt2)
-    for row in generated(indifferent, prompt(2, 5), 80):
-        assert 35 < len(set(row.tolist())) < 57
-
-
 def test_asking_for_more_tokens_changes_none_of_the_first(gpt2):
     long = generated(gpt2, prompt(2, 5), 2 * S)
     for n in (1, CHUNK, CHUNK + 5, S):
@@ -197,12 +190,6 @@ def test_tokens_come_as_they_are_made(gpt2):
 
 def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
     assert list(generate(gpt2, prompt(2, 3), key=KEY, max_new_tokens=0)) == []
-
-
-def test_bfloat16_decodes():
-    model = make(changed(CONFIGS["llama"], dtype="bfloat16", n_layer=1))
-    new = generated(model, prompt(2, 5), 2 * S)
-    assert new.shape == (2, 2 * S) and (0 <= new).all() and (new < SHAPE["vocab_size"]).all()
 
 
 def test_the_weights_of_products_are_cast_once():

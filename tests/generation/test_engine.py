@@ -158,7 +158,8 @@ def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
     """Prompts have any length, come alone or together, and ask for log-probabilities or not."""
     with jax.set_mesh(make_mesh(mesh)):
         engine = Engine(jax.jit(shard)(large(replace(CONFIG, block_size=64, n_layer=1))), 2)
-        engine.compile()
+        for program in engine.programs():
+            program()
         assert (engine.buckets, engine.prompt_chunks) == ([32, 48, 64], [16, 32])
         caplog.clear()
         with jax.log_compiles():

@@ -77,11 +77,6 @@ def test_a_token_reads_the_last_tokens_up_to_itself_of_its_document(window, begi
             assert [s for s in range(T) if row[t, s]] == list(range(first, t + 1))
 
 
-def test_queries_may_be_anywhere_among_the_keys():
-    whole = causal_mask(jnp.arange(8)[None], 8, 3)
-    np.testing.assert_array_equal(causal_mask(jnp.array([[5, 6]]), 8, 3), whole[:, 5:7])
-
-
 # --- dropout ---
 
 

@@ -162,11 +162,6 @@ def collectives(mesh, microbatches=1):
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 
 
-@pytest.mark.slow
-def test_data_parallel_devices_only_sum():
-    assert {kind for body in collectives("data:8") for kind, _ in body} == {"all-reduce"}
-
-
 def test_fsdp_devices_gather_the_weights_of_one_layer_at_a_time_and_scatter_its_gradients():
     found = collectives("fsdp:8")
     D, F = 64, 192

@@ -287,15 +287,6 @@ def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run,
     assert [r.get("loss") for r in records(tmp_path)] == [r.get("loss") for r in records(lora_run)]
 
 
-@pytest.mark.slow
-def test_a_run_resumes_on_a_mesh_with_a_bfloat16_base(tiny, base_run, tmp_path):
-    changes = dict(mesh="data:2,fsdp:2,tensor:2", lora_base_dtype="bfloat16")
-    train.main(adapt(tiny, base_run, tmp_path, max_iters=5, **changes))
-    train.main([f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=10", "--mesh=fsdp:4"])
-    assert load_run_with_adapters(str(tmp_path))[0].wte.dtype == jnp.bfloat16
-    assert load_run(str(tmp_path))[0].wte.dtype == jnp.float32
-
-
 def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_run, tmp_path, capsys):
     train.main([f"--out_dir={lora_run}", "--init_from=resume", "--eval_only=True"])
     val_loss = float(capsys.readouterr().out.split("val loss ")[-1])

@@ -35,21 +35,6 @@ def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dty
     assert (config.vocab_size, found.dtype, found.result, found.attention) == (V, dtype, result, attention)
 
 
-@pytest.mark.parametrize(
-    "device, changes, says",
-    [
-        (CPU, dict(attention="splash"), "attention=splash needs a TPU; use attention=auto"),
-        (H100, dict(attention="splash"), "attention=splash needs a TPU; use attention=auto"),
-        (H100, dict(attention="cudnn", dtype="float32"), "attention=cudnn needs an NVIDIA GPU, "),
-        (H100, dict(attention="cudnn", dropout=0.1), "attention=cudnn needs dropout=0; use attention=auto"),
-        (V5E, dict(attention="splash"), "attention=splash needs a block_size that is a multiple of 128"),
-    ],
-)
-def test_attention_that_cannot_be_as_asked_for_is_refused_with_the_reason(device, changes, says):
-    with on(*device):
-        assert refusal(model_config, replace(TINY, **changes), V).startswith(says)
-
-
 @pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])
 def test_a_model_that_cannot_be_is_one_line(name, value):
     assert f"{name}={value}" in refusal(model_config, replace(TINY, **{name: value}), V)

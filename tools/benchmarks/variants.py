@@ -17,7 +17,7 @@ from config.command_line import UserError
 from config.options import Options
 from data.dataset import Dataset
 from model import GPTConfig
-from parallel.batches import StepBatches
+from parallel.sharding import StepBatches
 from runs.hardware import reuse_freed_memory
 from runs.metrics import Metrics
 from training.recipe import compile_step

@@ -32,24 +32,23 @@ class Lens(NamedTuple):
 
 
 def attention(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "L H T T"]:
-    """Return the attention weights of every head; a row is the token that reads, and sums to 1."""
+    """Return every head's weights. A row is the token that reads, and sums to 1."""
     T = len(tokens)
     return np.asarray(_attention(model, padded(model, tokens)), np.float32)[:, :, :T, :T]
 
 
 def lens(model: GPT, tokens: Int[np.ndarray, " T"], k: int) -> Lens:
-    """Return what the head predicts after each layer, and the sizes of the stream's parts."""
     T = len(tokens)
     return Lens(*(np.asarray(x)[:, :T] for x in _lens(model, padded(model, tokens), k)))
 
 
 def nats(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
-    """Return -log p of each token, given those before it."""
+    """Return -log p of each token after the first."""
     return np.asarray(_nats(model, padded(model, tokens)))[: len(tokens) - 1]
 
 
 def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
-    """Pad the tokens, which do not see it, to a power of two, so that few lengths have to be compiled.
+    """Pad the tokens, which do not see it, to a power of two, so that few lengths are compiled.
 
     Raises ValueError for no token, or more than block_size.
     """

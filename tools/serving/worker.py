@@ -59,7 +59,7 @@ class Worker:
             self.engine = make_engine(model)
         except Exception as error:
             raise cannot_start(error) from None
-        self.slots = len(self.engine.slots)
+        self.slots = self.engine.slots
         self.room = self.slots + max_waiting
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 

@@ -8,7 +8,7 @@ from scipy.special import log_softmax
 from config.options import Options
 from parallel.mesh import make_mesh
 from tests.helpers import FLOAT32_ROUNDING, MODERN, moved
-from training.evaluation import score
+from tools.evaluation.score import score
 from training.state import create_state, model_config
 
 SHAPE = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, dtype="float32")
