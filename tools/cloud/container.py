@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from config.command_line import UserError
-from data.dataset import is_prepared
+from data.dataset import SMALL_DATASETS, is_prepared
 from tools.cloud import MOUNTED, VOLUME, modal
-from tools.cloud.jobs import Job, prepare, prepares_itself, resume_options, run_job
+from tools.cloud.jobs import Job, prepare, resume_options, run_job
 from tools.cloud.options import LaunchOptions
 from tools.cloud.supervise import ROOT
 
@@ -44,8 +44,9 @@ def run_in_container(job: Job, options: LaunchOptions) -> int:
             print(f"error: {error}", flush=True)
             return 2
     status, stop = 0, None
-    if job.dataset and prepares_itself(job.dataset) and not is_prepared(MOUNTED / "data" / job.dataset):
-        status, stop = prepare(MOUNTED / "data" / job.dataset, [], end - time.monotonic())
+    data = MOUNTED / "data" / (job.dataset or "")
+    if job.dataset in SMALL_DATASETS and not is_prepared(data):
+        status, stop = prepare(data, [], end - time.monotonic())
     if status == 0:
         job.folder.mkdir(parents=True, exist_ok=True)
         os.chdir(job.folder)

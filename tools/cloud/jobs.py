@@ -20,7 +20,6 @@ from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
 from tools.cloud.supervise import ROOT, run_script
 
-SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")  # of a first model
 SCRATCH = "<a folder>"  # in a job's words: a temporary one
 
 
@@ -86,7 +85,8 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, str | None]:
         words = [word.replace(SCRATCH, scratch) for word in job.words]
         status, stop = run_script(COMMANDS[job.command].script, words, seconds)
     if status == 0 and job.sample:
-        run_script("sample.py", [f"--out_dir={job.folder}", *SAMPLE])
+        words = [f"--out_dir={job.folder}", "--start=def ", "--num_samples=1", "--max_new_tokens=200"]
+        run_script("sample.py", words)
     return status, stop
 
 
@@ -101,11 +101,6 @@ def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, str | 
 
 def has_script(dataset: str) -> bool:
     return is_plain_name(dataset) and (ROOT / "data" / dataset / "prepare.py").is_file()
-
-
-def prepares_itself(dataset: str) -> bool:
-    """Tell whether a data set is one that is prepared unasked."""
-    return dataset in SMALL_DATASETS
 
 
 def options_of(name: str) -> type[Any]:
@@ -152,7 +147,7 @@ def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTE
     if not is_plain_name(name):
         known = ", ".join(known_datasets())
         raise UserError(f"prepare {name}: first comes the name of a data set: {known}, or a new one")
-    if parent == MOUNTED and not prepares_itself(name):
+    if parent == MOUNTED and name not in SMALL_DATASETS:
         arguments = parse(words, f"Prepare {name}.", Path(name), Hub(name) if has_script(name) else None)
         if arguments.to != Path(name):
             raise UserError(f"--to={arguments.to}: the Volume has it as data/{name}: leave it out")

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError
+from data.dataset import SMALL_DATASETS
 from tools.cloud import MOUNTED, VOLUME, container, modal
-from tools.cloud.jobs import COMMANDS, Job, prepares_itself
+from tools.cloud.jobs import COMMANDS, Job
 from tools.cloud.options import BURST, PRICES_READ, LaunchOptions, machine_of
 from tools.cloud.places import Runs, fetch
 from tools.cloud.supervise import ROOT
@@ -94,9 +95,8 @@ def check_job(runs: Runs, job: Job) -> None:
         runs.check(job.name)
     if job.command in container.CLAIMED:
         container.claim(job.name)
-    if not job.dataset or prepares_itself(job.dataset):
-        return
-    if not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
+    large = job.dataset and job.dataset not in SMALL_DATASETS
+    if large and not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
         raise UserError(
             f"dataset={job.dataset}: the Volume has no such data set: first modal run app.py::prepare "
             f"--run-on-remote true {job.dataset}, or modal volume put {VOLUME} <its folder> data/<its name>"

@@ -76,7 +76,7 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
         left = due if options.dry_run else take_results(due, ended)
         jobs = []
         for task in left:
-            job = make_job("train", task.words(), replace(options, run_name=name_of(task)))
+            job = make_job("train", task.words(), replace(options, run_name=f"{task.experiment}.{task.folder.name}"))
             jobs.append(replace(job, command="experiment"))  # whose script leaves a result.json
         if not jobs or not announce(jobs, options):
             return 0
@@ -89,16 +89,12 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
     return run(program.EXPERIMENTS, words, train=train if remote else None)
 
 
-def name_of(task: Task) -> str:
-    return f"{task.experiment}.{task.folder.name}"
-
-
 def take_results(due: list[Task], ended: Callable[[Task, dict], None]) -> list[Task]:
     """Give the Volume's results to `ended`. Return the runs without one."""
     runs = Runs(remote=True)
     left = []
     for task in due:
-        if result := runs.read(f"{name_of(task)}/result.json"):
+        if result := runs.read(f"{task.experiment}.{task.folder.name}/result.json"):
             ended(task, json.loads(result))
         else:
             left.append(task)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from pydantic import Field
 
 from config.command_line import UserError, spell
@@ -50,7 +50,6 @@ async def model(served: Here) -> dict:
         "config": asdict(config) | {"kv_heads": config.kv_heads, "hidden": config.hidden},
         "vocab_size": served.vocab_size,
         "tokenizer": type(served.tokenizer).__name__,
-        "eot": served.eot,
         "parameters": [
             {
                 "name": name,
@@ -82,18 +81,15 @@ def limits(served: Served) -> dict[str, int]:
 @inside.get("/checkpoints")
 def checkpoints(served: Here) -> dict:
     with TURN:
-        return {
-            "served": served.worker.version,
-            "checkpoints": served.run.checkpoints() if served.run else [],
-        }
+        return {"checkpoints": served.run.checkpoints() if served.run else []}
 
 
 @inside.get("/run")
-def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0, file: str = "") -> dict:
+def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
     """The run's new records: see `Run.records`."""
     if served.run is None:
         raise ApiError("the model that is served is not a run's", status=404, code="no_run")
-    return served.run.records(offset, file)
+    return served.run.records(offset)
 
 
 # Text
@@ -104,17 +100,16 @@ class Text(Body):
     tokens: Ids | None = None
 
 
-class PlacesBody(Text, Drawing):
-    prompt: int = Field(0, ge=0)
+class LossBody(Text):
     checkpoint: str | None = None
+
+
+class PlacesBody(LossBody, Drawing):
+    prompt: int = Field(0, ge=0)
 
 
 class LensBody(Text):
     k: int = Field(5, ge=1, le=20)
-
-
-class LossBody(Text):
-    checkpoints: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
 
 
 def read_text(fields: Text, served: Served, most: int | None = None) -> Int[np.ndarray, " T"]:
@@ -131,8 +126,8 @@ def read_text(fields: Text, served: Served, most: int | None = None) -> Int[np.n
 
 def answer(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Response:
     """Answer with the tokens, each with its text, which is "" in the middle of a character."""
-    whole = read_prompt(served.tokenizer, ids)
-    told = [{"id": token.id, "text": whole.text[token.start : token.end]} for token in whole.tokens]
+    text, tokens = read_prompt(served.tokenizer, ids)
+    told = [{"id": token.id, "text": text[token.start : token.end]} for token in tokens]
     return JSONResponse({"tokens": told, **found})
 
 
@@ -195,24 +190,16 @@ def lens_of(served: Here, fields: LensBody) -> Response:
 
 @inside.post("/loss")
 def loss_of(served: Here, fields: LossBody) -> Response:
-    """How surprising each token of a text was, to one or two checkpoints of the run."""
+    """How surprising each token of a text was, to a checkpoint of the run."""
     ids = read_text(fields, served, limits(served)["tokens"])
     if min(len(ids), served.model.config.block_size) < 2:
         raise ApiError("a loss takes two tokens at least, of the text and of the model's block_size", "text")
-    losses = []
-    for name in fields.checkpoints or [served.worker.version]:
-        with TURN, served.worker.on_devices():
-            found = surprise(weights_of(served, name), ids)
-        losses.append({"checkpoint": name, "nats": rounded(found)})
-    return answer(served, ids, losses=losses)
-
-
-def surprise(model: GPT, ids: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
-    """Return -log p of each token but the first, window by window."""
-    found = np.empty(len(ids) - 1, np.float32)
-    for start, first, last in windows(len(ids) - 1, 0, model.config.block_size - 1):
-        found[first - 1 : last] = nats(model, ids[start : last + 1])[first - 1 - start :]
-    return found
+    found = []
+    with TURN, served.worker.on_devices():
+        model = weights_of(served, fields.checkpoint)
+        for start, first, last in windows(len(ids) - 1, 0, model.config.block_size - 1):
+            found += rounded(nats(model, ids[start : last + 1])[first - 1 - start :])
+    return answer(served, ids, nats=found)
 
 
 def weights_of(served: Served, name: str | None) -> GPT:

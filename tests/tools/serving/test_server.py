@@ -28,7 +28,7 @@ KEY = "correct horse".replace(" ", "-")
 @pytest.fixture(scope="module")
 def url(char_run):
     """One slot, so that a second request waits."""
-    limits = {"max_waiting": 1, "max_tokens": 1000000, "max_body": 5000}
+    limits = {"max_waiting": 1, "max_tokens": 1000000}
     with serving(out_dir=str(char_run), **limits, api_key=KEY) as (url, _):
         yield url
 
@@ -95,7 +95,7 @@ def test_without_the_key_nothing_is_answered(url, client):
 @pytest.mark.parametrize(
     "headers, status",
     [
-        *[({"Host": host}, 200) for host in ("localhost:1", "[::1]:80", "127.0.0.1", "gpt.example")],
+        *[({"Host": host}, 200) for host in ("localhost:1", "127.0.0.1", "gpt.example")],
         ({"Host": "evil.example"}, 400),  # whose address has become ours: DNS rebinding
         ({"Host": "127.0.0.1.evil.example"}, 400),
         ({"Host": "localhost", "Origin": "http://localhost"}, 200),
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_one_line(char_run, url):
 
 
 def test_limits_of_a_request(post):
-    assert post(prompt="a" * 5000).status_code == 413
+    assert post(prompt="a" * 2**20).status_code == 413
     assert "lacks '!'" in error(post(prompt="a!"))[1]
     assert "needs at least one token" in error(post(prompt=""))[1]  # this tokenizer has no end of text
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again

@@ -103,8 +103,8 @@ class Loss {
   // The bits of each token but the first, as a checkpoint has it: asked for once.
   async bitsOf(name) {
     if (!this.bits.has(name)) {
-      const answer = await post("inside/loss", { tokens: this.tokens.map(({ id }) => id), checkpoints: [name] });
-      this.bits.set(name, answer.losses[0].nats.map((nats) => nats / Math.LN2));
+      const answer = await post("inside/loss", { tokens: this.tokens.map(({ id }) => id), checkpoint: name });
+      this.bits.set(name, answer.nats.map((nats) => nats / Math.LN2));
     }
     return this.bits.get(name);
   }
