@@ -76,7 +76,9 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
         left = due if options.dry_run else take_results(due, ended)
         jobs = []
         for task in left:
-            job = make_job("train", task.words(), replace(options, run_name=f"{task.experiment}.{task.folder.name}"))
+            job = make_job(
+                "train", task.words(), replace(options, run_name=f"{task.experiment}.{task.folder.name}")
+            )
             jobs.append(replace(job, command="experiment"))  # whose script leaves a result.json
         if not jobs or not announce(jobs, options):
             return 0

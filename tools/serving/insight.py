@@ -15,9 +15,9 @@ from pydantic import Field
 from config.command_line import UserError, spell
 from model import GPT
 from runs.checkpoint import arrays_by_name
-from tools.inside.views import attention, lens, nats
+from tools.inside.views import attention, lens
 from tools.serving.errors import ApiError
-from tools.serving.places import places, windows
+from tools.serving.places import places
 from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
 from tools.serving.text import read_prompt, spelling
@@ -96,31 +96,24 @@ def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict
 
 
 class Text(Body):
-    text: str | None = None
-    tokens: Ids | None = None
+    text: str | Ids
 
 
-class LossBody(Text):
-    checkpoint: str | None = None
-
-
-class PlacesBody(LossBody, Drawing):
+class PlacesBody(Text, Drawing):
     prompt: int = Field(0, ge=0)
+    checkpoint: str | None = None
 
 
 class LensBody(Text):
     k: int = Field(5, ge=1, le=20)
 
 
-def read_text(fields: Text, served: Served, most: int | None = None) -> Int[np.ndarray, " T"]:
+def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
     """Return the tokens, which may be `most`. Raises ApiError."""
-    if (fields.text is None) == (fields.tokens is None):
-        raise ApiError("give either text, a string, or tokens, a list of token ids", "text")
-    param = "text" if fields.tokens is None else "tokens"
-    ids = read_ids(served, param, getattr(fields, param))
-    if most is not None and len(ids) > most:
-        message = f"{param} has {len(ids)} tokens, and this takes {most} at most: give a part of it"
-        raise ApiError(message, param, code="context_length_exceeded")
+    ids = read_ids(served, "text", fields.text)
+    if len(ids) > most:
+        message = f"text has {len(ids)} tokens, and this takes {most} at most: give a part of it"
+        raise ApiError(message, "text", code="context_length_exceeded")
     return ids
 
 
@@ -144,7 +137,7 @@ def rounded(x: np.ndarray) -> list:
 
 @inside.post("/tokens")
 async def tokens(served: Here, fields: Text) -> Response:
-    return answer(served, read_text(fields, served))
+    return answer(served, read_ids(served, "text", fields.text))
 
 
 # Views
@@ -186,20 +179,6 @@ def lens_of(served: Here, fields: LensBody) -> Response:
         seen = lens(served.model, ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
     return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
-
-
-@inside.post("/loss")
-def loss_of(served: Here, fields: LossBody) -> Response:
-    """How surprising each token of a text was, to a checkpoint of the run."""
-    ids = read_text(fields, served, limits(served)["tokens"])
-    if min(len(ids), served.model.config.block_size) < 2:
-        raise ApiError("a loss takes two tokens at least, of the text and of the model's block_size", "text")
-    found = []
-    with TURN, served.worker.on_devices():
-        model = weights_of(served, fields.checkpoint)
-        for start, first, last in windows(len(ids) - 1, 0, model.config.block_size - 1):
-            found += rounded(nats(model, ids[start : last + 1])[first - 1 - start :])
-    return answer(served, ids, nats=found)
 
 
 def weights_of(served: Served, name: str | None) -> GPT:

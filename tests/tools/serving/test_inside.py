@@ -95,7 +95,7 @@ def test_places_past_the_block_size_are_those_that_the_engine_drew_from(server, 
     body = {"prompt": prompt, "max_tokens": 3 * BLOCK_SIZE, "seed": 1, "logprobs": 0}
     written = ask(f"{server[0]}/v1/completions", body)[1]["choices"][0]["logprobs"]
     whole = prompt + written["token_ids"]
-    places = post("places", tokens=whole, prompt=len(prompt))["places"]
+    places = post("places", text=whole, prompt=len(prompt))["places"]
     told = [np.log(place["before"]) for place in places[len(prompt) : -1]]
     assert told == pytest.approx(written["token_logprobs"], abs=2e-3)
 
@@ -142,27 +142,12 @@ def test_the_lens_ends_in_the_models_own_prediction(post, server):
 
 
 @pytest.mark.parametrize("iteration", [5, 20])
-def test_the_loss_of_a_checkpoint(post, run, iteration):
-    found = post("loss", text=TEXT[:24], checkpoint=f"iter-{iteration}")["nats"]
+def test_places_of_a_checkpoint_have_its_loss(post, run, iteration):
+    places = post("places", text=TEXT[:24], checkpoint=f"iter-{iteration}")["places"]
     ids = np.array([[SYMBOLS.index(c) for c in TEXT[:24]]], np.int32)
     expected = nll(forward(load_run(str(run), iteration)[0], ids[:, :-1]), ids[:, 1:])[0]
+    found = [-np.log(place["before"]) for place in places[1:-1]]
     assert found == pytest.approx(np.asarray(expected), rel=1e-3)
-
-
-def test_a_text_longer_than_the_block_size_has_a_loss_at_every_place(post, server):
-    text = TEXT[:100]
-    ids = [SYMBOLS.index(c) for c in text]
-    found = post("loss", text=text)["nats"]
-    assert len(found) == 99
-    rows = np.zeros((BLOCK_SIZE + 1, BLOCK_SIZE + 1), np.int32)  # row n: the n tokens before the 70th, and it
-    for n in range(1, BLOCK_SIZE + 1):
-        rows[n, : n + 1] = ids[70 - n : 71]
-    own = nll(forward(server[1].model, rows[:, :-1]), rows[:, 1:])
-    told = [own[n, n - 1] for n in range(BLOCK_SIZE // 2 - 1, BLOCK_SIZE)]  # half a block's tokens, or more
-    assert min(abs(found[69] - np.array(told))) < 1e-3
-    whole = np.array([ids[:BLOCK_SIZE]], np.int32)
-    first = nll(forward(server[1].model, whole[:, :-1]), whole[:, 1:])
-    assert found[: BLOCK_SIZE - 1] == pytest.approx(np.asarray(first[0]), rel=1e-3)
 
 
 def test_checkpoints_are_listed_with_their_validation_loss(server):
@@ -213,7 +198,7 @@ def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, mo
     assert ask(f"{address}/inside/checkpoints") == (200, {"checkpoints": []})
     status, answer = ask(f"{address}/inside/run")
     assert (status, answer["error"]["code"]) == (404, "no_run")
-    status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoint": "iter-5"})
+    status, answer = ask(f"{address}/inside/places", {"text": "the", "checkpoint": "iter-5"})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
 
 
@@ -221,19 +206,17 @@ def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, mo
 
 BAD = [
     ("places", {}, "text"),
-    ("places", {"text": "the", "tokens": [1]}, "text"),
     ("places", {"text": ""}, "text"),
     ("places", {"text": "Ω"}, "text"),
     ("places", {"text": "the " * 5000}, "text"),
-    ("places", {"tokens": [1, 99]}, "tokens"),
-    ("places", {"tokens": [1, 1.5]}, "tokens"),
+    ("places", {"text": [1, 99]}, "text"),
+    ("places", {"text": [1, 1.5]}, "text"),
     ("places", {"text": "the", "prompt": 4}, "prompt"),
     ("places", {"text": "the", "top_p": 0}, "top_p"),
     ("places", {"text": "the", "out_dir": "/"}, "out_dir"),
     ("attention", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
-    ("lens", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
+    ("lens", {"text": [0] * (BLOCK_SIZE + 1)}, "text"),
     ("lens", {"text": "the", "k": 10**30}, "k"),
-    ("loss", {"text": "t"}, "text"),
 ]
 
 
@@ -247,7 +230,7 @@ def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
     "name", ["iter-6", "iter-", "5", "../run", "/etc/passwd", "start", "iter-5/../iter-10", ""]
 )
 def test_a_checkpoint_is_named_by_the_list_alone(server, name):
-    status, answer = ask(f"{server[0]}/inside/loss", {"text": "the", "checkpoint": name})
+    status, answer = ask(f"{server[0]}/inside/places", {"text": "the", "checkpoint": name})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
 
 
@@ -263,7 +246,7 @@ def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):
         for path in (run / "checkpoints" / "5" / "model").rglob("*"):
             if path.is_file():
                 path.write_bytes(b"")
-        status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoint": "iter-5"})
+        status, answer = ask(f"{address}/inside/places", {"text": "the", "checkpoint": "iter-5"})
     assert status == 404 and str(tmp_path) not in answer["error"]["message"]
 
 
