@@ -6,8 +6,8 @@
     python app.py NAME ...                                          without --run-on-remote, in either form
     python app.py NAME --dry-run ...                                what would run there, and at what cost
 
-NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, experiment, list, watch or
-fetch: docs/cloud.md. Words that are not options of the launcher (python app.py --help) go to its script.
+NAME is train, sample, prepare, evaluate, bench, export, serve, sweep, experiment, list, watch or fetch:
+docs/cloud.md. Words that are not options of the launcher (python app.py --help) go to its script.
 """
 
 if __name__ == "__main__":
@@ -91,7 +91,7 @@ def job_here(name: str, words: list[str], options: LaunchOptions, first: bool) -
         return preparing_job(words, options, ROOT)
     run = options.run_name or ("out-quickstart" if first else "")
     folder = Path(run or Options.out_dir)
-    if run or name == "profile":
+    if run:
         words = [*words, *words_on(name, folder)]
     return Job(name, [*words, "--init_from=auto"] if first else words, folder, sample=first)
 

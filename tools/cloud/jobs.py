@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,8 +19,6 @@ from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
 from tools.cloud.supervise import ROOT, run_script
 
-SCRATCH = "<a folder>"  # in a job's words: a temporary one
-
 
 class Command(NamedTuple):
     """A command's script; the words that follow the user's; its results, in the run's folder."""
@@ -35,10 +32,6 @@ class Command(NamedTuple):
 SHORT = {"timeout_hours": 1.0, "retries": 0}
 BRIEF = {"gpu": "L4", "timeout_hours": 0.25, "retries": 1}
 ON_CPUS = {"gpu": "none", "cores": 4} | SHORT
-PROFILE = (
-    *("--profile={run}/profile", f"--out_dir={SCRATCH}", "--max_iters=14"),
-    *("--eval_iters=1", "--wandb_log=False", "--init_from=auto"),
-)
 EVALUATE = ("--out_dir={run}", "--json={run}/evaluate.json")
 COMMANDS = {
     "train": Command("train.py"),
@@ -46,7 +39,6 @@ COMMANDS = {
     "prepare": Command("data/prepare.py", (), defaults={"gpu": "none", "cores": 16, "retries": 1}),
     "evaluate": Command("evaluate.py", EVALUATE, ("evaluate.json",), SHORT),
     "bench": Command("bench.py", ("--out_dir={run}", "--init_from=resume"), defaults=SHORT),
-    "profile": Command("train.py", PROFILE, ("profile",), SHORT),
     "export": Command("export.py", ("--out_dir={run}", "--to={run}/export"), ("export",), ON_CPUS),
     "serve": Command("serve.py", defaults={"retries": 0}),
     "experiment": Command("experiments/rented.py", defaults=BRIEF),
@@ -79,11 +71,7 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, str | None]:
     """Run a job's script. Return as `run_script` does."""
     if job.command == "prepare":
         return prepare(job.folder, job.words, seconds)
-    with tempfile.TemporaryDirectory() as scratch:
-        if job.command == "profile" and (job.folder / "options.json").exists():
-            shutil.copy(job.folder / "options.json", scratch)  # a new run with these is traced
-        words = [word.replace(SCRATCH, scratch) for word in job.words]
-        status, stop = run_script(COMMANDS[job.command].script, words, seconds)
+    status, stop = run_script(COMMANDS[job.command].script, job.words, seconds)
     if status == 0 and job.sample:
         words = [f"--out_dir={job.folder}", "--start=def ", "--num_samples=1", "--max_new_tokens=200"]
         run_script("sample.py", words)
@@ -132,7 +120,7 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
         values["start"] = import_module("sample").read_prompt(values["start"])
     if options.gpu != "none" and "device" in option_types(reader):
         values = {"device": "cuda"} | values  # or JAX might compute on the CPU
-    if name in ("train", "profile") and not (of_a_run or values.get("init_from") in RESUMING):
+    if name == "train" and values.get("init_from") not in RESUMING:
         values = {"dataset": Options.dataset} | values
     words = [f"--{option}={value}" for option, value in values.items()] + own
     check_files(words)

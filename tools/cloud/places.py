@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -108,10 +107,7 @@ def fetch(run: str, results: tuple[str, ...] = ()) -> None:
             raise UserError(f"{run}/ is here already: move it away, and fetch again")
     for path in [Path(run, result) for result in results] or [Path(run)]:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        get = [sys.executable, "-m", "modal", "volume", "get", VOLUME, f"runs/{path.as_posix()}"]
+        get = [sys.executable, "-m", "modal", "volume", "get", "--force", VOLUME, f"runs/{path.as_posix()}"]
         if status := subprocess.run([*get, path.parent]).returncode:
             raise UserError(f"{path}: modal volume get ended with status {status}: remove it, and try again")
         print(f"{path} is here now")
