@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
             threading.Thread(target=follow, args=(served, options, mesh), daemon=True).start()
         # Uvicorn finishes what runs, restores this, and raises the signal again.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        from tools.serving.app import make_server  # while the engine compiles: FastAPI takes long to import
+        from tools.serving.app import make_server  # meanwhile the engine compiles
 
         try:
             make_server(served).run([listener])

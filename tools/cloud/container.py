@@ -1,4 +1,4 @@
-"""Run a job in a container at Modal. The Volume has runs/, data/, cache/; Modal commits it now and then."""
+"""Run a job in a container at Modal, which commits its Volume now and then."""
 
 import json
 import os
@@ -27,8 +27,8 @@ AGAIN = "the next attempt, or the same command, goes on from the last checkpoint
 def run_in_container(job: Job, options: LaunchOptions) -> int:
     """Run a job. Return the exit status of its script.
 
-    Modal starts another attempt after an exception: for a script that was killed or stopped, or whose time is
-    up. A failure of the script itself would repeat.
+    After an exception Modal starts another attempt: for a script that was killed or stopped, or whose time is
+    up. A failure of its own would repeat.
     """
     seconds = options.timeout_hours * 3600
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
@@ -91,7 +91,6 @@ def open_calls() -> "modal.Dict":
 
 
 def has_ended(call: str) -> bool:
-    """Tell whether a call has ended."""
     theirs = modal.exception
     try:
         return modal.FunctionCall.from_id(call).get(timeout=0) is not None

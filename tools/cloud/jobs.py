@@ -63,7 +63,6 @@ class Job:
 
 
 def words_on(name: str, run: Path) -> list[str]:
-    """Return the words by which a command's script works on a run."""
     return [word.format(run=run) for word in COMMANDS[name].words]
 
 
@@ -99,7 +98,7 @@ def options_of(name: str) -> type[Any]:
 
 
 def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job for Modal, checked by its script's reader; a config file may lie anywhere."""
+    """Return the job for Modal, checked by its script's reader. Raises UserError."""
     if name == "prepare":
         return preparing_job(argv, options)
     reader, own = options_of(name), []
@@ -130,7 +129,6 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
 
 
 def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTED) -> Job:
-    """Return the job that prepares a data set of data/, or the user's documents. Raises UserError."""
     name, *words = argv or [""]
     if not is_plain_name(name):
         known = ", ".join(known_datasets())
@@ -155,6 +153,5 @@ def check_files(words: list[str]) -> None:
 
 
 def resume_options(run: Path) -> list[str]:
-    """Return the option that resumes a run; none without a checkpoint."""
     begun = (run / "damaged").exists() or any(x.name.isdigit() for x in (run / "checkpoints").glob("*"))
     return ["--init_from=auto"] if begun else []

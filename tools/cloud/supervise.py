@@ -20,7 +20,7 @@ def run_script(script: str, words: list[str], seconds: float = math.inf) -> tupl
     train.py saves a checkpoint and ends with status 143.
     """
     stop, deadline = None, time.monotonic() + seconds
-    # Hidden from the script, as a terminal sends it there too: at its second signal train.py does not save.
+    # A terminal sends it to the script too: at its second signal train.py does not save.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if HAS_MASK else set()
     process = subprocess.Popen([sys.executable, str(ROOT / script), *words])
     try:

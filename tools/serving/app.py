@@ -77,7 +77,7 @@ api = APIRouter()
 
 
 async def health(served: Here) -> JSONResponse:
-    """Whether the server computes; how many requests run, and how many run or wait."""
+    """Whether the server computes; how many requests run, or wait."""
     worker = served.worker
     figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.slots}
     ready = worker.works and worker.compiled >= FIRST  # for a first answer

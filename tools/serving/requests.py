@@ -42,7 +42,6 @@ NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 def as_list(value: Any) -> Any:
-    """Put one text, or one list of ids, into a list."""
     return value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
 
 
@@ -59,8 +58,6 @@ class StreamOptions(Body):
 
 
 class Common(Drawing):
-    """The fields of both completions."""
-
     model: str | None = None
     max_tokens: int | None = Field(
         None, ge=0, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")

@@ -97,5 +97,4 @@ class Served:
 
     @property
     def vocab_size(self) -> int:
-        """The number of tokens that the model and the tokenizer both know."""
         return self.worker.engine.vocab_size

@@ -14,8 +14,7 @@ from tests.models import forward, nll
 from tests.tools.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
 from tools.inside.views import attention, lens
 from tools.serving.app import PAGE
-from tools.serving.insight import inside
-from tools.serving.places import windows
+from tools.serving.insight import inside, windows
 from tools.serving.served import Run
 
 
