@@ -81,9 +81,6 @@ def test_places_have_the_models_probabilities_and_those_that_are_drawn_from(post
         else:
             assert "before" not in place
     assert {answer["names"][str(i)] for i in answer["places"][1]["likeliest"]} <= set(SYMBOLS)
-
-
-def test_at_temperature_0_the_likeliest_is_certain(post):
     for place in post("places", text="the", temperature=0)["places"][1:]:
         assert place["likeliest_after"] == [1.0] + [0.0] * 9
 
@@ -231,12 +228,6 @@ def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
 def test_a_checkpoint_is_named_by_the_list_alone(server, name):
     status, answer = ask(f"{server[0]}/inside/places", {"text": "the", "checkpoint": name})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
-
-
-@pytest.mark.parametrize("offset", ["-1", "x", "1e3", "9" * 20, "%C2%B2"])
-def test_an_offset_is_a_number_of_bytes(server, offset):
-    status, answer = ask(f"{server[0]}/inside/run?offset={offset}")
-    assert (status, answer["error"]["param"]) == (400, "offset")
 
 
 def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):

@@ -1,6 +1,5 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -20,7 +19,6 @@ from generation.engine import Engine
 from tests.helpers import DEADLINE, refusal, wait_until
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
-from tools.serving import app
 
 KEY = "correct horse".replace(" ", "-")
 
@@ -106,15 +104,6 @@ def test_without_the_key_nothing_is_answered(url, client):
 )
 def test_another_sites_page_is_refused(keyless, headers, status):
     assert httpx.get(f"{keyless}/health", headers=headers).status_code == status
-
-
-def test_above_the_most_connections_it_is_busy(keyless):
-    address = "127.0.0.1", int(keyless.rpartition(":")[2])
-    with contextlib.ExitStack() as opened:
-        for _ in range(app.CONNECTIONS):
-            opened.enter_context(socket.create_connection(address))
-        assert httpx.get(f"{keyless}/health").status_code == 503
-    wait_until(lambda: httpx.get(f"{keyless}/health").status_code == 200)
 
 
 def test_a_path_or_method_that_there_is_not(url, post):
