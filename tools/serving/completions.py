@@ -66,8 +66,7 @@ class Answer:
                 raise piece
             text = self.texts[job.index]
             if text.finish_reason is None:  # or it ended with a stop string before this piece
-                text.take(piece)
-                if text.finish_reason:
+                if text.take(piece):
                     self.served.worker.cancel(job)
                 yield job.index
 

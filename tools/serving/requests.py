@@ -16,10 +16,10 @@ from tools.serving.served import Served
 SEQUENCES = 128  # of one request: prompts times n
 
 # OpenAI's fields that this server lacks: ignored, or accepted with a value that asks for nothing.
-IGNORED = {"user", "metadata", "service_tier", "store"}
+IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
 NEUTRAL = {
     **{"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": ""},
-    **{"response_format": {"type": "text"}, "tools": [], "tool_choice": "none"},
+    **{"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "store": False},
 }
 
 

@@ -53,6 +53,7 @@ class Run:
         iteration = found[name]
         if iteration is not None:
             return load_run(self.out_dir, iteration, self.dtype)[0]
+        assert self.start is not None, "checkpoints() has found it"
         if is_run(self.start):
             return load_run(self.start, dtype=self.dtype)[0]
         return load_pretrained(self.start, self.dtype, self.block_size)[0]

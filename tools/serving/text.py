@@ -49,8 +49,8 @@ class Continuation:
         self.tokens_sent = 0
         self.finish_reason: str | None = None
 
-    def take(self, piece: Piece) -> None:
-        """Add what the engine made."""
+    def take(self, piece: Piece) -> bool:
+        """Add what the engine made. Return whether the text has ended."""
         self.known += likelihoods(piece.prompt)
         if self.echo and (len(piece.tokens) or piece.finished):
             self.text, self.tokens = read_prompt(self.tokenizer, self.prompt, self.known)
@@ -61,6 +61,7 @@ class Continuation:
         self.count += ended
         if piece.finished and not self.finish_reason:
             self.finish("stop" if ended else "length")
+        return self.finish_reason is not None
 
     def add(self, ids: np.ndarray, known: Sequence[tuple] = ()) -> None:
         """Add tokens, up to a stop string."""
