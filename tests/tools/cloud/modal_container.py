@@ -99,7 +99,10 @@ class Call:
             for _ in range(1 + self.function.retry_policy.retries):
                 output = None
                 while output is None and self.app_id not in self.server.stopped:
-                    output = await self.attempt()  # None: the container is gone, and another gets the input
+                    assert len(self.server.containers) < 8, "the containers never come to an end"
+                    self.server.containers.append(container := Container(self))
+                    await container.run()
+                    output = container.output  # None: it is gone, and another gets the input
                 if output is None or output.result.status in ENDED:
                     break
             self.output = output
@@ -108,13 +111,6 @@ class Call:
             raise
         finally:
             self.ended.set()
-
-    async def attempt(self) -> pb.FunctionGetOutputsItem | None:
-        """Have a new container run the input once."""
-        assert len(self.server.containers) < 8, "the containers never come to an end"
-        self.server.containers.append(container := Container(self))
-        await container.run()
-        return container.output
 
     def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
         return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
