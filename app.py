@@ -1,4 +1,4 @@
-"""The launcher: every command on a rented machine at Modal (https://modal.com), or on this one.
+"""The launcher: every command on a rented machine at Modal, or on this one: docs/cloud.md.
 
     modal run app.py --run-on-remote true                           a first small model, for cents
     python app.py                                                   the same here: no account, no network
@@ -6,8 +6,8 @@
     python app.py NAME ...                                          without --run-on-remote, in either form
     python app.py NAME --dry-run ...                                what would run there, and at what cost
 
-NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, experiment, list, watch or
-fetch: docs/cloud.md. Words that are not options of the launcher (python app.py --help) go to its script.
+NAME is train, sample, prepare, evaluate, bench, export, serve, sweep, experiment, list, watch or fetch.
+Words that are not options of the launcher (python app.py --help) go to its script.
 """
 
 if __name__ == "__main__":
@@ -44,7 +44,7 @@ def start(argv: list[str]) -> int:
         if name in ("list", "watch", "fetch"):
             status = look(name, words, options)
         elif name in ("sweep", "experiment"):
-            from tools.cloud import sweep  # here, because it imports JAX
+            from tools.cloud import sweep  # late: it imports JAX
 
             status = (sweep.run_sweep if name == "sweep" else sweep.run_experiment)(words, options, remote)
         elif remote:
@@ -57,7 +57,6 @@ def start(argv: list[str]) -> int:
 
 
 def look(name: str, words: list[str], options: LaunchOptions) -> int:
-    """List runs, watch one, or bring one home. Return 0. Raises UserError."""
     given(words, LaunchOptions)
     if name == "list":
         places.list_runs(Runs(options.run_on_remote))
@@ -71,7 +70,6 @@ def look(name: str, words: list[str], options: LaunchOptions) -> int:
 
 
 def launch(job: Job, options: LaunchOptions) -> int:
-    """Run a job at Modal. Return its status."""
     if job.command == "serve":
         return rent.serve(job, options)
     if not rent.announce([job], options):
@@ -86,12 +84,11 @@ def launch(job: Job, options: LaunchOptions) -> int:
 
 
 def job_here(name: str, words: list[str], options: LaunchOptions, first: bool) -> Job:
-    """Return the job that runs a command here."""
     if name == "prepare":
         return preparing_job(words, options, ROOT)
     run = options.run_name or ("out-quickstart" if first else "")
     folder = Path(run or Options.out_dir)
-    if run or name == "profile":
+    if run:
         words = [*words, *words_on(name, folder)]
     return Job(name, [*words, "--init_from=auto"] if first else words, folder, sample=first)
 
@@ -110,12 +107,12 @@ def words_to(name: str, *more: str) -> Callable[..., None]:
 
 
 if modal is not None:
-    # Without functions: Modal would build and upload those before an entrypoint runs, even for a run here.
+    # Without functions, which Modal would build before an entrypoint runs, even for a run here.
     for each in COMMANDS:
         more = ["--run-on-remote"] if each in ("list", "watch") else []
         globals()[each] = modal.App(f"{VOLUME}-{each}")
         globals()[each].local_entrypoint(name=each)(words_to(each, *more))
-    # `modal run app.py` takes, of several entrypoints, the one that is a name of the module.
+    # `modal run app.py` takes the entrypoint that is a name of the module.
     main = modal.App(VOLUME).local_entrypoint()(words_to("train"))
 
 if __name__ == "__main__":

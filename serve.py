@@ -36,7 +36,7 @@ from tools.serving.worker import Worker
 Port = Annotated[int, Field(ge=0, lt=2**16)]
 ApiKey = Annotated[str, matching(r"[!-~]{8,}", "8 characters or more of ASCII, no spaces")]
 
-LOOPBACK = ["localhost", "127.0.0.1", "::1", "[::1]"]
+LOOPBACK = ["localhost", "127.0.0.1"]
 LOOK = 1.0  # seconds between looks for a new checkpoint
 
 
@@ -57,33 +57,28 @@ class ServeOptions:
     slots: Count = 16  # requests computed together
     max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
     max_tokens: Count = 4096  # new tokens that one request may ask for
-    max_body: Count = 2**20  # bytes of a request
     block_size: Count = 2048  # with --init_from: the longest context, if the weights allow more
     mesh: Name = "data:1"  # devices per axis of fsdp and tensor, as in tensor:2
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
-    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
 
 def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
-    check_reachable(options)
     if options.follow and options.init_from != "resume":
         raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
     choose_device(options.device)
-    if options.compilation_cache:
-        keep_compiled_programs()
+    keep_compiled_programs()
     mesh = make_mesh(options.mesh)
     with listen(options) as listener, jax.set_mesh(mesh):
         served = load_served(options)
         served.worker.thread.start()
-        host, port = listener.getsockname()[:2]
-        print(f"serving {served.name} at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)
+        print("serving {} at http://{}:{}".format(served.name, *listener.getsockname()), flush=True)
         if options.follow:
             threading.Thread(target=follow, args=(served, options, mesh), daemon=True).start()
         # Uvicorn finishes what runs, restores this, and raises the signal again.
         signal.signal(signal.SIGTERM, lambda number, frame: None)
-        from tools.serving.app import make_server  # while the engine compiles: FastAPI takes long to import
+        from tools.serving.app import make_server  # meanwhile the engine compiles
 
         try:
             make_server(served).run([listener])
@@ -93,32 +88,24 @@ def main(argv: list[str]) -> None:
             raise served.worker.error
 
 
-def check_reachable(options: ServeOptions) -> None:
-    """Raise UserError for a server that others could reach without a key."""
+def listen(options: ServeOptions) -> socket.socket:
+    """Open the port, before anything is loaded. Raises UserError, also where others need no key."""
     if options.host not in LOOPBACK and options.api_key is None:
         raise UserError(f"--host={options.host} lets other machines ask: give an --api_key, for them to send")
-
-
-def listen(options: ServeOptions) -> socket.socket:
-    """Open the port, before anything is loaded. Raises UserError."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:
-        return socket.create_server((options.host, options.port), family=family)
+        return socket.create_server((options.host, options.port))
     except OSError as error:
-        where = f"--host={options.host} --port={options.port}"
-        raise UserError(f"{where}: {error.strerror}: choose another") from None
+        raise UserError(f"--host={options.host} --port={options.port}: {error.strerror}") from None
 
 
 def load_served(options: ServeOptions) -> Served:
     """Load the model and its tokenizer. Raises UserError."""
-    run = None
-    if options.init_from == "resume":
+    of_a_run = options.init_from == "resume"
+    if of_a_run:
         model, description, iteration = load_run(options.out_dir, dtype=options.dtype)
-        version = f"iter-{iteration}"
-        run = Run(options.out_dir, options.dtype)
     else:
         model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
-        version = "pretrained"
+    version = f"iter-{iteration}" if of_a_run else "pretrained"
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
     mesh = jax.sharding.get_mesh()
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
@@ -128,17 +115,15 @@ def load_served(options: ServeOptions) -> Served:
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
     return Served(
-        Path(options.out_dir if run else options.init_from).resolve().name,
+        Path(options.out_dir if of_a_run else options.init_from).resolve().name,
         tokenizer,
-        vocab_size,
         end_of_text(description),
-        Chat() if run else load_chat(options.init_from, tokenizer),
+        Chat() if of_a_run else load_chat(options.init_from, tokenizer),
         Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
-        run,
+        Run(options.out_dir, options.dtype) if of_a_run else None,
         options.api_key,
         # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
         ["*"] if options.api_key else LOOPBACK + options.allowed_hosts.replace(",", " ").split(),
-        options.max_body,
         options.max_tokens,
     )
 
@@ -152,12 +137,11 @@ def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
 
 def follow(served: Served, options: ServeOptions, mesh: jax.sharding.Mesh) -> None:
     """Serve each new checkpoint of the run. A thread runs this."""
-    checkpoints = Checkpoints(options.out_dir)
-    seen = served.worker.version
+    checkpoints, seen = Checkpoints(options.out_dir), served.worker.version
     while True:
         time.sleep(LOOK)
         checkpoints.look_again()
-        if f"iter-{checkpoints.latest()}" == seen or checkpoints.latest() is None:
+        if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
             continue
         try:
             with jax.set_mesh(mesh):

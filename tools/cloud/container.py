@@ -1,4 +1,4 @@
-"""Run a job in a container at Modal. The Volume has runs/, data/, cache/; Modal commits it now and then."""
+"""Run a job in a container at Modal, which commits its Volume now and then."""
 
 import json
 import os
@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from config.command_line import UserError
-from data.dataset import is_prepared
+from data.dataset import SMALL_DATASETS, is_prepared
 from tools.cloud import MOUNTED, VOLUME, modal
-from tools.cloud.jobs import Job, prepare, prepares_itself, resume_options, run_job
+from tools.cloud.jobs import Job, prepare, resume_options, run_job
 from tools.cloud.options import LaunchOptions
 from tools.cloud.supervise import ROOT
 
@@ -27,8 +27,8 @@ AGAIN = "the next attempt, or the same command, goes on from the last checkpoint
 def run_in_container(job: Job, options: LaunchOptions) -> int:
     """Run a job. Return the exit status of its script.
 
-    Modal starts another attempt after an exception: for a script that was killed or stopped, or whose time is
-    up. A failure of the script itself would repeat.
+    After an exception Modal starts another attempt: for a script that was killed or stopped, or whose time is
+    up. A failure of its own would repeat.
     """
     seconds = options.timeout_hours * 3600
     end = time.monotonic() + seconds - min(GRACE, seconds / 4)
@@ -44,8 +44,9 @@ def run_in_container(job: Job, options: LaunchOptions) -> int:
             print(f"error: {error}", flush=True)
             return 2
     status, stop = 0, None
-    if job.dataset and prepares_itself(job.dataset) and not is_prepared(MOUNTED / "data" / job.dataset):
-        status, stop = prepare(MOUNTED / "data" / job.dataset, [], end - time.monotonic())
+    data = MOUNTED / "data" / (job.dataset or "")
+    if job.dataset in SMALL_DATASETS and not is_prepared(data):
+        status, stop = prepare(data, [], end - time.monotonic())
     if status == 0:
         job.folder.mkdir(parents=True, exist_ok=True)
         os.chdir(job.folder)
@@ -90,7 +91,6 @@ def open_calls() -> "modal.Dict":
 
 
 def has_ended(call: str) -> bool:
-    """Tell whether a call has ended."""
     theirs = modal.exception
     try:
         return modal.FunctionCall.from_id(call).get(timeout=0) is not None

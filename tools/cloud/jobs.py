@@ -3,7 +3,6 @@
 import math
 import os
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -20,9 +19,6 @@ from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
 from tools.cloud.supervise import ROOT, run_script
 
-SAMPLE = ("--start=def ", "--num_samples=1", "--max_new_tokens=200")  # of a first model
-SCRATCH = "<a folder>"  # in a job's words: a temporary one
-
 
 class Command(NamedTuple):
     """A command's script; the words that follow the user's; its results, in the run's folder."""
@@ -36,10 +32,6 @@ class Command(NamedTuple):
 SHORT = {"timeout_hours": 1.0, "retries": 0}
 BRIEF = {"gpu": "L4", "timeout_hours": 0.25, "retries": 1}
 ON_CPUS = {"gpu": "none", "cores": 4} | SHORT
-PROFILE = (
-    *("--profile={run}/profile", f"--out_dir={SCRATCH}", "--max_iters=14"),
-    *("--eval_iters=1", "--wandb_log=False", "--init_from=auto"),
-)
 EVALUATE = ("--out_dir={run}", "--json={run}/evaluate.json")
 COMMANDS = {
     "train": Command("train.py"),
@@ -47,7 +39,6 @@ COMMANDS = {
     "prepare": Command("data/prepare.py", (), defaults={"gpu": "none", "cores": 16, "retries": 1}),
     "evaluate": Command("evaluate.py", EVALUATE, ("evaluate.json",), SHORT),
     "bench": Command("bench.py", ("--out_dir={run}", "--init_from=resume"), defaults=SHORT),
-    "profile": Command("train.py", PROFILE, ("profile",), SHORT),
     "export": Command("export.py", ("--out_dir={run}", "--to={run}/export"), ("export",), ON_CPUS),
     "serve": Command("serve.py", defaults={"retries": 0}),
     "experiment": Command("experiments/rented.py", defaults=BRIEF),
@@ -72,7 +63,6 @@ class Job:
 
 
 def words_on(name: str, run: Path) -> list[str]:
-    """Return the words by which a command's script works on a run."""
     return [word.format(run=run) for word in COMMANDS[name].words]
 
 
@@ -80,13 +70,10 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, str | None]:
     """Run a job's script. Return as `run_script` does."""
     if job.command == "prepare":
         return prepare(job.folder, job.words, seconds)
-    with tempfile.TemporaryDirectory() as scratch:
-        if job.command == "profile" and (job.folder / "options.json").exists():
-            shutil.copy(job.folder / "options.json", scratch)  # a new run with these is traced
-        words = [word.replace(SCRATCH, scratch) for word in job.words]
-        status, stop = run_script(COMMANDS[job.command].script, words, seconds)
+    status, stop = run_script(COMMANDS[job.command].script, job.words, seconds)
     if status == 0 and job.sample:
-        run_script("sample.py", [f"--out_dir={job.folder}", *SAMPLE])
+        words = [f"--out_dir={job.folder}", "--start=def ", "--num_samples=1", "--max_new_tokens=200"]
+        run_script("sample.py", words)
     return status, stop
 
 
@@ -103,11 +90,6 @@ def has_script(dataset: str) -> bool:
     return is_plain_name(dataset) and (ROOT / "data" / dataset / "prepare.py").is_file()
 
 
-def prepares_itself(dataset: str) -> bool:
-    """Tell whether a data set is one that is prepared unasked."""
-    return dataset in SMALL_DATASETS
-
-
 def options_of(name: str) -> type[Any]:
     """Return the options of a command's script, imported late: most import JAX."""
     if name in ("sample", "evaluate", "export", "serve"):
@@ -116,7 +98,7 @@ def options_of(name: str) -> type[Any]:
 
 
 def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
-    """Return the job for Modal, checked by its script's reader; a config file may lie anywhere."""
+    """Return the job for Modal, checked by its script's reader. Raises UserError."""
     if name == "prepare":
         return preparing_job(argv, options)
     reader, own = options_of(name), []
@@ -137,7 +119,7 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
         values["start"] = import_module("sample").read_prompt(values["start"])
     if options.gpu != "none" and "device" in option_types(reader):
         values = {"device": "cuda"} | values  # or JAX might compute on the CPU
-    if name in ("train", "profile") and not (of_a_run or values.get("init_from") in RESUMING):
+    if name == "train" and values.get("init_from") not in RESUMING:
         values = {"dataset": Options.dataset} | values
     words = [f"--{option}={value}" for option, value in values.items()] + own
     check_files(words)
@@ -147,12 +129,11 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
 
 
 def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTED) -> Job:
-    """Return the job that prepares a data set of data/, or the user's documents. Raises UserError."""
     name, *words = argv or [""]
     if not is_plain_name(name):
         known = ", ".join(known_datasets())
         raise UserError(f"prepare {name}: first comes the name of a data set: {known}, or a new one")
-    if parent == MOUNTED and not prepares_itself(name):
+    if parent == MOUNTED and name not in SMALL_DATASETS:
         arguments = parse(words, f"Prepare {name}.", Path(name), Hub(name) if has_script(name) else None)
         if arguments.to != Path(name):
             raise UserError(f"--to={arguments.to}: the Volume has it as data/{name}: leave it out")
@@ -172,6 +153,5 @@ def check_files(words: list[str]) -> None:
 
 
 def resume_options(run: Path) -> list[str]:
-    """Return the option that resumes a run; none without a checkpoint."""
     begun = (run / "damaged").exists() or any(x.name.isdigit() for x in (run / "checkpoints").glob("*"))
     return ["--init_from=auto"] if begun else []

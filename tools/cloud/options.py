@@ -51,7 +51,6 @@ class LaunchOptions:
 
 
 def split_launch(argv: list[str], defaults: Mapping[str, Any] = {}) -> tuple[LaunchOptions, list[str]]:
-    """Return the launcher's options, and the other words."""
     if "--help" in argv or "-h" in argv:
         given(["--help"], LaunchOptions)
     words = [f"--{name}={value}" for name, value in defaults.items()]
@@ -59,8 +58,6 @@ def split_launch(argv: list[str], defaults: Mapping[str, Any] = {}) -> tuple[Lau
 
 
 class Machine(NamedTuple):
-    """A machine at Modal."""
-
     cores: int
     gib: int
     dollars: float  # an hour, at most

@@ -2,7 +2,6 @@
 
 import math
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +24,6 @@ class Runs:
         self.volume = modal.Volume.from_name(VOLUME, create_if_missing=True) if remote else None
 
     def names(self, folder: str = "", root: str = "runs") -> list[str]:
-        """Return the names in a folder."""
         try:
             if self.volume is None:
                 return sorted(os.listdir(folder or "."))
@@ -34,7 +32,6 @@ class Runs:
             return []
 
     def read(self, path: str) -> bytes | None:
-        """Return the bytes of a file; None where there is none."""
         try:
             if self.volume is None:
                 return Path(path).read_bytes()
@@ -47,7 +44,7 @@ class Runs:
         return None if data is None else Options.from_json(parse_json(data.decode()), origin=path)
 
     def check(self, run: str) -> Options:
-        """Return a run's options. Raises UserError where there is no run of that name."""
+        """Return a run's options. Raises UserError."""
         if (options := self.options(run)) is None:
             raise UserError(f"--run-name={run}: there is no such run; `list` shows those that are there")
         return options
@@ -82,7 +79,6 @@ class Runs:
 
 
 def list_runs(runs: Runs) -> None:
-    """Print a line for each run."""
     names = [run for run in runs.names() if "options.json" in runs.names(run)]
     print("\n".join(runs.summary(run)[1] for run in names) or "no run is there")
 
@@ -101,17 +97,14 @@ def watch(runs: Runs, run: str) -> None:
 
 
 def fetch(run: str, results: tuple[str, ...] = ()) -> None:
-    """Copy a run of the Volume, or only its `results`, here. Raises UserError if it is here already."""
+    """Copy a run of the Volume, or only its `results`, here. Raises UserError."""
     if not results:
         Runs(remote=True).check(run)
         if Path(run).exists():
             raise UserError(f"{run}/ is here already: move it away, and fetch again")
     for path in [Path(run, result) for result in results] or [Path(run)]:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-        get = [sys.executable, "-m", "modal", "volume", "get", VOLUME, f"runs/{path.as_posix()}"]
+        get = [sys.executable, "-m", "modal", "volume", "get", "--force", VOLUME, f"runs/{path.as_posix()}"]
         if status := subprocess.run([*get, path.parent]).returncode:
             raise UserError(f"{path}: modal volume get ended with status {status}: remove it, and try again")
         print(f"{path} is here now")

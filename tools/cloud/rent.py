@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError
+from data.dataset import SMALL_DATASETS
 from tools.cloud import MOUNTED, VOLUME, container, modal
-from tools.cloud.jobs import COMMANDS, Job, prepares_itself
+from tools.cloud.jobs import COMMANDS, Job
 from tools.cloud.options import BURST, PRICES_READ, LaunchOptions, machine_of
 from tools.cloud.places import Runs, fetch
 from tools.cloud.supervise import ROOT
@@ -29,7 +30,7 @@ AT_ONCE = 100  # requests at a time
 
 
 def announce(jobs: list[Job], options: LaunchOptions) -> bool:
-    """Say what jobs can cost, which --max-dollars limits. Return whether to rent: not in a dry run."""
+    """Say what jobs can cost. Return whether to rent: not in a dry run. Raises UserError."""
     machine = machine_of(options)
     attempts = 1 + options.retries
     dollars = len(jobs) * attempts * options.timeout_hours * machine.dollars
@@ -51,7 +52,7 @@ def announce(jobs: list[Job], options: LaunchOptions) -> bool:
 
 
 def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
-    """Run each job on a machine of its own. Return their statuses. Raises UserError as `check_job` does."""
+    """Run each job on a machine of its own. Return their statuses. Raises UserError."""
     runs = Runs(remote=True)
     for job in jobs:
         check_job(runs, job)
@@ -79,7 +80,7 @@ def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
 
 
 def outcome(job: Job, call: "modal.FunctionCall") -> int:
-    """Return the status of a job at its end; 2, after a line of error, if Modal ended it."""
+    """Wait for a job. Return its status; 2, after a line of error, if Modal ended it."""
     try:
         return call.get()
     except (modal.exception.Error, ChildProcessError) as error:
@@ -89,14 +90,13 @@ def outcome(job: Job, call: "modal.FunctionCall") -> int:
 
 
 def check_job(runs: Runs, job: Job) -> None:
-    """Raise UserError for a run or data that are missing, or a run in use."""
+    """Raise UserError for a missing run or data, or a run in use."""
     if job.of_a_run:
         runs.check(job.name)
     if job.command in container.CLAIMED:
         container.claim(job.name)
-    if not job.dataset or prepares_itself(job.dataset):
-        return
-    if not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
+    large = job.dataset and job.dataset not in SMALL_DATASETS
+    if large and not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
         raise UserError(
             f"dataset={job.dataset}: the Volume has no such data set: first modal run app.py::prepare "
             f"--run-on-remote true {job.dataset}, or modal volume put {VOLUME} <its folder> data/<its name>"
@@ -104,7 +104,6 @@ def check_job(runs: Runs, job: Job) -> None:
 
 
 def machine_settings(options: LaunchOptions) -> dict[str, Any]:
-    """Return what a function's containers are."""
     machine = machine_of(options)
     ours = modal.FilePatternMatcher.from_file(ROOT / ".dockerignore")
     # Without its copy of the project, or each change of a file would take a new image.
@@ -118,7 +117,7 @@ def machine_settings(options: LaunchOptions) -> dict[str, Any]:
         "memory": (1024 * machine.gib, BURST * 1024 * machine.gib),
         "volumes": {str(MOUNTED): modal.Volume.from_name(VOLUME, create_if_missing=True)},
         "secrets": [modal.Secret.from_name(name) for name in options.secret.split(",") if name],
-        "include_source": False,  # it is among the image's files
+        "include_source": False,
     }
 
 

@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 100  # seconds that a script gets to save and end, when an exception ends its caller
+HAS_MASK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 
 def run_script(script: str, words: list[str], seconds: float = math.inf) -> tuple[int, str | None]:
@@ -19,37 +19,23 @@ def run_script(script: str, words: list[str], seconds: float = math.inf) -> tupl
     Ctrl-C, the end of `seconds`, and any other exception (raised again) reach it as SIGTERM, on which
     train.py saves a checkpoint and ends with status 143.
     """
-    command = [sys.executable, str(ROOT / script), *words]
-    process, stop, deadline = None, None, time.monotonic() + seconds
+    stop, deadline = None, time.monotonic() + seconds
+    # A terminal sends it to the script too: at its second signal train.py does not save.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if HAS_MASK else set()
+    process = subprocess.Popen([sys.executable, str(ROOT / script), *words])
     try:
         while True:
             try:
-                if process is None:
-                    with sigint_blocked():
-                        process = subprocess.Popen(command)
+                if HAS_MASK:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 left = None if deadline == math.inf else max(0, deadline - time.monotonic())
                 return process.wait(left), stop
             except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
-                if process is None:
-                    raise
                 deadline, stop = math.inf, "interrupt" if isinstance(why, KeyboardInterrupt) else "time"
                 process.terminate()
     finally:  # nothing happens to a script that has ended
-        if process is not None:
-            process.terminate()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(PATIENCE)
-            process.kill()
-            process.wait()
-
-
-@contextmanager
-def sigint_blocked() -> Generator[None]:
-    """Hide a terminal's SIGINT from a script: at its second signal train.py ends without saving."""
-    windows = not hasattr(signal, "pthread_sigmask")
-    mask = None if windows else signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        process.kill()
+        process.wait()

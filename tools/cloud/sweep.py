@@ -20,7 +20,7 @@ from tools.cloud.supervise import ROOT
 
 
 def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
-    """Train the runs of a sweep that are not done, and print all by best loss. Return 1 if one failed."""
+    """Train what is not done, and print all runs by best loss. Return 1 if one failed."""
     jobs = plan_sweep(argv, options, remote)
     if remote and not announce([*jobs.values()], options):
         return 0
@@ -34,7 +34,6 @@ def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
 
 
 def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> dict[str, Job]:
-    """Return the jobs of a sweep by their runs' names. Raises UserError."""
     axes = [word.removeprefix("--sweep=").partition(":") for word in argv if word.startswith("--sweep=")]
     words = [word for word in argv if not word.startswith("--sweep=")]
     base = options.run_name or given(words, Options).get("out_dir", Options.out_dir)
@@ -54,7 +53,6 @@ def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> dict[st
 
 
 def train_here(job: Job) -> int:
-    """Train a run. Return its status. Ctrl-C ends the sweep with it."""
     print(f"training {job.folder}", flush=True)
     status, stop = run_job(replace(job, words=[*job.words, *resume_options(job.folder)]))
     if stop:
@@ -72,11 +70,13 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
         raise UserError(f"experiment {name}: expected the name of a program in experiments/ first, as ladder")
 
     def train(due: list[Task], _, ended: Callable[[Task, dict], None]) -> int:
-        """Train runs that have no result in the Volume. Return how many have none afterwards."""
+        """Train the due. Return how many have no result afterwards."""
         left = due if options.dry_run else take_results(due, ended)
         jobs = []
         for task in left:
-            job = make_job("train", task.words(), replace(options, run_name=name_of(task)))
+            job = make_job(
+                "train", task.words(), replace(options, run_name=f"{task.experiment}.{task.folder.name}")
+            )
             jobs.append(replace(job, command="experiment"))  # whose script leaves a result.json
         if not jobs or not announce(jobs, options):
             return 0
@@ -89,16 +89,12 @@ def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int
     return run(program.EXPERIMENTS, words, train=train if remote else None)
 
 
-def name_of(task: Task) -> str:
-    return f"{task.experiment}.{task.folder.name}"
-
-
 def take_results(due: list[Task], ended: Callable[[Task, dict], None]) -> list[Task]:
     """Give the Volume's results to `ended`. Return the runs without one."""
     runs = Runs(remote=True)
     left = []
     for task in due:
-        if result := runs.read(f"{name_of(task)}/result.json"):
+        if result := runs.read(f"{task.experiment}.{task.folder.name}/result.json"):
             ended(task, json.loads(result))
         else:
             left.append(task)

@@ -26,6 +26,7 @@ PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of
 FINISH = 30  # seconds that running requests are given after SIGTERM
 IDLE = 75  # seconds from an answer to the next request: clients close idle connections earlier
 CONNECTIONS = 900  # 1,024 open files is a usual limit
+MAX_BODY = 2**20  # bytes of a request
 
 
 def make_server(served: Served) -> uvicorn.Server:
@@ -56,7 +57,7 @@ def make_app(served: Served) -> FastAPI:
     app = FastAPI(
         title="nanoJAXGPT",
         redoc_url=None,
-        max_body_size=served.max_body,
+        max_body_size=MAX_BODY,
         exception_handlers=dict.fromkeys([HTTPException, RequestValidationError, Exception], answer_error),
     )
     app.add_middleware(same_site)
@@ -76,7 +77,7 @@ api = APIRouter()
 
 
 async def health(served: Here) -> JSONResponse:
-    """Whether the server computes; how many requests run, and how many run or wait."""
+    """Whether the server computes; how many requests run, or wait."""
     worker = served.worker
     figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.slots}
     ready = worker.works and worker.compiled >= FIRST  # for a first answer

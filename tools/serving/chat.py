@@ -11,7 +11,6 @@ NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 def refuse(message: str) -> NoReturn:
-    """The `raise_exception` of templates."""
     raise ValueError(message)
 
 

@@ -13,11 +13,11 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from tools.serving.errors import ApiError
 from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
-from tools.serving.text import Continuation, Part, Token, spelling
+from tools.serving.text import Continuation, Token, spelling
 
 
 class Answer:
-    """The answer to a request for completions. Subclasses are those of other routes."""
+    """The answer to a request for completions; ChatAnswer is that to one for chats."""
 
     prefix = "cmpl"
     kind = chunk_kind = "text_completion"
@@ -36,21 +36,20 @@ class Answer:
 
     async def complete(self) -> dict[str, Any]:
         """Return the whole answer as one object."""
-        wholes = [Part("", []) for _ in self.texts]
-        async for i, part in self.parts():
-            wholes[i] += part
-        choices = [self.describe(i, part, self.message(part)) for i, part in enumerate(wholes)]
+        async for _ in self.take():
+            pass
+        choices = [self.choice(i, self.message(text.text), text.tokens) for i, text in enumerate(self.texts)]
         return self.object(self.kind, choices, self.usage())
 
     async def events(self) -> AsyncIterator[str]:
         """Yield the chunks as server-sent events. An error ends them as one more."""
-        begun = set()
         try:
-            async for i, part in self.parts():
-                if part.text or part.tokens or self.texts[i].finish_reason:
-                    choice = self.describe(i, part, self.delta(part, first=i not in begun))
+            async for i in self.take():
+                first = self.texts[i].sent == 0
+                text, tokens = self.texts[i].to_send()
+                if text or tokens or self.texts[i].finish_reason:
+                    choice = self.choice(i, self.delta(text, first), tokens)
                     yield event(self.object(self.chunk_kind, [choice], None))
-                    begun.add(i)
             if self.fields.stream_options.include_usage:
                 yield event(self.object(self.chunk_kind, [], self.usage()))
             yield "data: [DONE]\n\n"
@@ -59,18 +58,17 @@ class Answer:
         finally:  # also when the client has gone
             self.cancel()
 
-    async def parts(self) -> AsyncIterator[tuple[int, Part]]:
-        """Yield the parts of each text as they are made. Raises ApiError when computing fails."""
+    async def take(self) -> AsyncIterator[int]:
+        """Take the pieces as they are made; yield whose they are. Raises ApiError when computing fails."""
         while any(text.finish_reason is None for text in self.texts):
             job, piece = await self.jobs[0].made.get()
             if isinstance(piece, ApiError):
                 raise piece
             text = self.texts[job.index]
             if text.finish_reason is None:  # or it ended with a stop string before this piece
-                part = text.take(piece)
-                if text.stopped:
+                if text.take(piece):
                     self.served.worker.cancel(job)
-                yield job.index, part
+                yield job.index
 
     def cancel(self) -> None:
         for job in self.jobs:
@@ -93,20 +91,17 @@ class Answer:
         new = sum(text.count for text in self.texts)
         return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
 
-    def describe(self, i: int, part: Part, content: dict[str, Any]) -> dict[str, Any]:
+    def choice(self, i: int, content: dict[str, Any], tokens: list[Token]) -> dict[str, Any]:
         n = self.fields.likeliest
-        return {
-            "index": i,
-            **content,
-            "logprobs": None if n is None else self.logprobs(part.tokens, n),
-            "finish_reason": self.texts[i].finish_reason,
-        }
+        logprobs = None if n is None else self.logprobs(tokens, n)
+        reason = self.texts[i].finish_reason
+        return {"index": i, **content, "logprobs": logprobs, "finish_reason": reason}
 
-    def message(self, part: Part) -> dict[str, Any]:
-        return {"text": part.text}
+    def message(self, text: str) -> dict[str, Any]:
+        return {"text": text}
 
-    def delta(self, part: Part, first: bool) -> dict[str, Any]:
-        return {"text": part.text}
+    def delta(self, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
 
     def logprobs(self, tokens: list[Token], n: int) -> dict[str, Any]:
         """Return tokens and their n likeliest alternatives. The prompt's first token has no probability."""
@@ -132,12 +127,12 @@ class ChatAnswer(Answer):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def message(self, part):
-        return {"message": {"role": "assistant", "content": part.text, "refusal": None}}
+    def message(self, text):
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
-    def delta(self, part, first):
+    def delta(self, text, first):
         role = {"role": "assistant"} if first else {}
-        return {"delta": role | ({"content": part.text} if part.text else {})}
+        return {"delta": role | ({"content": text} if text else {})}
 
     def logprobs(self, tokens, n):
         content = [

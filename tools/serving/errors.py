@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 
 
 class ApiError(HTTPException):
-    """A request that cannot be answered. `param` names the field that is wrong, if there is one."""
+    """A request that cannot be answered. `param` names the field that is wrong."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
         super().__init__(status, message, {"Retry-After": "1"} if status == 429 else None)
@@ -22,7 +22,6 @@ class ApiError(HTTPException):
 
 
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
-    """Answer any error with OpenAI's error object."""
     match error:
         case ApiError():
             return error.response()

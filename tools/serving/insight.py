@@ -3,21 +3,26 @@
 import base64
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from typing import Annotated, Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import JSONResponse
-from jaxtyping import Float, Int
+from jax import lax
+from jaxtyping import Array, Float, Int
 from pydantic import Field
 
 from config.command_line import UserError, spell
+from generation.sampling import drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
-from tools.inside.views import attention, lens, nats
+from tools.inside.views import attention, lens, padded
 from tools.serving.errors import ApiError
-from tools.serving.places import places, windows
 from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
 from tools.serving.text import read_prompt, spelling
@@ -25,6 +30,8 @@ from tools.serving.text import read_prompt, spelling
 TOKENS = 4096  # of a text
 WEIGHTS = 2**22  # of all heads together, for /inside/attention: L H T T
 LENS = 128  # tokens for /inside/lens
+LIKELIEST = 10  # tokens of a place
+AT_ONCE = 32  # places whose logits are held together
 TURN = threading.Lock()  # one view is computed at a time
 
 inside = APIRouter(prefix="/inside")
@@ -50,7 +57,6 @@ async def model(served: Here) -> dict:
         "config": asdict(config) | {"kv_heads": config.kv_heads, "hidden": config.hidden},
         "vocab_size": served.vocab_size,
         "tokenizer": type(served.tokenizer).__name__,
-        "eot": served.eot,
         "parameters": [
             {
                 "name": name,
@@ -82,26 +88,22 @@ def limits(served: Served) -> dict[str, int]:
 @inside.get("/checkpoints")
 def checkpoints(served: Here) -> dict:
     with TURN:
-        return {
-            "served": served.worker.version,
-            "checkpoints": served.run.checkpoints() if served.run else [],
-        }
+        return {"checkpoints": served.run.checkpoints() if served.run else []}
 
 
 @inside.get("/run")
-def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0, file: str = "") -> dict:
+def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
     """The run's new records: see `Run.records`."""
     if served.run is None:
         raise ApiError("the model that is served is not a run's", status=404, code="no_run")
-    return served.run.records(offset, file)
+    return served.run.records(offset)
 
 
 # Text
 
 
 class Text(Body):
-    text: str | None = None
-    tokens: Ids | None = None
+    text: str | Ids
 
 
 class PlacesBody(Text, Drawing):
@@ -113,26 +115,19 @@ class LensBody(Text):
     k: int = Field(5, ge=1, le=20)
 
 
-class LossBody(Text):
-    checkpoints: Annotated[list[str], Field(min_length=1, max_length=2)] | None = None
-
-
-def read_text(fields: Text, served: Served, most: int | None = None) -> Int[np.ndarray, " T"]:
+def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
     """Return the tokens, which may be `most`. Raises ApiError."""
-    if (fields.text is None) == (fields.tokens is None):
-        raise ApiError("give either text, a string, or tokens, a list of token ids", "text")
-    param = "text" if fields.tokens is None else "tokens"
-    ids = read_ids(served, param, getattr(fields, param))
-    if most is not None and len(ids) > most:
-        message = f"{param} has {len(ids)} tokens, and this takes {most} at most: give a part of it"
-        raise ApiError(message, param, code="context_length_exceeded")
+    ids = read_ids(served, "text", fields.text)
+    if len(ids) > most:
+        message = f"text has {len(ids)} tokens, and this takes {most} at most: give a part of it"
+        raise ApiError(message, "text", code="context_length_exceeded")
     return ids
 
 
 def answer(served: Served, ids: Int[np.ndarray, " T"], **found: Any) -> Response:
     """Answer with the tokens, each with its text, which is "" in the middle of a character."""
-    whole = read_prompt(served.tokenizer, ids)
-    told = [{"id": token.id, "text": whole.text[token.start : token.end]} for token in whole.tokens]
+    text, tokens = read_prompt(served.tokenizer, ids)
+    told = [{"id": token.id, "text": text[token.start : token.end]} for token in tokens]
     return JSONResponse({"tokens": told, **found})
 
 
@@ -149,7 +144,7 @@ def rounded(x: np.ndarray) -> list:
 
 @inside.post("/tokens")
 async def tokens(served: Here, fields: Text) -> Response:
-    return answer(served, read_text(fields, served))
+    return answer(served, read_ids(served, "text", fields.text))
 
 
 # Views
@@ -193,28 +188,6 @@ def lens_of(served: Here, fields: LensBody) -> Response:
     return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
 
 
-@inside.post("/loss")
-def loss_of(served: Here, fields: LossBody) -> Response:
-    """How surprising each token of a text was, to one or two checkpoints of the run."""
-    ids = read_text(fields, served, limits(served)["tokens"])
-    if min(len(ids), served.model.config.block_size) < 2:
-        raise ApiError("a loss takes two tokens at least, of the text and of the model's block_size", "text")
-    losses = []
-    for name in fields.checkpoints or [served.worker.version]:
-        with TURN, served.worker.on_devices():
-            found = surprise(weights_of(served, name), ids)
-        losses.append({"checkpoint": name, "nats": rounded(found)})
-    return answer(served, ids, losses=losses)
-
-
-def surprise(model: GPT, ids: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
-    """Return -log p of each token but the first, window by window."""
-    found = np.empty(len(ids) - 1, np.float32)
-    for start, first, last in windows(len(ids) - 1, 0, model.config.block_size - 1):
-        found[first - 1 : last] = nats(model, ids[start : last + 1])[first - 1 - start :]
-    return found
-
-
 def weights_of(served: Served, name: str | None) -> GPT:
     """Return the served model, or that of a checkpoint. Raises ApiError."""
     if name is None or name == served.worker.version:
@@ -227,3 +200,66 @@ def weights_of(served: Served, name: str | None) -> GPT:
         print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)
         message = f"there is no checkpoint {spell(name)}, or it is damaged: the server's log says more"
         raise ApiError(message, "checkpoint", 404, "checkpoint_not_found") from None
+
+
+# What could have stood at each place of a text
+
+
+class Places(NamedTuple):
+    """The likeliest tokens at each of P places, and the probabilities of the token that stands there."""
+
+    likeliest: Int[Array | np.ndarray, "P n"]  # n is LIKELIEST, or less in a smaller vocabulary
+    likeliest_before: Float[Array | np.ndarray, "P n"]
+    likeliest_after: Float[Array | np.ndarray, "P n"]
+    before: Float[Array | np.ndarray, " P"]
+    after: Float[Array | np.ndarray, " P"]
+
+
+def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, first, last): the model fills places `first` to `last` from the tokens since `start`.
+
+    This is the engine's window rule, after `prompt` given tokens.
+    """
+    start = max(0, prompt - block_size)
+    first = start + 1
+    while True:
+        last = min(total, start + block_size)
+        yield start, first, last
+        if last == total:
+            return
+        first, start = last + 1, last + 1 - max(1, block_size // 2)
+
+
+def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing, vocab_size: int) -> Places:
+    """Compute the last places, up to the one behind the text, where token 0 stands for the one to come."""
+    top_k = min(drawing.top_k or vocab_size, vocab_size)
+    settings = np.float32(drawing.temperature), np.int32(top_k), np.float32(drawing.top_p or 1)
+    following, found = np.append(ids[1:], np.int32(0)), []
+    for start, first, last in windows(len(ids), prompt, model.config.block_size):
+        rows = padded(model, ids[start:last]), padded(model, following[start:last])[0]
+        window = jax.device_get(_places(model, *rows, settings, vocab_size))
+        found.append([x[first - 1 - start : last - start] for x in window])
+    return Places(*map(np.concatenate, zip(*found, strict=True)))
+
+
+@partial(jax.jit, static_argnames="vocab_size")
+def _places(
+    model: GPT,
+    tokens: Int[Array, "1 T"],
+    following: Int[Array, " T"],
+    settings: tuple[Float[Array, ""], Int[Array, ""], Float[Array, ""]],
+    vocab_size: int,
+) -> Places:
+    temperature, top_k, top_p = settings
+
+    def place(x: Float[Array, " D"], chosen: Int[Array, ""]) -> Places:
+        logits = model.logits(x[None, None])[0, :, :vocab_size]  # (1, V)
+        kept = drawn_from(logits, temperature[None], top_k[None], top_p[None])
+        greedy = jax.nn.one_hot(jnp.argmax(logits), vocab_size)
+        after = jnp.where(temperature == 0, greedy, jax.nn.softmax(kept[0]))
+        before = jax.nn.softmax(logits[0])
+        likeliest, ids = lax.top_k(before, min(LIKELIEST, vocab_size))
+        return Places(ids, likeliest, after[ids], before[chosen], after[chosen])
+
+    x = model.features(tokens)[0]  # (T, D)
+    return lax.map(lambda pair: place(*pair), (x, following), batch_size=AT_ONCE)

@@ -15,13 +15,11 @@ from tools.serving.served import Served
 
 SEQUENCES = 128  # of one request: prompts times n
 
-# OpenAI's fields that this server lacks: ignored, or accepted if they ask for nothing.
+# OpenAI's fields that this server lacks: ignored, or accepted with a value that asks for nothing.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
-NEUTRAL: dict[str, tuple] = {
-    **{"presence_penalty": (0,), "frequency_penalty": (0,), "logit_bias": ({},), "tools": ([],)},
-    **{"functions": ([],), "response_format": ({"type": "text"},), "modalities": (["text"],)},
-    **{"suffix": ("",), "best_of": (1,), "store": (False,), "parallel_tool_calls": (True, False)},
-    **dict.fromkeys(("tool_choice", "function_call"), ("none", "auto")),
+NEUTRAL = {
+    **{"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": ""},
+    **{"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "store": False},
 }
 
 
@@ -35,11 +33,8 @@ class Body(BaseModel):
     def leave_out(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        return {
-            name: value
-            for name, value in body.items()
-            if value is not None and name not in IGNORED and value not in NEUTRAL.get(name, ())
-        }
+        kept = [name for name in body if name not in IGNORED]
+        return {name: body[name] for name in kept if body[name] not in (None, NEUTRAL.get(name))}
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
@@ -47,7 +42,6 @@ NotEmpty = Annotated[str, Field(min_length=1)]
 
 
 def as_list(value: Any) -> Any:
-    """Put one text, or one list of ids, into a list."""
     return value if isinstance(value, list) and value and not isinstance(value[0], int) else [value]
 
 
@@ -64,8 +58,6 @@ class StreamOptions(Body):
 
 
 class Common(Drawing):
-    """The fields of both completions."""
-
     model: str | None = None
     max_tokens: int | None = Field(
         None, ge=0, validation_alias=AliasChoices("max_tokens", "max_completion_tokens")
@@ -121,8 +113,6 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
     stops = fields.stop
     ends = () if served.eot is None else (served.eot,)
     if isinstance(fields, ChatBody):
-        if fields.top_logprobs and not fields.logprobs:
-            raise ApiError("top_logprobs needs logprobs: true", "top_logprobs")
         prompts = [read_ids(served, "messages", served.chat.prompt([x.plain() for x in fields.messages]))]
         default = served.model.config.block_size
         stops = stops + served.chat.stops

@@ -1,6 +1,7 @@
 """What is served: the model, its limits, and the run that the page looks into."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -48,30 +49,25 @@ class Run:
 
     def _load(self, name: str) -> GPT:
         """Return the model of a checkpoint. Raises KeyError for a name that `checkpoints` does not list."""
-        if name not in [checkpoint["name"] for checkpoint in self.checkpoints()]:
-            raise KeyError(name)
-        if name != START:
-            return load_run(self.out_dir, int(name.removeprefix("iter-")), self.dtype)[0]
+        found = {checkpoint["name"]: checkpoint["iteration"] for checkpoint in self.checkpoints()}
+        iteration = found[name]
+        if iteration is not None:
+            return load_run(self.out_dir, iteration, self.dtype)[0]
         assert self.start is not None, "checkpoints() has found it"
         if is_run(self.start):
             return load_run(self.start, dtype=self.dtype)[0]
         return load_pretrained(self.start, self.dtype, self.block_size)[0]
 
-    def records(self, offset: int, file: str) -> dict[str, Any]:
-        """Return the records after `offset` of `file`, or all, if it is another file now; and both anew."""
-        try:
-            with open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
-                stat = os.fstat(opened.fileno())
-                name = f"{stat.st_ino:x}"
-                fresh = name != file or offset > stat.st_size
-                begin = 0 if fresh else offset
-                opened.seek(begin)
-                data = opened.read()
-        except OSError:
-            return {"records": [], "offset": 0, "file": "", "fresh": True}
+    def records(self, offset: int) -> dict[str, Any]:
+        """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
+        begin, data = 0, b""
+        with suppress(OSError), open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
+            begin = offset if offset <= os.fstat(opened.fileno()).st_size else 0
+            opened.seek(begin)
+            data = opened.read()
         lines = data[: data.rfind(b"\n") + 1]  # not a line that is being written
         records = [record for line in lines.splitlines() if (record := parse_record(line))]
-        return {"records": records, "offset": begin + len(lines), "file": name, "fresh": fresh}
+        return {"records": records, "offset": begin + len(lines), "fresh": begin == 0}
 
 
 def started_from(manifest: Manifest) -> str | None:
@@ -88,16 +84,18 @@ class Served:
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
-    vocab_size: int  # tokens that the model and the tokenizer both know
     eot: int | None  # the token that ends a text
     chat: Chat
     worker: Worker
     run: Run | None  # the model's, if it comes from one
     api_key: str | None = field(repr=False)
     hosts: list[str]  # names by which clients may call the server; "*": any
-    max_body: int  # bytes of a request
     max_tokens: int  # new ones of a request
 
     @property
     def model(self) -> GPT:
         return self.worker.model
+
+    @property
+    def vocab_size(self) -> int:
+        return self.worker.engine.vocab_size

@@ -1,7 +1,6 @@
 """From tokens to the text that is sent: complete characters, and nothing of a stop string."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -24,22 +23,8 @@ class Token(NamedTuple):
     likeliest: Sequence[tuple[int, float]] = ()  # tokens, and their log-probabilities
 
 
-@dataclass(frozen=True)
-class Part:
-    """A part of a text, and the tokens that are complete in it."""
-
-    text: str
-    tokens: list[Token]
-
-    def __add__(self, other: "Part") -> "Part":
-        return Part(self.text + other.text, self.tokens + other.tokens)
-
-
 class Continuation:
-    """The text of new tokens, up to the first of the texts `stops` or of the tokens `ends`.
-
-    What may be the beginning of a stop string or of a character is kept back.
-    """
+    """The text of new tokens, up to the first of the texts `stops` or of the tokens `ends`."""
 
     def __init__(
         self,
@@ -51,76 +36,69 @@ class Continuation:
     ):
         self.tokenizer, self.prompt = tokenizer, prompt
         self.stops, self.ends = stops, ends
+        self.held = max(map(len, stops), default=1) - 1  # characters at the end that may begin a stop string
         self.decode = tokenizer.stream()
         self.decode(prompt[-BEFORE:].tolist())
-        self.unread = [] if echo else None  # the prompt's likelihoods, until it is echoed
+        self.echo = echo  # False once the prompt is in the text
+        self.known: list[tuple] = []  # likelihoods of the prompt
         self.text = ""
+        self.tokens: list[Token] = []
         self.begin = 0  # where the new text begins
-        self.sent = 0  # characters
-        self.tokens: list[Token] = []  # those not sent
         self.count = 0  # new tokens
-        self.stopped = False
+        self.sent = 0  # characters
+        self.tokens_sent = 0
         self.finish_reason: str | None = None
 
-    def take(self, piece: Piece) -> Part:
-        """Add what the engine made; return what can be sent."""
-        if self.unread is not None:
-            self.unread += likelihoods(piece.prompt)
-            if len(piece.tokens) or piece.finished:
-                whole = read_prompt(self.tokenizer, self.prompt, self.unread)
-                self.text = whole.text
-                self.tokens = whole.tokens
-                self.begin = len(whole.text)
-                self.unread = None
+    def take(self, piece: Piece) -> bool:
+        """Add what the engine made. Return whether the text has ended."""
+        self.known += likelihoods(piece.prompt)
+        if self.echo and (len(piece.tokens) or piece.finished):
+            self.text, self.tokens = read_prompt(self.tokenizer, self.prompt, self.known)
+            self.begin = len(self.text)
+            self.echo = False
         ended = len(piece.tokens) > 0 and int(piece.tokens[-1]) in self.ends
-        part = self.add(piece.tokens[:-1] if ended else piece.tokens, likelihoods(piece.likelihood))
+        self.add(piece.tokens[:-1] if ended else piece.tokens, likelihoods(piece.likelihood))
         self.count += ended
-        if piece.finished or self.stopped:
-            part += self.finish()
-            self.finish_reason = "stop" if ended or self.stopped else "length"
-        return part
+        if piece.finished and not self.finish_reason:
+            self.finish("stop" if ended else "length")
+        return self.finish_reason is not None
 
-    def add(self, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
-        """Add tokens up to a stop string; return what can be sent."""
+    def add(self, ids: np.ndarray, known: Sequence[tuple] = ()) -> None:
+        """Add tokens, up to a stop string."""
         for i, token in enumerate(ids.tolist()):
             start = len(self.text)
             self.text += self.decode([token])
             self.count += 1
             self.tokens.append(Token(token, start, len(self.text), *(known[i] if known else ())))
-            if self._cut(start):
-                return self.finish()
-        return self._send(len(self.text) - self._undecided())
+            if self.cut(start):
+                return
 
-    def finish(self) -> Part:
-        """Return the rest, when no more tokens come."""
-        if not self.stopped:
-            start = len(self.text)
-            self.text += self.decode([], final=True)
-            self._cut(start)
-        return self._send(len(self.text), entire=True)
+    def finish(self, reason: str) -> None:
+        """Add what is left of the last character, when no more tokens come."""
+        start = len(self.text)
+        self.text += self.decode([], final=True)
+        self.finish_reason = reason
+        self.cut(start)
 
-    def _cut(self, start: int) -> bool:
+    def cut(self, start: int) -> bool:
         """Cut the text before a stop string that ends after `start`, if there is one."""
         places = [self.text.find(stop, max(self.begin, start - len(stop) + 1)) for stop in self.stops]
         if found := [place for place in places if place >= 0]:
             self.text = self.text[: min(found)]
             self.tokens = [token for token in self.tokens if token.start < len(self.text)]
-            self.stopped = True
-        return self.stopped
+            self.finish_reason = "stop"
+        return bool(found)
 
-    def _undecided(self) -> int:
-        """Count the characters at the end that may begin a stop string."""
-        longest = max((len(stop) for stop in self.stops), default=1) - 1
-        ends = range(min(longest, len(self.text) - self.begin), 0, -1)
-        return next((n for n in ends if any(stop.startswith(self.text[-n:]) for stop in self.stops)), 0)
-
-    def _send(self, end: int, entire: bool = False) -> Part:
+    def to_send(self) -> tuple[str, list[Token]]:
+        """Return the text that is certain and was not sent before, and the tokens that are complete in it."""
+        whole = self.finish_reason is not None
+        end = len(self.text) if whole else max(self.sent, len(self.text) - self.held)
         text, self.sent = self.text[self.sent : end], end
         # A token that begins at the end is part of a character that may yet be cut away.
-        complete = takewhile(lambda token: entire or token.start < end >= token.end, self.tokens)
-        part = Part(text, list(complete))
-        self.tokens = self.tokens[len(part.tokens) :]
-        return part
+        left = self.tokens[self.tokens_sent :]
+        tokens = list(takewhile(lambda token: whole or token.start < end >= token.end, left))
+        self.tokens_sent += len(tokens)
+        return text, tokens
 
 
 def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
@@ -132,10 +110,14 @@ def likelihoods(likelihood: Likelihood | None) -> list[tuple]:
     return list(zip(likelihood.chosen.tolist(), likeliest, strict=True))
 
 
-def read_prompt(tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = ()) -> Part:
+def read_prompt(
+    tokenizer: Tokenizer, ids: np.ndarray, known: Sequence[tuple] = ()
+) -> tuple[str, list[Token]]:
     """Return a prompt's text and tokens; `known` are the likelihoods of the last ones."""
     whole = Continuation(tokenizer, ids[:0])
-    return whole.add(ids, [()] * (len(ids) - len(known)) + [*known]) + whole.finish()
+    whole.add(ids, [()] * (len(ids) - len(known)) + [*known])
+    whole.finish("length")
+    return whole.text, whole.tokens
 
 
 def spelling(tokenizer: Tokenizer, token: int) -> str:

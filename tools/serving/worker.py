@@ -1,7 +1,4 @@
-"""The engine's thread. HTTP handlers submit requests to it, and read what it makes of them from a queue.
-
-Each submission has a queue of its own, so that a slow reader holds up nobody.
-"""
+"""The engine's thread. HTTP handlers submit requests to it; each submission has a queue for what it makes."""
 
 import asyncio
 import threading
@@ -25,7 +22,7 @@ STOP = 10.0  # seconds that it is given to end
 
 @dataclass(eq=False)
 class Job:
-    """A submitted request. Those submitted together share a queue."""
+    """A submitted request. Those submitted together share `made`."""
 
     request: Request
     index: int
@@ -66,7 +63,7 @@ class Worker:
     # Called by other threads
 
     def submit(self, requests: list[Request]) -> list[Job]:
-        """Queue requests. Raises ApiError if too many wait, or if the server is stopping."""
+        """Queue requests. Raises ApiError."""
         if not self.works:
             raise ApiError("the server is stopping", status=503, code="unavailable")
         if len(self.pending) + len(requests) > self.room:
@@ -125,7 +122,7 @@ class Worker:
                     self.start_again(error)
 
     def turn(self) -> None:
-        """Free the slots of cancelled jobs, fill free ones, and step the engine; when idle, compile."""
+        """Free the slots of cancelled jobs, fill free ones, and step; when idle, compile."""
         self.wake.clear()
         for slot in [slot for slot, job in self.running.items() if job not in self.pending]:
             self.engine.remove(slot)
@@ -153,7 +150,7 @@ class Worker:
         self.send(list(zip(owners, pieces, strict=True)))
 
     def compile_next(self) -> None:
-        """Compile a program before a request needs it. If that fails, the server stops."""
+        """Compile a program. If that fails, the server stops."""
         try:
             self.engine.programs()[self.compiled]()
         except Exception as error:

@@ -33,23 +33,21 @@ def at_modal(project, tmp_path, tiny_data):
 
     `meanwhile(server)` is awaited while the command runs.
     """
-    volume = tmp_path / "modal" / "volumes" / "nanojaxgpt"
+    volume, entries = tmp_path / "modal" / "volume", {}
     shutil.copytree(tiny_data, volume / "data" / "tiny")
 
-    dicts = {}
-
-    def modal(*words, environment=None, meanwhile=None, cwd=project, **server):
+    def modal(*words, meanwhile=None, cwd=project, **server):
         async def talk():
-            async with ModalServer(tmp_path / "modal", dicts=dicts, **server) as stand_in:
+            async with ModalServer(tmp_path / "modal", entries, **server) as stand_in:
                 command = [sys.executable, "-m", "modal", *words]
-                running = asyncio.ensure_future(stand_in.command(command, cwd, environment))
+                running = asyncio.ensure_future(stand_in.command(command, cwd))
                 if meanwhile is not None:
                     await asyncio.wait_for(meanwhile(stand_in, running), DEADLINE)
                 return *await running, stand_in
 
         return asyncio.run(talk())
 
-    modal.volume, modal.dicts = volume, dicts
+    modal.volume, modal.entries = volume, entries
     return modal
 
 

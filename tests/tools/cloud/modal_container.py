@@ -1,15 +1,13 @@
 """Containers as Modal has them, for the stand-in in modal_server.py: Modal's own entrypoint in a chroot.
 
-A container sees the uploaded files at their paths, a copy of each Volume as it was when the container
-started, and for the rest this machine. What it writes to a Volume is committed now and then, and when it
-asks. Needs Linux's user namespaces (`unshare`).
+A container sees the uploaded files and the Volumes at their paths, and for the rest this machine. What it
+writes to a Volume is there at once. Needs Linux's user namespaces (`unshare`).
 """
 
 import asyncio
 import contextlib
 import itertools
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -63,9 +61,6 @@ class Service:
         await self.grpc.start("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.grpc._server.sockets[0].getsockname()[1]}"
 
-    def check(self, metadata) -> None:
-        """Raises GRPCError for a caller who may not."""
-
     def __mapping__(self) -> dict[str, Handler]:
         """Return all calls, each with its handler and the types of its messages, as grpclib asks for them."""
         methods = pb.DESCRIPTOR.services_by_name["ModalClient"].methods
@@ -78,7 +73,6 @@ class Service:
         async def handle(stream):
             request = await stream.recv_message()
             self.requests.append((method.name, request))
-            self.check(stream.metadata)
             if answer is None and method.name not in self.acknowledged:
                 raise GRPCError(Status.UNIMPLEMENTED, f"the stand-in for Modal has no {method.name}")
             if method.server_streaming:
@@ -105,7 +99,10 @@ class Call:
             for _ in range(1 + self.function.retry_policy.retries):
                 output = None
                 while output is None and self.app_id not in self.server.stopped:
-                    output = await self.attempt()  # None: the container is gone, and another gets the input
+                    assert len(self.server.containers) < 8, "the containers never come to an end"
+                    self.server.containers.append(container := Container(self))
+                    await container.run()
+                    output = container.output  # None: it is gone, and another gets the input
                 if output is None or output.result.status in ENDED:
                     break
             self.output = output
@@ -115,13 +112,6 @@ class Call:
         finally:
             self.ended.set()
 
-    async def attempt(self) -> pb.FunctionGetOutputsItem | None:
-        """Have a new container run the input once."""
-        assert len(self.server.containers) < 8, "the containers never come to an end"
-        self.server.containers.append(container := Container(self))
-        await container.run()
-        return container.output
-
     def outcome(self, result: RESULT, data_format=pb.DATA_FORMAT_UNSPECIFIED) -> pb.FunctionGetOutputsItem:
         return pb.FunctionGetOutputsItem(result=result, input_id=self.input_id, data_format=data_format)
 
@@ -129,14 +119,13 @@ class Call:
 class Container(Service):
     """One container, and the server that it talks to."""
 
-    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat"})
+    acknowledged = frozenset({"ContainerHello", "ContainerHeartbeat", "VolumeCommit", "VolumeReload"})
 
     def __init__(self, call: Call):
         super().__init__(requests=[])
         self.call, self.server = call, call.server
         self.app_id, self.task_id = call.app_id, call.server.new_id("ta")
         self.folder = self.server.state / "containers" / self.task_id
-        self.volumes, self.committed = {}, {}
         self.input_given, self.output, self.process = False, None, None
         self.orphans: list[int] = []  # processes that outlived the entrypoint
 
@@ -159,13 +148,11 @@ class Container(Service):
             stderr=asyncio.subprocess.STDOUT,
         )
         disturbing = asyncio.ensure_future(self.disturb(disturbance)) if disturbance else None
-        committing = asyncio.ensure_future(self.commit_now_and_then())
         ending = asyncio.ensure_future(self.end_with_entrypoint())
         while chunk := await self.process.stdout.read(65536):
             log = pb.TaskLogs(data=chunk.decode(errors="replace"), file_descriptor=pb.FILE_DESCRIPTOR_STDOUT)
             self.server.logs[self.app_id].put_nowait(pb.TaskLogsBatch(task_id=self.task_id, items=[log]))
         await ending
-        committing.cancel()
         if disturbing:
             disturbing.cancel()
         self.grpc.close()
@@ -180,16 +167,8 @@ class Container(Service):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
-    async def commit_now_and_then(self) -> None:
-        """Commit the Volumes as Modal does by itself while a container runs."""
-        while True:
-            await asyncio.sleep(0.2)
-            for volume_id in self.volumes:
-                self.bring(volume_id)
-
     async def disturb(self, disturbance: Disturbance) -> None:
-        volume = next(iter(self.volumes.values()))
-        while not disturbance.when(volume):
+        while not disturbance.when(self.server.volume):
             await asyncio.sleep(0.02)
         if disturbance.what == "timeout":
             self.output = self.call.outcome(RESULT(status=RESULT.GENERIC_STATUS_TIMEOUT, exception="timeout"))
@@ -217,20 +196,15 @@ class Container(Service):
             await self.process.wait()
 
     def files(self) -> list[tuple[str, str]]:
-        """Write the uploaded files and copy the Volumes. Returns what to bind, and where."""
+        """Write the uploaded files. Returns the Volumes to bind, and where."""
         root, function = self.folder / "root", self.call.function
         for file in itertools.chain(*(self.server.mounts[mount] for mount in function.mount_ids)):
             path = root / file.filename.lstrip("/")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(self.server.files[file.sha256_hex])
-        binds = []
-        for mount in function.volume_mounts:
-            copy = self.folder / mount.volume_id
-            self.volumes[mount.volume_id] = shutil.copytree(self.server.volumes[mount.volume_id], copy)
-            self.committed[mount.volume_id] = listing(copy)
-            (root / mount.mount_path.lstrip("/")).mkdir(parents=True)
-            binds.append((str(copy), mount.mount_path))
-        return binds
+        (mount,) = function.volume_mounts
+        (root / mount.mount_path.lstrip("/")).mkdir(parents=True)
+        return [(str(self.server.volume), mount.mount_path)]
 
     def interpreter(self) -> list[tuple[str, str]]:
         """This Python, where it lies below a folder that the uploaded files replace."""
@@ -299,39 +273,6 @@ class Container(Service):
         if name in ("VolumeGetOrCreate", "DictGetOrCreate", "DictUpdate", "DictGet", "FunctionGetOutputs"):
             return getattr(self.server, name)
         raise AttributeError(name)
-
-    async def VolumeCommit(self, r):
-        self.bring(r.volume_id)
-        return pb.VolumeCommitResponse(skip_reload=False)  # the client reloads it then
-
-    async def VolumeReload(self, r):
-        self.bring(r.volume_id)  # what others brought is in the copy that was just made
-        return Empty()
-
-    def bring(self, volume_id: str) -> None:
-        """Bring what changed in this container's copy to the Volume; what another one changed stays."""
-        copy, volume = self.volumes[volume_id], self.server.volumes[volume_id]
-        before, now = self.committed[volume_id], listing(copy)
-        for path in sorted(now.keys() - before.keys() | {p for p in now if now[p] != before.get(p)}):
-            with contextlib.suppress(FileNotFoundError):  # gone since it was listed
-                (volume / path).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(copy / path, volume / path)
-        for path in sorted(before.keys() - now.keys()):
-            (volume / path).unlink(missing_ok=True)
-        for path in sorted(volume.rglob("*"), reverse=True):
-            if path.is_dir() and not any(path.iterdir()):
-                path.rmdir()
-        self.committed[volume_id] = now
-
-
-def listing(folder: Path) -> dict[Path, tuple[int, int]]:
-    """The files below a folder, each with its time and size."""
-    found = {}
-    for path in folder.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):
-            if path.is_file():
-                found[path.relative_to(folder)] = (path.stat().st_mtime_ns, path.stat().st_size)
-    return found
 
 
 def members(group: int) -> list[int]:

@@ -28,29 +28,28 @@ from tests.tools.cloud.modal_container import Call, Disturbance, Service
 SUCCESS = pb.GenericResult(status=pb.GenericResult.GENERIC_STATUS_SUCCESS)
 URL = "https://me--run-serve.modal.run"  # of a function with an endpoint: nothing answers there
 BUILDER = pb.ImageMetadata(image_builder_version="2025.06")
-TOKEN = {"x-modal-token-id": "ak-test", "x-modal-token-secret": "as-test"}
 
 
 class ModalServer(Service):
-    """A server that a `modal` command talks to. `state` / volumes has the Volumes, and outlives it."""
+    """A server that a `modal` command talks to, with one Volume, `state` / volume, and one Dict."""
 
     acknowledged = frozenset({"AppHeartbeat", "AppPublish", "ClientHello"})
 
-    def __init__(self, state: Path, secrets=None, disturbances: tuple[Disturbance, ...] = (), dicts=None):
+    def __init__(self, state: Path, entries: dict, secrets=None, disturbances: tuple[Disturbance, ...] = ()):
         super().__init__(requests=[])
-        self.dicts = {} if dicts is None else dicts  # by name; keys and values are as the client pickles them
+        self.entries = entries  # of the Dict, as the client pickles them
         self.state, self.secrets, self.disturbances = state, secrets or {}, list(disturbances)
+        self.volume = state / "volume"
         self.ids = itertools.count(1)
         self.apps, self.mounts, self.files, self.images = {}, {}, {}, []
-        self.secret_values, self.volumes, self.functions, self.calls = {}, {}, {}, {}
+        self.secret_values, self.functions, self.calls = {}, {}, {}
         self.logs = defaultdict(asyncio.Queue)
         self.stopped, self.containers, self.running = set(), [], []
 
     async def __aenter__(self):
         await self.start()
-        (self.state / "volumes").mkdir(parents=True, exist_ok=True)
         self.http = web.AppRunner(web.Application())  # for downloads from a Volume
-        self.http.app.add_routes([web.static("/volumes", self.state / "volumes")])
+        self.http.app.add_routes([web.static("/volume", self.volume)])
         await self.http.setup()
         site = web.TCPSite(self.http, "127.0.0.1", 0)
         await site.start()
@@ -66,14 +65,14 @@ class ModalServer(Service):
         await self.http.cleanup()
         shutil.rmtree(self.state / "containers", ignore_errors=True)
 
-    async def command(self, words: list, cwd: Path, environment=None) -> tuple[int, str]:
+    async def command(self, words: list, cwd: Path) -> tuple[int, str]:
         """Run a command that is to talk to this server. Returns its exit status and what it printed."""
         login = {"MODAL_SERVER_URL": self.url, "MODAL_CONFIG_PATH": os.devnull, "COLUMNS": "200"}
         login |= {"MODAL_TOKEN_ID": "ak-test", "MODAL_TOKEN_SECRET": "as-test"}
         client = self.client = await asyncio.create_subprocess_exec(
             *map(str, words),
             cwd=cwd,
-            env=os.environ | login | (environment or {}),
+            env=os.environ | login,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
@@ -87,10 +86,6 @@ class ModalServer(Service):
 
     def new_id(self, prefix: str) -> str:
         return f"{prefix}-{next(self.ids):06d}"
-
-    def check(self, metadata) -> None:
-        if any(metadata.get(key) != value for key, value in TOKEN.items()):
-            raise GRPCError(Status.UNAUTHENTICATED, "Token ID or secret is wrong")
 
     # Apps
 
@@ -150,7 +145,7 @@ class ModalServer(Service):
         words = [word for line in lines if line.startswith("ENV ") for word in shlex.split(line)[1:]]
         return dict(word.split("=", 1) for word in words if "$" not in word)
 
-    # Secrets and Volumes
+    # Secrets, the Volume and the Dict
 
     async def SecretGetOrCreate(self, r):
         if r.env_dict:  # a function's own
@@ -163,25 +158,14 @@ class ModalServer(Service):
         self.secret_values[secret_id] = self.secrets[r.deployment_name]
         return pb.SecretGetOrCreateResponse(secret_id=secret_id)
 
-    def volume(self, name: str) -> Path:
-        return self.state / "volumes" / name
-
     async def VolumeGetOrCreate(self, r):
-        path = self.volume(r.deployment_name)
-        if r.object_creation_type == pb.OBJECT_CREATION_TYPE_CREATE_IF_MISSING:
-            path.mkdir(parents=True, exist_ok=True)
-        if not path.is_dir():
-            raise GRPCError(Status.NOT_FOUND, f"Volume '{r.deployment_name}' not found")
-        volume_id = f"vo-{r.deployment_name}"
-        self.volumes[volume_id] = path
-        metadata = pb.VolumeMetadata(name=r.deployment_name, version=pb.VOLUME_FS_VERSION_V1)
-        return pb.VolumeGetOrCreateResponse(
-            volume_id=volume_id, version=pb.VOLUME_FS_VERSION_V1, metadata=metadata
-        )
+        version = pb.VOLUME_FS_VERSION_V1
+        metadata = pb.VolumeMetadata(name=r.deployment_name, version=version)
+        return pb.VolumeGetOrCreateResponse(volume_id="vo-1", version=version, metadata=metadata)
 
     async def VolumeListFiles(self, r):
-        volume, kinds = self.volumes[r.volume_id], pb.FileEntry
-        folder = volume / r.path.strip("/")
+        kinds = pb.FileEntry
+        folder = self.volume / r.path.strip("/")
         if not folder.exists():
             raise GRPCError(Status.NOT_FOUND, f"{r.path}: no such file or directory")
         paths = [folder] if folder.is_file() else folder.rglob("*") if r.recursive else folder.glob("*")
@@ -189,39 +173,33 @@ class ModalServer(Service):
         for path in sorted(paths):
             with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                 stat, kind = path.stat(), kinds.DIRECTORY if path.is_dir() else kinds.FILE
-                name = str(path.relative_to(volume))
+                name = str(path.relative_to(self.volume))
                 entries.append(
                     pb.FileEntry(path=name, size=stat.st_size, type=kind, mtime=int(stat.st_mtime))
                 )
         yield pb.VolumeListFilesResponse(entries=entries)
 
     async def VolumeGetFile2(self, r):
-        path = self.volumes[r.volume_id] / r.path.strip("/")
+        path = self.volume / r.path.strip("/")
         if not path.is_file():
             raise GRPCError(Status.NOT_FOUND, f"{r.path}: no such file")
         size = path.stat().st_size
         urls = [f"{self.http_url}/{path.relative_to(self.state)}"] * bool(size)
         return pb.VolumeGetFile2Response(get_urls=urls, size=size, len=size)
 
-    # Dicts
-
     async def DictGetOrCreate(self, r):
-        self.dicts.setdefault(r.deployment_name, {})
         metadata = pb.DictMetadata(name=r.deployment_name)
-        return pb.DictGetOrCreateResponse(dict_id=f"di-{r.deployment_name}", metadata=metadata)
-
-    def entries(self, dict_id: str) -> dict[bytes, bytes]:
-        return self.dicts[dict_id.removeprefix("di-")]
+        return pb.DictGetOrCreateResponse(dict_id="di-1", metadata=metadata)
 
     async def DictUpdate(self, r):
-        (entry,), entries = r.updates, self.entries(r.dict_id)
-        created = not (r.if_not_exists and entry.key in entries)
+        (entry,) = r.updates
+        created = not (r.if_not_exists and entry.key in self.entries)
         if created:
-            entries[entry.key] = entry.value
+            self.entries[entry.key] = entry.value
         return pb.DictUpdateResponse(created=created)
 
     async def DictGet(self, r):
-        value = self.entries(r.dict_id).get(r.key)
+        value = self.entries.get(r.key)
         return pb.DictGetResponse(found=value is not None, value=value)
 
     # Functions

@@ -126,7 +126,7 @@ def test_jax_is_installed_for_what_is_there(tmp_path, task, smi, extra):
 
 
 def test_the_server_listens_to_the_balancer_and_wants_a_key(tmp_path):
-    from serve import ServeOptions, check_reachable
+    from serve import ServeOptions
 
     _, (script, *words, _) = on_machine(
         "run", tmp_path, {PYTHON: SHOW}, task=SERVICE, API_KEY="a-key-of-mine"
@@ -134,7 +134,6 @@ def test_the_server_listens_to_the_balancer_and_wants_a_key(tmp_path):
     options = ServeOptions(**given(words, ServeOptions))
     assert script == "serve.py" and options.out_dir == f"{tmp_path}/runs/my-run"
     assert (options.host, options.allowed_hosts, options.api_key) == ("0.0.0.0", "*", "a-key-of-mine")
-    check_reachable(options)
     assert options.port == SERVICE["resources"]["ports"]
     for task in (TASK, SERVICE):  # no key is among what SkyPilot shows
         assert not [name for name in task["envs"] if re.search("KEY|TOKEN", name)]

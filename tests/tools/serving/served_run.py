@@ -1,13 +1,11 @@
 """A tiny trained run, servers in this process and in one of their own, and clients."""
 
-import json
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import jax
 import openai
 
@@ -85,12 +83,8 @@ def client(url: str, key: str = "any") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0)
 
 
-def ask(url: str, body: dict | bytes | None = None, key: str | None = None) -> tuple[int, dict]:
+def ask(url: str, body: dict | None = None, key: str | None = None) -> tuple[int, dict]:
     """GET, or POST a body; return the status and the JSON of the answer."""
-    data = json.dumps(body).encode() if isinstance(body, dict) else body
-    request = urllib.request.Request(url, data, {"Authorization": f"Bearer {key}"} if key else {})
-    try:
-        with urllib.request.urlopen(request, timeout=120) as answer:
-            return answer.status, json.load(answer)
-    except urllib.error.HTTPError as error:
-        return error.code, json.load(error)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    answer = httpx.request("GET" if body is None else "POST", url, json=body, headers=headers, timeout=120)
+    return answer.status_code, answer.json()

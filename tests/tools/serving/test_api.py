@@ -260,11 +260,6 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"messages": []}, "messages", "messages: List should have at least 1 item"),
         ({"messages": [{"content": "hi"}]}, "messages", "messages.0.role: Field required"),
         (IMAGE, "messages", "should be 'text'"),
-        (
-            {"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2},
-            "top_logprobs",
-            "logprobs: true",
-        ),
     ],
 )
 def test_a_bad_field_is_named(complete, chat, options, param, says):

@@ -14,8 +14,7 @@ from tests.models import forward, nll
 from tests.tools.serving.served_run import BLOCK_SIZE, ITERATIONS, SYMBOLS, TEXT, ask, serving, train_run
 from tools.inside.views import attention, lens
 from tools.serving.app import PAGE
-from tools.serving.insight import inside
-from tools.serving.places import windows
+from tools.serving.insight import inside, windows
 from tools.serving.served import Run
 
 
@@ -82,9 +81,6 @@ def test_places_have_the_models_probabilities_and_those_that_are_drawn_from(post
         else:
             assert "before" not in place
     assert {answer["names"][str(i)] for i in answer["places"][1]["likeliest"]} <= set(SYMBOLS)
-
-
-def test_at_temperature_0_the_likeliest_is_certain(post):
     for place in post("places", text="the", temperature=0)["places"][1:]:
         assert place["likeliest_after"] == [1.0] + [0.0] * 9
 
@@ -95,7 +91,7 @@ def test_places_past_the_block_size_are_those_that_the_engine_drew_from(server, 
     body = {"prompt": prompt, "max_tokens": 3 * BLOCK_SIZE, "seed": 1, "logprobs": 0}
     written = ask(f"{server[0]}/v1/completions", body)[1]["choices"][0]["logprobs"]
     whole = prompt + written["token_ids"]
-    places = post("places", tokens=whole, prompt=len(prompt))["places"]
+    places = post("places", text=whole, prompt=len(prompt))["places"]
     told = [np.log(place["before"]) for place in places[len(prompt) : -1]]
     assert told == pytest.approx(written["token_logprobs"], abs=2e-3)
 
@@ -141,37 +137,17 @@ def test_the_lens_ends_in_the_models_own_prediction(post, server):
     np.testing.assert_allclose(answer["probabilities"][-1], -np.sort(-own, axis=-1)[:, :3], rtol=1e-3)
 
 
-def test_the_loss_of_two_checkpoints(post, run):
-    names = ["iter-5", "iter-20"]
-    answer = post("loss", text=TEXT[:24], checkpoints=names)
-    assert [told["checkpoint"] for told in answer["losses"]] == names
+@pytest.mark.parametrize("iteration", [5, 20])
+def test_places_of_a_checkpoint_have_its_loss(post, run, iteration):
+    places = post("places", text=TEXT[:24], checkpoint=f"iter-{iteration}")["places"]
     ids = np.array([[SYMBOLS.index(c) for c in TEXT[:24]]], np.int32)
-    for told, iteration in zip(answer["losses"], (5, 20), strict=True):
-        model = load_run(str(run), iteration)[0]
-        expected = nll(forward(model, ids[:, :-1]), ids[:, 1:])[0]
-        assert told["nats"] == pytest.approx(np.asarray(expected), rel=1e-3)
-
-
-def test_a_text_longer_than_the_block_size_has_a_loss_at_every_place(post, server):
-    text = TEXT[:100]
-    ids = [SYMBOLS.index(c) for c in text]
-    (told,) = post("loss", text=text)["losses"]
-    found = told["nats"]
-    assert told["checkpoint"] == "iter-20" and len(found) == 99
-    rows = np.zeros((BLOCK_SIZE + 1, BLOCK_SIZE + 1), np.int32)  # row n: the n tokens before the 70th, and it
-    for n in range(1, BLOCK_SIZE + 1):
-        rows[n, : n + 1] = ids[70 - n : 71]
-    own = nll(forward(server[1].model, rows[:, :-1]), rows[:, 1:])
-    told = [own[n, n - 1] for n in range(BLOCK_SIZE // 2 - 1, BLOCK_SIZE)]  # half a block's tokens, or more
-    assert min(abs(found[69] - np.array(told))) < 1e-3
-    whole = np.array([ids[:BLOCK_SIZE]], np.int32)
-    first = nll(forward(server[1].model, whole[:, :-1]), whole[:, 1:])
-    assert found[: BLOCK_SIZE - 1] == pytest.approx(np.asarray(first[0]), rel=1e-3)
+    expected = nll(forward(load_run(str(run), iteration)[0], ids[:, :-1]), ids[:, 1:])[0]
+    found = [-np.log(place["before"]) for place in places[1:-1]]
+    assert found == pytest.approx(np.asarray(expected), rel=1e-3)
 
 
 def test_checkpoints_are_listed_with_their_validation_loss(server):
     _, answer = ask(f"{server[0]}/inside/checkpoints")
-    assert answer["served"] == "iter-20"
     assert [x["name"] for x in answer["checkpoints"]] == [f"iter-{i}" for i in ITERATIONS]
     losses = [x["val_loss"] for x in answer["checkpoints"]]
     assert losses[-1] < losses[0] < np.log(len(SYMBOLS)) + 0.5
@@ -188,26 +164,26 @@ def test_a_fine_tuned_run_has_the_weights_that_it_started_from(run, tmp_path):
 
 
 def test_records_come_as_they_are_written(run, tmp_path):
-    assert Run(str(tmp_path)).records(0, "")["records"] == []
+    assert Run(str(tmp_path)).records(0)["records"] == []
     looked_at = Run(str(run))
-    first = looked_at.records(0, "")
+    first = looked_at.records(0)
     assert first["fresh"]
     assert [r["iter"] for r in first["records"] if "loss" in r] == list(range(20))
-    assert looked_at.records(first["offset"], first["file"])["records"] == []
+    assert looked_at.records(first["offset"])["records"] == []
     path = run / "metrics.jsonl"
     before = path.read_bytes()
     with open(path, "ab") as file:
         file.write(b'{"iter": 20, "loss": 1.5}\n{"iter": 21, "lo')
-    second = looked_at.records(first["offset"], first["file"])
+    second = looked_at.records(first["offset"])
     assert (second["records"], second["fresh"]) == ([{"iter": 20, "loss": 1.5}], False)
     with open(path, "ab") as file:
         file.write(b'ss": 1.25}\n')
-    third = looked_at.records(second["offset"], second["file"])
+    third = looked_at.records(second["offset"])
     assert third["records"] == [{"iter": 21, "loss": 1.25}]
     # A resumed run writes its file anew.
     path.with_suffix(".new").write_bytes(before)
     path.with_suffix(".new").replace(path)
-    again = looked_at.records(third["offset"], third["file"])
+    again = looked_at.records(third["offset"])
     assert again["fresh"] and again["records"] == first["records"]
 
 
@@ -215,10 +191,10 @@ def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, mo
     address, served = server
     monkeypatch.setattr(served, "run", None)
     assert ask(f"{address}/inside/model")[1]["run"] is False
-    assert ask(f"{address}/inside/checkpoints") == (200, {"served": "iter-20", "checkpoints": []})
+    assert ask(f"{address}/inside/checkpoints") == (200, {"checkpoints": []})
     status, answer = ask(f"{address}/inside/run")
     assert (status, answer["error"]["code"]) == (404, "no_run")
-    status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoints": ["iter-5"]})
+    status, answer = ask(f"{address}/inside/places", {"text": "the", "checkpoint": "iter-5"})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
 
 
@@ -226,20 +202,17 @@ def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, mo
 
 BAD = [
     ("places", {}, "text"),
-    ("places", {"text": "the", "tokens": [1]}, "text"),
     ("places", {"text": ""}, "text"),
     ("places", {"text": "Ω"}, "text"),
     ("places", {"text": "the " * 5000}, "text"),
-    ("places", {"tokens": [1, 99]}, "tokens"),
-    ("places", {"tokens": [1, 1.5]}, "tokens"),
+    ("places", {"text": [1, 99]}, "text"),
+    ("places", {"text": [1, 1.5]}, "text"),
     ("places", {"text": "the", "prompt": 4}, "prompt"),
     ("places", {"text": "the", "top_p": 0}, "top_p"),
     ("places", {"text": "the", "out_dir": "/"}, "out_dir"),
     ("attention", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
-    ("lens", {"tokens": [0] * (BLOCK_SIZE + 1)}, "tokens"),
+    ("lens", {"text": [0] * (BLOCK_SIZE + 1)}, "text"),
     ("lens", {"text": "the", "k": 10**30}, "k"),
-    ("loss", {"text": "t"}, "text"),
-    ("loss", {"text": "the", "checkpoints": ["iter-5"] * 3}, "checkpoints"),
 ]
 
 
@@ -253,14 +226,8 @@ def test_what_cannot_be_is_refused_with_its_field(server, route, body, param):
     "name", ["iter-6", "iter-", "5", "../run", "/etc/passwd", "start", "iter-5/../iter-10", ""]
 )
 def test_a_checkpoint_is_named_by_the_list_alone(server, name):
-    status, answer = ask(f"{server[0]}/inside/loss", {"text": "the", "checkpoints": [name]})
+    status, answer = ask(f"{server[0]}/inside/places", {"text": "the", "checkpoint": name})
     assert (status, answer["error"]["code"]) == (404, "checkpoint_not_found")
-
-
-@pytest.mark.parametrize("offset", ["-1", "x", "1e3", "9" * 20, "%C2%B2"])
-def test_an_offset_is_a_number_of_bytes(server, offset):
-    status, answer = ask(f"{server[0]}/inside/run?offset={offset}")
-    assert (status, answer["error"]["param"]) == (400, "offset")
 
 
 def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):
@@ -269,7 +236,7 @@ def test_a_damaged_checkpoint_is_told_without_the_servers_folders(tmp_path):
         for path in (run / "checkpoints" / "5" / "model").rglob("*"):
             if path.is_file():
                 path.write_bytes(b"")
-        status, answer = ask(f"{address}/inside/loss", {"text": "the", "checkpoints": ["iter-5"]})
+        status, answer = ask(f"{address}/inside/places", {"text": "the", "checkpoint": "iter-5"})
     assert status == 404 and str(tmp_path) not in answer["error"]["message"]
 
 

@@ -1,6 +1,5 @@
 """The server as its neighbours meet it: who may ask, limits, clients that leave or do not read, signals."""
 
-import contextlib
 import json
 import re
 import shutil
@@ -20,7 +19,6 @@ from generation.engine import Engine
 from tests.helpers import DEADLINE, refusal, wait_until
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
-from tools.serving import app
 
 KEY = "correct horse".replace(" ", "-")
 
@@ -28,7 +26,7 @@ KEY = "correct horse".replace(" ", "-")
 @pytest.fixture(scope="module")
 def url(char_run):
     """One slot, so that a second request waits."""
-    limits = {"max_waiting": 1, "max_tokens": 1000000, "max_body": 5000}
+    limits = {"max_waiting": 1, "max_tokens": 1000000}
     with serving(out_dir=str(char_run), **limits, api_key=KEY) as (url, _):
         yield url
 
@@ -95,7 +93,7 @@ def test_without_the_key_nothing_is_answered(url, client):
 @pytest.mark.parametrize(
     "headers, status",
     [
-        *[({"Host": host}, 200) for host in ("localhost:1", "[::1]:80", "127.0.0.1", "gpt.example")],
+        *[({"Host": host}, 200) for host in ("localhost:1", "127.0.0.1", "gpt.example")],
         ({"Host": "evil.example"}, 400),  # whose address has become ours: DNS rebinding
         ({"Host": "127.0.0.1.evil.example"}, 400),
         ({"Host": "localhost", "Origin": "http://localhost"}, 200),
@@ -106,15 +104,6 @@ def test_without_the_key_nothing_is_answered(url, client):
 )
 def test_another_sites_page_is_refused(keyless, headers, status):
     assert httpx.get(f"{keyless}/health", headers=headers).status_code == status
-
-
-def test_above_the_most_connections_it_is_busy(keyless):
-    address = "127.0.0.1", int(keyless.rpartition(":")[2])
-    with contextlib.ExitStack() as opened:
-        for _ in range(app.CONNECTIONS):
-            opened.enter_context(socket.create_connection(address))
-        assert httpx.get(f"{keyless}/health").status_code == 503
-    wait_until(lambda: httpx.get(f"{keyless}/health").status_code == 200)
 
 
 def test_a_path_or_method_that_there_is_not(url, post):
@@ -151,7 +140,7 @@ def test_a_port_that_is_taken_is_one_line(char_run, url):
 
 
 def test_limits_of_a_request(post):
-    assert post(prompt="a" * 5000).status_code == 413
+    assert post(prompt="a" * 2**20).status_code == 413
     assert "lacks '!'" in error(post(prompt="a!"))[1]
     assert "needs at least one token" in error(post(prompt=""))[1]  # this tokenizer has no end of text
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again

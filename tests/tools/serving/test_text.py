@@ -23,9 +23,13 @@ def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
 def test_each_part_is_whole_characters(tokenizer):
     ids = tokenizer.encode(TEXT)
     text = Continuation(tokenizer, ids[:0])
-    parts = [text.add(ids[i : i + 1]).text for i in range(len(ids))]
-    assert "".join(parts) == TEXT and "\ufffd" not in "".join(parts)
-    assert text.finish().text == "" and text.count == len(ids)
+    parts = []
+    for i in range(len(ids)):
+        text.add(ids[i : i + 1])
+        parts.append(text.to_send()[0])
+    assert "".join(parts) == TEXT and text.count == len(ids)
+    text.finish("length")
+    assert text.to_send() == ("", [])
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])
@@ -37,15 +41,17 @@ def test_nothing_of_a_stop_string_is_sent(tokenizer, size, stop, left):
     ids = tokenizer.encode(TEXT)
     text, sent, tokens = Continuation(tokenizer, ids[:0], [stop, "never"]), "", []
     for i in range(0, len(ids), size):
-        part = text.add(ids[i : i + size])
-        sent += part.text
-        tokens += part.tokens
+        text.add(ids[i : i + size])
+        part, made = text.to_send()
+        sent, tokens = sent + part, tokens + made
         assert left.startswith(sent)
-        if text.stopped:
+        if text.finish_reason:
             break
-    rest = text.finish()
-    assert sent + rest.text == left and text.stopped == (left != TEXT)
-    tokens += rest.tokens
+    else:
+        text.finish("length")
+    part, made = text.to_send()
+    sent, tokens = sent + part, tokens + made
+    assert sent == left and text.finish_reason == ("length" if left == TEXT else "stop")
     assert [token.id for token in tokens] == ids[: len(tokens)].tolist()
     assert all(token.start < len(left) for token in tokens)
 
@@ -53,4 +59,6 @@ def test_nothing_of_a_stop_string_is_sent(tokenizer, size, stop, left):
 def test_a_prompt_that_ends_inside_a_character_is_completed(tokenizer):
     ids = tokenizer.encode("€")
     assert len(ids) == 3
-    assert Continuation(tokenizer, ids[:2]).add(ids[2:]).text == "€"
+    text = Continuation(tokenizer, ids[:2])
+    text.add(ids[2:])
+    assert text.text == "€"

@@ -56,7 +56,7 @@ class Attention {
   }
 
   async load(tokens) {
-    const answer = await post("inside/attention", { tokens: tokens.map((token) => token.id) });
+    const answer = await post("inside/attention", { text: tokens.map((token) => token.id) });
     const [L, H, T] = answer.shape;
     Object.assign(this, { L, H, T, tokens: answer.tokens });
     const bytes = Uint8Array.from(atob(answer.weights), (letter) => letter.charCodeAt(0));

@@ -34,7 +34,7 @@ class Lens {
   }
 
   async load(tokens) {
-    this.seen = await post("inside/lens", { tokens: tokens.map((token) => token.id), k: LIKELIEST });
+    this.seen = await post("inside/lens", { text: tokens.map((token) => token.id), k: LIKELIEST });
     this.shown.hidden = false;
     this.draw();
     this.choose(this.seen.tokens.length - 1);

@@ -91,7 +91,7 @@ class Loss {
   }
 
   async load(tokens) {
-    Object.assign(this, { tokens, bits: new Map(), places: new Map() });
+    Object.assign(this, { tokens, bits: new Map(), asked: new Map() });
     this.text.show(tokens);
     await this.bitsOf(this.checkpoint.name);
     this.shown.hidden = false;
@@ -103,10 +103,19 @@ class Loss {
   // The bits of each token but the first, as a checkpoint has it: asked for once.
   async bitsOf(name) {
     if (!this.bits.has(name)) {
-      const answer = await post("inside/loss", { tokens: this.tokens.map(({ id }) => id), checkpoints: [name] });
-      this.bits.set(name, answer.losses[0].nats.map((nats) => nats / Math.LN2));
+      const { places } = await this.placesOf(name);
+      this.bits.set(name, places.slice(1, -1).map(({ before }) => -Math.log2(Math.max(before, 2 ** -126))));
     }
     return this.bits.get(name);
+  }
+
+  placesOf(name) {
+    if (!this.asked.has(name)) {
+      const asked = this.asked, answer = post("inside/places", { text: this.tokens.map(({ id }) => id), checkpoint: name });
+      answer.catch(() => asked.delete(name));
+      asked.set(name, answer);
+    }
+    return this.asked.get(name);
   }
 
   async draw() {
@@ -176,14 +185,9 @@ class Loss {
       this.other.value && `, and ${this.cost(this.other.value, i)} with ${title({ name: this.other.value })}`];
     show(this.popover.note(...head));
     try {
-      if (!this.places.has(name)) {
-        const body = { tokens: this.tokens.map(({ id }) => id), checkpoint: name };
-        this.places.set(name, post("inside/places", body));
-      }
-      const { places, names } = await this.places.get(name);
+      const { places, names } = await this.placesOf(name);
       if (this.popover.open) show(this.popover.table(head, places[i], this.tokens[i].id, names, false));
     } catch (error) {
-      this.places.delete(name);
       show(this.popover.note(error.message));
     }
   }

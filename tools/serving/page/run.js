@@ -17,8 +17,6 @@ class Run {
   constructor(app) {
     this.app = app;
     this.records = [];
-    this.offset = 0;
-    this.file = "";
     const [line, say] = messages();
     this.say = say;
     this.figures = el("dl", { class: "figures" });
@@ -44,6 +42,7 @@ class Run {
       return;
     }
     this.shown = true;
+    this.offset = 0; // meanwhile it may have begun anew
     this.poll();
   }
 
@@ -55,10 +54,10 @@ class Run {
   async poll() {
     clearTimeout(this.timer);
     try {
-      const answer = await get(`inside/run?offset=${this.offset}&file=${encodeURIComponent(this.file)}`);
+      const answer = await get(`inside/run?offset=${this.offset}`);
       if (answer.fresh) this.records = [];
       this.records.push(...answer.records);
-      Object.assign(this, { offset: answer.offset, file: answer.file });
+      this.offset = answer.offset;
       if (answer.records.length || answer.fresh) this.draw();
       this.tellState(answer.records.length > 0);
     } catch (error) {

@@ -206,7 +206,7 @@ class Write {
     const asking = (this.asking = new AbortController());
     const skipped = Math.max(0, this.tokens.length - this.app.model.limits.tokens);
     const { temperature, top_k, top_p } = this.settings.values();
-    const body = { tokens: this.tokens.slice(skipped).map((token) => token.id),
+    const body = { text: this.tokens.slice(skipped).map((token) => token.id),
       prompt: Math.max(0, this.from - skipped), temperature, top_k, top_p };
     try {
       const { places, names } = await post("inside/places", body, asking.signal);
