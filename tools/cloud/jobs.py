@@ -33,12 +33,14 @@ SHORT = {"timeout_hours": 1.0, "retries": 0}
 BRIEF = {"gpu": "L4", "timeout_hours": 0.25, "retries": 1}
 ON_CPUS = {"gpu": "none", "cores": 4} | SHORT
 EVALUATE = ("--out_dir={run}", "--json={run}/evaluate.json")
+PROFILE = ("--out_dir={run}/traced", "--profile={run}/profile", "--overwrite=True", "--max_iters=14")
 COMMANDS = {
     "train": Command("train.py"),
     "sample": Command("sample.py", defaults=SHORT),
     "prepare": Command("data/prepare.py", (), defaults={"gpu": "none", "cores": 16, "retries": 1}),
     "evaluate": Command("evaluate.py", EVALUATE, ("evaluate.json",), SHORT),
     "bench": Command("bench.py", ("--out_dir={run}", "--init_from=resume"), defaults=SHORT),
+    "profile": Command("train.py", (*PROFILE, "--wandb_log=False"), ("profile",), SHORT),
     "export": Command("export.py", ("--out_dir={run}", "--to={run}/export"), ("export",), ON_CPUS),
     "serve": Command("serve.py", defaults={"retries": 0}),
     "experiment": Command("experiments/rented.py", defaults=BRIEF),
