@@ -26,6 +26,7 @@ from jaxtyping import Int
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
+from config.options import ModelOptions
 from data.batches import Batches
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
@@ -43,14 +44,12 @@ PIECE = 2**16  # tokens that are decoded at once
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(ModelOptions):
     """The options of evaluate.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "evaluate.py"
     purpose: ClassVar[str] = "Evaluate a trained model: its loss on a data set, or HellaSwag."
 
-    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
-    out_dir: Name = "out"  # folder of the run
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # split of the data set
     block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
@@ -62,8 +61,6 @@ class EvaluateOptions:
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
     num_processes: Count | None = None  # how many processes evaluate together
     process_id: NonNegativeInt | None = None  # number of this process, from 0
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from docs.pages import DOCS, ROOT
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -42,19 +41,6 @@ def site(tmp_path_factory):
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_):
         pass
-
-
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
-    )
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
