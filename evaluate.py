@@ -90,18 +90,15 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     name, dataset = find_dataset(tokenizer, options)
     batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n = len(batches.tokens) - 1
-    nats, seconds = score(
-        model, batches.every_window(stride), (options.batch_size, T), n, batches.tokens.paths[0]
-    )
+    windows, shape = batches.every_window(stride), (options.batch_size, T)
+    nats, seconds = score(model, windows, shape, n, batches.tokens.paths[0])
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
     pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
     n_bytes = bytes_of_text(pieces, tokenizer)
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
-    print(
-        f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, "
-        + (f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text")
-    )
+    in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
+    print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")
     print(f"{n:,} tokens, in windows of {T} that begin {stride} apart, {n / seconds:,.0f} tokens/s")
     return {
         **{"dataset": name, "split": options.split, "block_size": T, "stride": stride},
@@ -118,10 +115,8 @@ def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str,
     on_process_0(prepare_if_missing, name)
     dataset = Dataset(name)
     if dataset.meta.tokenizer != tokenizer:
-        raise UserError(
-            f"dataset={name} has another tokenizer than the model: give one prepared with its own"
-            + (" (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else "")
-        )
+        lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
+        raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")
     return name, dataset
 
 

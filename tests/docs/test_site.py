@@ -44,16 +44,8 @@ class Quiet(SimpleHTTPRequestHandler):
 
 
 @pytest.fixture
-def page(browser, site):
-    """A page of a browser; what it asks another host for, or logs as an error, fails the test."""
-    context = browser.new_context()
-    page, wrong = context.new_page(), []
-    page.on("request", lambda r: None if r.url.startswith((site, "data:", "blob:")) else wrong.append(r.url))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
-    yield page
-    context.close()
-    assert wrong == []
+def page(watched_page, site):
+    return watched_page(site)
 
 
 def test_every_page_opens_with_its_images_and_asks_no_other_host(site, page):
