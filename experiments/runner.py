@@ -87,11 +87,11 @@ def run(
     if asked.equal_time:
         chosen = [at_equal_time(experiment, results) for experiment in chosen]
     records = {experiment.name: Record(experiment, results) for experiment in chosen}
-    due = [task for record in records.values() for task in tasks(record, asked)]
     if asked.list:
         for record in records.values():
-            print_list(record, labels(record.experiment, asked.only), due)
+            print_list(record, asked)
         return 0
+    due = [task for record in records.values() for task in tasks(record, asked)]
 
     def keep(task: Task, result: dict) -> None:
         record = Record(records[task.experiment].experiment, results)  # another process may write, too
@@ -141,12 +141,12 @@ def tasks(record: Record, asked: RunnerOptions) -> list[Task]:
     return found
 
 
-def print_list(record: Record, labels: list[str], due: list[Task]) -> None:
+def print_list(record: Record, asked: RunnerOptions) -> None:
     """Print how many runs the option sets have, and which they lack."""
-    name = record.experiment.name
-    print(f"{name}: {record.experiment.question}")
-    for label in labels:
-        seeds = ", ".join(str(task.seed) for task in due if (task.experiment, task.label) == (name, label))
+    print(f"{record.experiment.name}: {record.experiment.question}")
+    due = tasks(record, asked)
+    for label in labels(record.experiment, asked.only):
+        seeds = ", ".join(str(task.seed) for task in due if task.label == label)
         missing = f", missing: seed {seeds}" if seeds else ""
         print(f"  {label:36} {len(record.runs(label))} done{missing}")
 

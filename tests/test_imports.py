@@ -1,10 +1,11 @@
 """Imports go one way. ALLOWED is the order to read the project in: a folder imports only folders above it."""
 
 import ast
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.helpers import ROOT
+from tests.helpers import ROOT, newest_checkpoint, run_python
 
 # Each folder may import these folders of the project, and itself.
 ALLOWED = {
@@ -86,3 +87,18 @@ def test_an_import_the_wrong_way_is_found():
         "tools.planning",
         "",
     }
+
+
+def test_the_core_goes_on_without_the_rest(tiny, tmp_path):
+    """In a copy without tools/, experiments/ and docs/, training, resuming and sampling run."""
+    left_out = shutil.ignore_patterns("tools", "experiments", "docs", "tests", "*.bin", "out*", ".*")
+    core = shutil.copytree(ROOT, tmp_path / "core", ignore=left_out)
+    options = tiny(tmp_path / "out", eval_interval=2)
+    for script, words in {
+        "train.py": [*options, "--max_iters=2"],
+        "./train.py": [*options, "--max_iters=4", "--init_from=resume"],
+        "sample.py": [options[0], "--max_new_tokens=4", "--num_samples=1", "--device=cpu", "--start=the"],
+    }.items():
+        done = run_python(script, *words, cwd=core)
+        assert done.returncode == 0, done.stderr
+    assert newest_checkpoint(tmp_path / "out") == 4
