@@ -11,6 +11,9 @@ import pytest
 
 from tests.tools.serving.served_run import ITERATIONS, serving
 
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
+)
 PHONE = {"width": 360, "height": 740}
 VIEWS = ["write", "attention", "lens", "loss", "run"]
 
