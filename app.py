@@ -6,8 +6,8 @@
     python app.py NAME ...                                          without --run-on-remote, in either form
     python app.py NAME --dry-run ...                                what would run there, and at what cost
 
-NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, experiment, list, watch or fetch.
-Words that are not options of the launcher (python app.py --help) go to its script.
+NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, experiment, list, watch or
+fetch. Words that are not options of the launcher (python app.py --help) go to its script.
 """
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ from training.state import model_config
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
     *("optimizer", "attention_gate", "mup_base_width", "document_mask", "window"),
-    *("rope_scaling", "norm_eps", "lora_rank"),
+    *("rope_scaling", "norm_eps", "lora_rank", "qk_norm"),
 )
 
 
@@ -54,7 +54,6 @@ class BenchOptions:
 
     vs: Literal["torch"] | None = None
     steps: Count | None = None
-    vocab_size: Count | None = None
     loop: bool = False
     decode: bool = False
     serve: bool = False
@@ -91,7 +90,7 @@ def measure(bench: BenchOptions, options: Options) -> None:
     """Measure what was asked for on the device mesh, and print it."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
-    meta = load_meta(options.dataset, bench.vocab_size or options.vocab_size)
+    meta = load_meta(options.dataset, options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
     check_training(config, options)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)

@@ -26,6 +26,7 @@ from jaxtyping import Int
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
+from config.options import ModelOptions
 from data.batches import Batches
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import end_of_text, from_json
@@ -43,14 +44,12 @@ PIECE = 2**16  # tokens that are decoded at once
 
 
 @dataclass(frozen=True)
-class EvaluateOptions:
+class EvaluateOptions(ModelOptions):
     """The options of evaluate.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "evaluate.py"
     purpose: ClassVar[str] = "Evaluate a trained model: its loss on a data set, or HellaSwag."
 
-    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
-    out_dir: Name = "out"  # folder of the run
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # split of the data set
     block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
@@ -62,8 +61,6 @@ class EvaluateOptions:
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
     num_processes: Count | None = None  # how many processes evaluate together
     process_id: NonNegativeInt | None = None  # number of this process, from 0
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
 
 
@@ -93,18 +90,15 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     name, dataset = find_dataset(tokenizer, options)
     batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n = len(batches.tokens) - 1
-    nats, seconds = score(
-        model, batches.every_window(stride), (options.batch_size, T), n, batches.tokens.paths[0]
-    )
+    windows, shape = batches.every_window(stride), (options.batch_size, T)
+    nats, seconds = score(model, windows, shape, n, batches.tokens.paths[0])
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
     pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
     n_bytes = bytes_of_text(pieces, tokenizer)
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
-    print(
-        f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, "
-        + (f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text")
-    )
+    in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
+    print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")
     print(f"{n:,} tokens, in windows of {T} that begin {stride} apart, {n / seconds:,.0f} tokens/s")
     return {
         **{"dataset": name, "split": options.split, "block_size": T, "stride": stride},
@@ -121,10 +115,8 @@ def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str,
     on_process_0(prepare_if_missing, name)
     dataset = Dataset(name)
     if dataset.meta.tokenizer != tokenizer:
-        raise UserError(
-            f"dataset={name} has another tokenizer than the model: give one prepared with its own"
-            + (" (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else "")
-        )
+        lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
+        raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")
     return name, dataset
 
 

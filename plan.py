@@ -8,13 +8,13 @@
 Compiles the very step that train.py would run, with the device's own compiler, which needs no device. The
 step is not run: every figure is a plan, and none is measured. What the figures count: docs/planning.md.
 
-Takes train.py's config files and options, and these of its own:
+Takes train.py's config files and options (without --vocab_size, the vocabulary is the data set's, or 50304
+if that is not prepared), and these of its own:
 
     --on=DEVICE       RTX4090, L4, A100-40GB, A100, H100-PCIe, H100, H200, B200, with :N for N of them;
                       v5e, v5p, v6e, with a topology, as in v5e:2x4 or v5p:2x2x2
     --largest         find the largest microbatch that fits as well
     --decode          sampling instead: what a token reads, and so how many a second at most
-    --vocab_size=N    size of the vocabulary; without it, the data set's, or 50304 if that is not prepared
     --json=FILE       write all figures there as well
     --hlo=FILE        write the compiled program there, as text
 
@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from config.command_line import Count, Name, UserError, command, split_options
+from config.command_line import Name, UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import parse_options
 from data.dataset import load_meta
@@ -46,7 +46,6 @@ class PlanOptions:
     """The options that are plan.py's own."""
 
     on: Name | None = None
-    vocab_size: Count | None = None
     largest: bool = False
     decode: bool = False
     json: Name | None = None
@@ -64,7 +63,7 @@ def main(argv: list[str]) -> None:
     for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
         check_writable(Path(file), "choose another file")
     prepare_to_compile()
-    meta = load_meta(options.dataset, own.vocab_size or options.vocab_size)
+    meta = load_meta(options.dataset, options.vocab_size)
     if own.decode:
         return print(plan_decoding(options, target, meta))
     planned = plan(options, target, meta)
@@ -74,7 +73,9 @@ def main(argv: list[str]) -> None:
     if own.hlo and planned.text:
         write_whole(Path(own.hlo), planned.text, "choose another --hlo")
     if own.largest:
-        show_largest(planned)
+        best = largest(planned)
+        found = f"--batch_size={best.options.batch_size}\n{summary(best)}" if best else "not even one row"
+        print(f"\nThe largest microbatch that fits: {found}")
     elif not planned.memory.fits:
         show_remedies(planned)
 
@@ -96,13 +97,6 @@ def show_remedies(planned: Planned) -> None:
         print(f"\nThe fastest that fits: {min(fitting)[1]}")
     else:
         print("\nNone of these fits: take more devices, or a device with more memory.")
-
-
-def show_largest(planned: Planned) -> None:
-    best = largest(planned)
-    if best is None:
-        return print("\nNot even one row per device fits.")
-    print(f"\nThe largest microbatch that fits: --batch_size={best.options.batch_size}\n{summary(best)}")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import jax
 import numpy as np
 from pydantic import Field
 
-from config.command_line import Count, Name, NonNegative, Seed, UserError, command, given
+from config.command_line import Count, NonNegative, Seed, UserError, command, given
+from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import generate
 from runs.hardware import choose_device, keep_compiled_programs
@@ -31,14 +32,12 @@ Probability = Annotated[float, Field(gt=0, le=1)]
 
 
 @dataclass(frozen=True)
-class SampleOptions:
+class SampleOptions(ModelOptions):
     """A field's comment is its text in `--help`."""
 
     program: ClassVar[str] = "sample.py"
     purpose: ClassVar[str] = "Write text with a trained model."
 
-    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
-    out_dir: Name = "out"  # folder of the run
     start: str = "\n"  # prompt, or FILE:prompt.txt
     num_samples: Count = 10  # samples to draw
     max_new_tokens: Count = 500  # tokens in each, after the prompt
@@ -46,8 +45,6 @@ class SampleOptions:
     top_k: Count | None = None  # draw from the top_k likeliest tokens; None: 200, or all if they are fewer
     top_p: Probability | None = None  # draw from the fewest that together reach top_p; None or 1: from all
     seed: Seed = 1337  # the same seed draws the same text
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
 
 
 def main(argv: list[str]) -> None:

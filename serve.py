@@ -14,12 +14,13 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import jax
 from pydantic import Field
 
 from config.command_line import Count, Name, UserError, command, given, matching
+from config.options import ModelOptions
 from data.tokenizer import Tokenizer, end_of_text
 from generation.engine import Engine
 from hub.chat import read_chat_template
@@ -41,14 +42,12 @@ LOOK = 1.0  # seconds between looks for a new checkpoint
 
 
 @dataclass(frozen=True)
-class ServeOptions:
+class ServeOptions(ModelOptions):
     """The options of serve.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "serve.py"
     purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
 
-    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
-    out_dir: Name = "out"  # folder of the run
     follow: bool = False  # serve each new checkpoint of a run that is still training
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # port to listen at; 0: any that is free
@@ -59,8 +58,6 @@ class ServeOptions:
     max_tokens: Count = 4096  # new tokens that one request may ask for
     block_size: Count = 2048  # with --init_from: the longest context, if the weights allow more
     mesh: Name = "data:1"  # devices per axis of fsdp and tensor, as in tensor:2
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
 
 
 def main(argv: list[str]) -> None:

@@ -151,6 +151,16 @@ class Options(ModelShape):
         return cls(**check_values(values, f"{origin}: ", cls))
 
 
+@dataclass(frozen=True)
+class ModelOptions:
+    """The options of the commands that load a trained model."""
+
+    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
+    out_dir: Name = "out"  # folder of the run
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+
+
 def with_role(*roles: Role) -> tuple[str, ...]:
     """Return the names of the options with one of these roles."""
     return tuple(name for name, kind in option_types(Options).items() if set(roles) & set(get_args(kind)))

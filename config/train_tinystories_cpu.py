@@ -4,25 +4,19 @@ python data/tinystories/prepare.py --limit=100000
 python train.py config/train_tinystories_cpu.py
 """
 
+from config.train_tinystories import *
+
 out_dir = "out-tinystories-cpu"
 eval_interval = 500
 eval_iters = 20
-log_interval = 10
-
-wandb_project = "tinystories"
 wandb_run_name = "tinystories-cpu"
 
-dataset = "tinystories"
-sampling = "epoch"
-gradient_accumulation_steps = 1
 batch_size = 8
 block_size = 128
 
 n_layer = 4
 n_head = 4
 n_embd = 128
-position = "rope"
-norm = "rmsnorm"
 
 learning_rate = 2e-3
 max_iters = 5000

@@ -24,23 +24,19 @@ def options(rows: int) -> dict:
     return MINIATURE | dict(batch_size=rows, max_iters=steps) | schedule | evaluations
 
 
-def steps_to(target: float, evaluations: list[list[float]]) -> float | None:
-    """Return the step, between two evaluations, at which the validation loss came to `target`."""
+def steps_to(evaluations: list[list[float]]) -> float | None:
+    """Return the step, between two evaluations, at which the validation loss came to TARGET."""
     for (a, _, above), (b, _, below) in zip(evaluations, evaluations[1:], strict=False):
-        if above > target >= below:
-            return a + (b - a) * (above - target) / (above - below)
+        if above > TARGET >= below:
+            return a + (b - a) * (above - TARGET) / (above - below)
     return None
 
 
 def reached(record: Record) -> pd.DataFrame:
     """Return each run's steps to the target: a row for each batch size whose runs all reach it."""
-    found = {
-        rows: pd.Series([steps_to(TARGET, run["evaluations"]) for run in record.runs(f"batch {rows}")])
-        for rows in ROWS
-    }
-    return pd.DataFrame(
-        {rows: took for rows, took in found.items() if len(took) > 1 and took.notna().all()}
-    ).T
+    found = {rows: [steps_to(run["evaluations"]) for run in record.runs(f"batch {rows}")] for rows in ROWS}
+    able = {rows: took for rows, took in found.items() if len(took) > 1 and None not in took}
+    return pd.DataFrame.from_dict(able, orient="index")
 
 
 def fit(rows: np.ndarray, steps: np.ndarray) -> tuple[float, float]:

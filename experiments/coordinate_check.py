@@ -38,9 +38,7 @@ PATH = RESULTS / "coordinate_check.json"
 
 def main(argv: list[str]) -> None:
     parser = ScriptParser(__doc__)
-    parser.add_argument(
-        "--draw", action="store_true", help="write the table and the plot, and measure nothing"
-    )
+    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
     if not parser.parse(argv).draw:
         measure_all()
     found = read_json(PATH)
@@ -90,16 +88,12 @@ def sizes(model: GPT, text: np.ndarray) -> list[float]:
 
 
 def table(sizes: np.ndarray, made: dict[str, str]) -> str:
-    rows = [
-        f"| width {max(WIDTHS)} by {min(WIDTHS)} | {' | '.join(PARTS)} |",
-        "|---" * (1 + len(PARTS)) + "|",
-    ]
+    rows = [f"| width {max(WIDTHS)} by {min(WIDTHS)} | {' | '.join(PARTS)} |"]
+    rows.append("|---" * (1 + len(PARTS)) + "|")
     growth = sizes[:, -1] / sizes[:, 0]  # (kinds, seeds, 1 + STEPS, PARTS)
     for (row, kind), step in itertools.product(enumerate(KINDS), (0, STEPS)):
-        found = pd.DataFrame(growth[row, :, step])
-        ratios = [
-            f"{mean:.2f} ± {spread:.2f}" for mean, spread in zip(found.mean(), found.std(), strict=True)
-        ]
+        found = pd.DataFrame(growth[row, :, step]).agg(["mean", "std"])
+        ratios = [f"{mean:.2f} ± {spread:.2f}" for mean, spread in found.T.to_numpy()]
         when = f"after {step} steps at {RATE:g}" if step else "at the start"
         rows.append(f"| {kind}, {when} | {' | '.join(ratios)} |")
     parts = [

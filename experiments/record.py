@@ -109,14 +109,13 @@ class Record:
 
     def check_data(self, dataset: str, mark: str | None) -> None:
         """Raise UserError if the runs so far have read other data of that name."""
-        entries = [x for x in self.sets.values() if x["options"].get("dataset", Options.dataset) == dataset]
-        for run in (run for entry in entries for run in entry["runs"]):
-            if mark and run.get("data", mark) != mark:
-                python = run["versions"].split(",")[0]
-                raise UserError(
-                    f"{self.path}: its runs have read another {dataset} ({run['data']}..., not {mark}..., "
-                    f"prepared with {python}): prepare that one, or move the file away to begin anew"
-                )
+        for entry in self.sets.values():
+            same = mark and entry["options"].get("dataset", Options.dataset) == dataset
+            for run in entry["runs"] if same else ():
+                if run.get("data", mark) != mark:
+                    other = f"{dataset} ({run['data']}..., not {mark}..., with {run['versions']})"
+                    advice = "prepare that one, or move the file away to begin anew"
+                    raise UserError(f"{self.path}: its runs have read another {other}: {advice}")
 
 
 def data_mark(dataset: str) -> str | None:

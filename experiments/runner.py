@@ -20,8 +20,11 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from subprocess import DEVNULL, Popen
 from typing import ClassVar
+
+import jax
 
 from config.command_line import Count, UserError, command, given
 from config.options import Options
@@ -84,11 +87,11 @@ def run(
     if asked.equal_time:
         chosen = [at_equal_time(experiment, results) for experiment in chosen]
     records = {experiment.name: Record(experiment, results) for experiment in chosen}
-    due = [task for record in records.values() for task in tasks(record, asked)]
     if asked.list:
         for record in records.values():
-            print_list(record, labels(record.experiment, asked.only), due)
+            print_list(record, asked)
         return 0
+    due = [task for record in records.values() for task in tasks(record, asked)]
 
     def keep(task: Task, result: dict) -> None:
         record = Record(records[task.experiment].experiment, results)  # another process may write, too
@@ -99,8 +102,6 @@ def run(
     failed = 0
     try:
         if asked.time:
-            from experiments.timing import time_steps  # here: rented machines lack it
-
             for record in records.values():
                 time_steps(record, labels(record.experiment, asked.only))
         elif not asked.draw:
@@ -140,14 +141,38 @@ def tasks(record: Record, asked: RunnerOptions) -> list[Task]:
     return found
 
 
-def print_list(record: Record, labels: list[str], due: list[Task]) -> None:
+def print_list(record: Record, asked: RunnerOptions) -> None:
     """Print how many runs the option sets have, and which they lack."""
-    name = record.experiment.name
-    print(f"{name}: {record.experiment.question}")
-    for label in labels:
-        seeds = ", ".join(str(task.seed) for task in due if (task.experiment, task.label) == (name, label))
+    print(f"{record.experiment.name}: {record.experiment.question}")
+    due = tasks(record, asked)
+    for label in labels(record.experiment, asked.only):
+        seeds = ", ".join(str(task.seed) for task in due if task.label == label)
         missing = f", missing: seed {seeds}" if seeds else ""
         print(f"  {label:36} {len(record.runs(label))} done{missing}")
+
+
+def time_steps(record: Record, labels: list[str]) -> None:
+    """Write the median time of a step to the record. By turns, other programs slow all sets alike."""
+    from parallel.mesh import make_mesh  # here: a launcher does not need these, and rented machines lack one
+    from runs.hardware import choose_device
+    from runs.start import choose_config, open_dataset
+    from tools.benchmarks.variants import JaxStep, take_turns
+
+    choose_device("auto")
+    with jax.set_mesh(make_mesh("data:1")):
+        steps = []
+        for label in labels:
+            options = replace(Options(), **record.options[label])
+            config = choose_config(options, open_dataset(options).meta)
+            steps.append(JaxStep(config, options, name=label))
+            steps[-1].run(1)
+        times = take_turns(steps, None)
+    about = machine()
+    timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
+    for label, found in times.items():
+        ms = 1e3 * median(found)
+        record.set(label, ms=round(ms, 2), timed=timed)
+        print(f"{label:36} {ms:8.2f} ms/step over {len(found)} turns")
 
 
 def at_equal_time(experiment: Experiment, results: Path) -> Experiment:
@@ -203,16 +228,11 @@ def start(task: Task, jobs: int) -> Popen:
     """Start train.py, with its output in train.log."""
     share = {"PJRT_NPROC": str(max(1, (os.cpu_count() or 1) // jobs))}  # XLA's threads
     words = [sys.executable, str(ROOT / "train.py"), *task.words()]
+    environment = os.environ | (share if jobs > 1 else {})
     task.folder.mkdir(parents=True, exist_ok=True)
     with open(task.folder / "train.log", "ab") as log:
-        return Popen(
-            words,
-            stdin=DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=os.environ | (share if jobs > 1 else {}),
-            start_new_session=True,  # a second Ctrl-C would end it unsaved
-        )
+        # In a session of its own, since a second Ctrl-C would end it unsaved.
+        return Popen(words, stdin=DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
 
 
 def last_line(task: Task) -> str:
@@ -221,18 +241,19 @@ def last_line(task: Task) -> str:
 
 def result_of(task: Task, status: int) -> dict | None:
     """Return the result of a run that has ended or diverged; None for a crash."""
-    diverged = re.match(r"error: iter (\d+): ", last_line(task)) if status == 2 else None
-    if status and not diverged:
+    found = re.match(r"error: iter (\d+): ", last_line(task)) if status == 2 else None
+    if status and not found:
         return None
+    diverged = int(found[1]) if found else None
     records = [json.loads(line) for line in (task.folder / "metrics.jsonl").read_text().splitlines()]
     losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
     evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
     ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record
     return {
         "seed": task.seed,
-        "val": None if diverged else evaluations[-1][2],
-        "diverged": int(diverged[1]) if diverged else None,
-        "steps": int(diverged[1]) if diverged else task.options.get("max_iters", Options.max_iters),
+        "val": evaluations[-1][2] if diverged is None else None,
+        "diverged": diverged,
+        "steps": task.options.get("max_iters", Options.max_iters) if diverged is None else diverged,
         "seconds": round(KEEPING["log_interval"] * ms / 1e3, 1),
         "evaluations": evaluations,
         "data": data_mark(task.dataset),

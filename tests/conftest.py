@@ -92,6 +92,36 @@ def saved_figures(monkeypatch):
     return figures
 
 
+@pytest.fixture(scope="module")  # while one is open, asyncio.run refuses
+def browser():
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
+    )
+    if (chromium := shutil.which("chromium")) is None:
+        pytest.skip("no chromium is installed: apt-get install chromium")
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def watched_page(browser):
+    """`watched_page(site)` opens a page; a request to another host or an error fails the test."""
+    page, wrong = browser.new_page(), []
+
+    def watch(site: str):
+        known = (site, "data:", "blob:")
+        page.on("request", lambda request: request.url.startswith(known) or wrong.append(request.url))
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        return page
+
+    yield watch
+    page.close()
+    assert wrong == []
+
+
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory):
     """The folder of a data set: 28 characters, 1,500 of them for training and 300 for validation."""

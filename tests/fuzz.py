@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 import numpy as np
 
@@ -23,7 +23,7 @@ import evaluate
 import export
 import sample
 import train
-from config.command_line import Count, NonNegativeInt, command, option_types, read_type, split_options
+from config.command_line import Count, NonNegativeInt, command, option_types, split_options
 from config.options import Options
 from runs.manifest import Manifest
 from tests.damage import DEEP, damaged
@@ -126,9 +126,9 @@ def rules(folder: Path, draw: np.random.Generator) -> list[Callable[[], Invocati
 def bad_values(cls: type) -> dict[str, tuple[str, ...]]:
     """Return values that no option of `cls` may have, by the option's name, from its type alone."""
     found = {}
-    for name, kind in option_types(cls).items():
-        base, limit, _ = read_type(kind)
-        if base in BAD or limit.text.startswith("one of "):
+    for name, kind in option_types(cls, limits=False).items():
+        base = next((base for base in BAD if base in (kind, *get_args(kind))), None)
+        if base or get_origin(kind) is Literal:
             found[name] = BAD.get(base, NOT_NUMBERS)
     return found
 

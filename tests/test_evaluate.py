@@ -188,8 +188,9 @@ def wordless(dataset, tmp_path):
     return folder
 
 
-def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, tmp_path, result, capsys):
+def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, jsonl, tmp_path, result, capsys):
     run = save_reference(tmp_path / "run", reference, wordless, tokenizer=None)
+    assert "no tokenizer is known" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")
     found = result(out_dir=run)
     assert "no bits per byte" in capsys.readouterr().out
     assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
@@ -295,13 +296,9 @@ def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed
 
 
 def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
-    write_dataset(tmp_path / "other", [0] * 20, [1] * 20, CharTokenizer("ab"), "a test")
-    assert "has another tokenizer than the model" in error(f"--out_dir={run}", f"--dataset={tmp_path}/other")
-
-
-def test_tokens_beyond_the_models_vocabulary_are_one_line(run, tmp_path):
-    """As of nanoGPT's bins, whose vocabulary is padded, and a model without padding."""
+    """The tokenizer is another, or only the tokens, as of nanoGPT's bins, whose vocabulary is padded."""
     write_dataset(tmp_path / "data", [0] * 20, [1] * 19 + [V], CharTokenizer(SYMBOLS + "!"), "a test")
+    assert "has another tokenizer than the model" in error(f"--out_dir={run}", f"--dataset={tmp_path}/data")
     meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": TOKENIZER.to_json()}
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")
@@ -328,8 +325,3 @@ def test_a_bad_example_names_its_line(run, tmp_path, line, says):
     path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
     text = error(f"--out_dir={run}", f"--hellaswag={path}")
     assert text.startswith(f"{path}:3: ") and says in text
-
-
-def test_hellaswag_needs_a_tokenizer(reference, dataset, jsonl, tmp_path):
-    run = save_reference(tmp_path / "run", reference, dataset, tokenizer=None)
-    assert "no tokenizer is known" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")

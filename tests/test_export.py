@@ -116,12 +116,6 @@ def test_another_shape_names_the_options_in_the_way(shape, says):
     assert all(words in text for words in says)
 
 
-def test_a_run_of_another_shape_is_refused_and_nothing_is_written(tmp_path):
-    text = refused(a_run(tmp_path / "run", TINY), tmp_path / "to")
-    assert "for GPT2LMHeadModel: mlp=swiglu, not gelu;" in text
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
-
-
 def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
     (tmp_path / "to").mkdir()
@@ -133,9 +127,13 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
     assert "config.json" in contents(run_export(run, tmp_path / "to"))
 
 
-def test_where_there_is_no_run_nothing_is_written(tmp_path):
+def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(tmp_path):
     assert "no checkpoint there" in refused(tmp_path / "none", tmp_path / "to")
-    assert list(tmp_path.iterdir()) == []
+    run = a_run(tmp_path / "run", TINY)
+    assert "for GPT2LMHeadModel: mlp=swiglu, not gelu;" in refused(run, tmp_path / "to")
+    text = refused(run, tmp_path / "to", "--format=peft")
+    assert text == f"out_dir={run}: the run has no adapters: leave out --format=peft"
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_the_card_says_what_the_model_is_and_characters_have_no_tokenizer(tmp_path, capsys):
@@ -239,13 +237,6 @@ def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, tmp_pat
     after = logits(theirs, tokens)
     assert np.abs(after - logits(base, tokens)).max() > 0.1
     np.testing.assert_allclose(load_run(str(run))[0](tokens), after, atol=1e-4)
-
-
-def test_a_run_without_adapters_is_one_line(tmp_path):
-    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
-    text = refused(run, tmp_path / "adapter", "--format=peft")
-    assert text == f"out_dir={run}: the run has no adapters: leave out --format=peft"
-    assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
 def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):

@@ -5,8 +5,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from tests.helpers import ROOT, newest_checkpoint, run_python
 
 # Each folder may import these folders of the project, and itself.
@@ -82,25 +80,13 @@ def test_the_table_has_no_circle():
         above.add(folder)
 
 
-@pytest.mark.parametrize(
-    "folder, source, found",
-    [
-        ("hub", "from runs.load import load_run", {"runs"}),
-        ("layers", "import numpy, model as network", {"model"}),
-        ("training", "def late():\n    from train import run", {"train"}),
-        ("data", "from .. import model", {""}),  # relative: no folder says where it leads
-        ("runs", "from tests.helpers import records", {"tests"}),
-        ("sample", "from generation import decode\nimport train", {"train"}),
-        ("runs", "from tools.planning import cost", {"tools.planning"}),
-        (
-            "runs",
-            "import jax\nfrom hub.weights import open_pretrained\nfrom runs.load import load_run",
-            set(),
-        ),
-    ],
-)
-def test_an_import_the_wrong_way_is_found(folder, source, found):
-    assert forbidden(folder, source) == found
+def test_an_import_the_wrong_way_is_found():
+    source = "import numpy, model as network\nfrom runs import load\n\ndef late():\n    from train import run"
+    assert forbidden("hub", source) == {"runs", "train"}
+    assert forbidden("runs", "from tools.planning import cost\nfrom .. import model") == {
+        "tools.planning",
+        "",
+    }
 
 
 def test_the_core_goes_on_without_the_rest(tiny, tmp_path):

@@ -21,7 +21,7 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
     "words, expected",
     [
         ([], "--on is missing: the device to plan for, as in --on=H100; see --help"),
-        (["--on=H10"], "--on=H10: unknown device 'H10'; did you mean H100? known are RTX4090, L4, "),
+        (["--on=H10"], "--on=H10: unknown device 'H10'; known are RTX4090, L4, "),
         (["--on=abacus"], "--on=abacus: unknown device 'abacus'; known are RTX4090, L4, A100-40GB, "),
         (["--on=H100:0"], "--on=H100:0: expected a number of GPUs, as in --on=H100:8"),
         (["--on=H100:12"], "--on=H100:12: a machine has 8 GPUs; give a multiple of that"),

@@ -124,17 +124,6 @@ class Torture:
             self.faults.append(f"{what} of {path}: {type(error).__name__}: {error}")
         path.write_bytes(whole)
 
-    def resume_from_damage(self) -> None:
-        """Cut the files of the newest checkpoint: the run names it, and goes on from the one before."""
-        shutil.copytree(self.folder / "reference", self.folder / "damaged")
-        newest = self.folder / "damaged" / "checkpoints" / str(MAX_ITERS)
-        for path in (newest / "model").rglob("d/*"):
-            path.write_bytes(path.read_bytes()[:-100])
-        errors = self.finish("a resume from a damaged checkpoint", self.start("damaged"))
-        if f"{newest}: the checkpoint is damaged" not in errors:
-            self.faults.append(f"a damaged checkpoint was not named: {errors[-500:]}")
-        self.compare("after a damaged checkpoint", "damaged")
-
 
 def main(argv: list[str]) -> int:
     options, rest = split_options(argv, TortureOptions)
@@ -145,7 +134,6 @@ def main(argv: list[str]) -> int:
         torture = Torture(Path(folder), options.seed)
         for i in range(options.flips):
             torture.damage(flip=i % 10 > 0)
-        torture.resume_from_damage()
         while torture.kill() < options.kills and time.monotonic() < begun + options.seconds:
             pass
         if (Path(folder) / "killed").exists():

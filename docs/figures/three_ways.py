@@ -3,8 +3,6 @@
 python -m docs.figures.three_ways
 """
 
-from collections.abc import Callable
-
 from docs.figures import BLUE, GREEN, GREY, ORANGE
 from docs.figures._motion import Movie, box, text
 
@@ -15,7 +13,27 @@ COLUMNS = {"weights": 8, "gradients": 55, "batch": 102}  # from a device's left 
 PANEL = 158  # from one way to the next
 PALE_BLUE, PALE_GREEN, EMPTY = "#a8c1e8", "#a9d8bd", "#f3f4f6"
 
-Panel = Callable[[Movie, float], None]
+# What a device holds, and what it does in each third of the time.
+WORDS = {
+    "data": (
+        "all the weights on each device, a quarter of the batch",
+        "forward, backward: nothing is sent",
+        "sum the gradients (all-reduce)",
+        "all make the same update",
+    ),
+    "fsdp": (
+        "a quarter of the weights, a quarter of the batch",
+        "gather a layer's weights (all-gather)",
+        "compute with them, let them go",
+        "sum gradients, keep yours",
+    ),
+    "tensor": (
+        "a quarter of the heads and of the MLP, all of the batch",
+        "each computes with its part",
+        "sum the streams, 4 times a layer",
+        "gradients: nothing is sent",
+    ),
+}
 
 
 def at(device: int, column: str, part: int, y: float) -> tuple[float, float, float, float]:
@@ -63,23 +81,14 @@ def everywhere(movie: Movie, y: float, column: str, color: str, *time: float, pa
 
 
 def data(movie: Movie, y: float) -> None:
-    frame(movie, y, "data", "all the weights on each device, a quarter of the batch")
     everywhere(movie, y, "weights", BLUE)
     everywhere(movie, y, "batch", ORANGE, parts="own")
     everywhere(movie, y, "gradients", PALE_GREEN, 0.28, 0.64, still=0)
     pass_around(movie, y, "gradients", GREEN, 0.36, 0.6)
     everywhere(movie, y, "gradients", GREEN, 0.62, 0.98)
-    phases(
-        movie,
-        y,
-        "forward, backward: nothing is sent",
-        "sum the gradients (all-reduce)",
-        "all make the same update",
-    )
 
 
 def fsdp(movie: Movie, y: float) -> None:
-    frame(movie, y, "fsdp", "a quarter of the weights, a quarter of the batch")
     everywhere(movie, y, "weights", BLUE, parts="own")
     everywhere(movie, y, "batch", ORANGE, parts="own")
     pass_around(movie, y, "weights", BLUE, 0.03, 0.24)
@@ -87,38 +96,26 @@ def fsdp(movie: Movie, y: float) -> None:
     everywhere(movie, y, "gradients", PALE_GREEN, 0.5, 0.7, still=0)
     pass_around(movie, y, "gradients", GREEN, 0.69, 0.88)
     everywhere(movie, y, "gradients", GREEN, 0.89, 0.99, parts="own")
-    phases(
-        movie,
-        y,
-        "gather a layer's weights (all-gather)",
-        "compute with them, let them go",
-        "sum gradients, keep yours",
-    )
 
 
 def tensor(movie: Movie, y: float) -> None:
-    frame(movie, y, "tensor", "a quarter of the heads and of the MLP, all of the batch")
     everywhere(movie, y, "weights", BLUE, parts="own")
     everywhere(movie, y, "batch", ORANGE)
     pass_around(movie, y, "batch", "#8c4a08", 0.36, 0.62)
     everywhere(movie, y, "gradients", GREEN, 0.75, 0.99, parts="own")
-    phases(
-        movie,
-        y,
-        "each computes with its part",
-        "sum the streams, 4 times a layer",
-        "gradients: nothing is sent",
-    )
 
 
 def main() -> None:
-    panels: tuple[Panel, ...] = (data, fsdp, tensor)
+    panels = {"data": data, "fsdp": fsdp, "tensor": tensor}
     width = 2 * LEFT + N * WIDTH + (N - 1) * GAP
     movie = Movie(
         width, len(panels) * PANEL, 12, "What four devices hold and send with data, fsdp and tensor"
     )
-    for i, panel in enumerate(panels):
+    for i, (name, panel) in enumerate(panels.items()):
+        holds, *words = WORDS[name]
+        frame(movie, i * PANEL, name, holds)
         panel(movie, i * PANEL)
+        phases(movie, i * PANEL, *words)
     movie.save("three_ways")
 
 

@@ -1,7 +1,5 @@
 """The figures with sliders: they need no network, obey their sliders, and count as the project does."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
@@ -13,25 +11,10 @@ from tests.models import changed
 from tools.planning.cost import least_sent
 from tools.planning.target import DEVICES
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
-)
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
-
 
 @pytest.fixture
-def page():
-    """A page of a browser, which asks nobody for anything and logs no error."""
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page, wrong = browser.new_page(), []
-        page.on("request", lambda r: None if r.url.startswith("file:") else wrong.append(r.url))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.on("console", lambda message: wrong.append(message.text))
-        yield page
-        browser.close()
-    assert wrong == []
+def page(watched_page):
+    return watched_page("file:")
 
 
 def test_devices_counts_what_the_planner_counts_and_follows_its_sliders(page):

@@ -12,7 +12,6 @@ import pytest
 
 from docs.pages import DOCS, ROOT
 
-CHROMIUM = shutil.which("chromium")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(
@@ -44,30 +43,9 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
-    )
-    if CHROMIUM is None:
-        pytest.skip("no chromium is installed: apt-get install chromium")
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 @pytest.fixture
-def page(browser, site):
-    """A page of a browser; what it asks another host for, or logs as an error, fails the test."""
-    context = browser.new_context()
-    page, wrong = context.new_page(), []
-    page.on("request", lambda r: None if r.url.startswith((site, "data:", "blob:")) else wrong.append(r.url))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda m: wrong.append(m.text) if m.type == "error" else None)
-    yield page
-    context.close()
-    assert wrong == []
+def page(watched_page, site):
+    return watched_page(site)
 
 
 def test_every_page_opens_with_its_images_and_asks_no_other_host(site, page):

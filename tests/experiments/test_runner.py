@@ -184,6 +184,8 @@ def test_a_bad_command_line_and_damaged_results_are_one_line(experiment, run, tm
 
 
 def test_a_list_says_what_is_done_and_missing(experiment, run, tmp_path, capsys):
+    assert run(experiment, "--draw") == 0
+    assert capsys.readouterr().out == "small: no run has ended yet\n" and list(tmp_path.iterdir()) == []
     recorded(experiment, tmp_path, {FAST: [2.0]})
     run(experiment, "--list")
     assert not (tmp_path / "small.md").exists()
@@ -205,11 +207,6 @@ def test_a_set_whose_option_is_gone_keeps_its_row_and_is_never_due(experiment, r
     text = (tmp_path / "small.md").read_text()
     assert "| lion (tried, and taken out) | 3.0500 ± 0.0707 |" in text and "Commit dd10b5e has them." in text
     assert "1 of 4 runs are done" in text
-
-
-def test_without_a_run_there_is_no_table(experiment, run, tmp_path, capsys):
-    assert run(experiment, "--draw") == 0
-    assert capsys.readouterr().out == "small: no run has ended yet\n" and list(tmp_path.iterdir()) == []
 
 
 def test_equal_time_gives_each_set_the_steps_that_take_the_first_ones_time(experiment, run, tmp_path, capsys):

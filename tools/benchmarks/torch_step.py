@@ -68,8 +68,6 @@ class CausalSelfAttention(nn.Module):
         self.config = config
         self.c_attn = nn.Linear(D, D + 2 * config.kv_heads * C, bias=config.bias)
         self.c_proj = nn.Linear(D, D, bias=config.bias)
-        self.q_norm = make_norm(config, C) if config.qk_norm else nn.Identity()
-        self.k_norm = make_norm(config, C) if config.qk_norm else nn.Identity()
         self.drop = nn.Dropout(config.dropout)
         if config.position == "rope":
             frequencies = config.rope_theta ** (-torch.arange(0, C, 2) / C)
@@ -81,8 +79,8 @@ class CausalSelfAttention(nn.Module):
         B, T, D = x.shape
         H, K, C = self.config.n_head, self.config.kv_heads, self.config.head_size
         q, k, v = self.c_attn(x).split((D, K * C, K * C), dim=2)
-        q = self.q_norm(q.view(B, T, H, C).transpose(1, 2))  # (B, H, T, C)
-        k = self.k_norm(k.view(B, T, K, C).transpose(1, 2))
+        q = q.view(B, T, H, C).transpose(1, 2)  # (B, H, T, C)
+        k = k.view(B, T, K, C).transpose(1, 2)
         v = v.view(B, T, K, C).transpose(1, 2)
         if self.config.position == "rope":
             q, k = self.rotate(q), self.rotate(k)

@@ -28,24 +28,22 @@ ONE = dict.fromkeys(AXES, 1)  # a mesh of one device
 
 def plan_decoding(options: Options, target: Target, meta: Meta) -> str:
     """Compile the loop of sampling for one of the target's devices, and format what a token of it takes."""
+    B = options.batch_size
     with jax.set_mesh(mesh_of(absent_devices(target.text)[:1], tuple(ONE.values()))):
         config = model_config(options, meta.vocab_size)
-        compiled = compile_decoding(config, options.batch_size)
+        here = jax.NamedSharding(jax.sharding.get_mesh(), P())
+        decoder, cache = jax.tree.map(
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
+            jax.eval_shape(lambda: start(config.build(jax.random.key(0)), B, config.vocab_size)),
+        )
+        rows, block_size = Rows.empty(B), config.block_size
+        compiled = decode.lower(decoder, cache, rows, np.int32(1), block_size).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes
     # How often the loop runs is not known, so that its body counts once: a token of each sequence.
     cost = estimate(parse_program(compiled.as_text() or ""), target, ONE)
-    return decoding_table(config, target.device, options.batch_size, needed, cost)
-
-
-def compile_decoding(config: GPTConfig, B: int) -> jax.stages.Compiled:
-    here = jax.NamedSharding(jax.sharding.get_mesh(), P())
-    decoder, cache = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-        jax.eval_shape(lambda: start(config.build(jax.random.key(0)), B, config.vocab_size)),
-    )
-    return decode.lower(decoder, cache, Rows.empty(B), np.int32(1), config.block_size).compile()
+    return decoding_table(config, target.device, B, needed, cost)
 
 
 def decoding_table(config: GPTConfig, device: Device, B: int, needed: int, cost: Cost) -> str:

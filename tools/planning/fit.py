@@ -95,8 +95,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
                     f"--on={target.text}: XLA cannot compile this step, with "
                     f"attention={config.compute.attention}, mesh={options.mesh}: {str(error)[:500]}"
                 ) from error
-            needed = dict(peak=peak)
-            text = None
+            needed, text = dict(peak=peak), None
         seconds = time.perf_counter() - start
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
     memory = Memory(*state, available=target.device.usable, **needed)
@@ -136,11 +135,9 @@ def replan(planned: Planned, **changes: Any) -> Planned:
 def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
     """Return options to change: weights split over all devices, smaller microbatches, remat."""
     options, memory, devices = planned.options, planned.memory, planned.target.count
-    found: list[dict[str, Any]] = []
     split: dict[str, Any] = {}
     if planned.mesh_shape["stage"] == 1 and planned.mesh_shape["fsdp"] < devices:
         split = dict(mesh=f"fsdp:{devices}")
-        found.append(split)
     rows = devices if split else planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
     state = memory.weights + memory.optimizer
     room = memory.available - (state / devices if split else state)
@@ -150,12 +147,11 @@ def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
     if parts and options.batch_size % (parts * rows) == 0:
         A, B = options.gradient_accumulation_steps * parts, options.batch_size // parts
         smaller = split | dict(batch_size=B, gradient_accumulation_steps=A)
-        found.append(smaller)
+    found = [split, smaller]
     if options.remat == "none":
         found += [split | dict(remat="dots"), split | dict(remat="block")]
-        if smaller:
-            found.append(smaller | dict(remat="block"))
-    return found
+        found += [smaller | dict(remat="block")] if smaller else []
+    return list(filter(None, found))
 
 
 def largest(planned: Planned) -> Planned | None:

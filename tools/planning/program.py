@@ -117,12 +117,12 @@ class Program:
 
 
 def parse_program(text: str) -> Program:
-    """Parse the text of a module. Raises ValueError if it has no entry computation."""
+    """Parse the text of a module."""
     stacks = parse_stacks(text.partition("\n%")[0])
     # A Pallas kernel's metadata takes lines of its own.
     text = re.sub(r'\n(?="|\}(?!, execution_thread).)', " ", text)
     computations: dict[str, Computation] = {}
-    entry = None
+    entry = ""
     for is_entry, computation, body in COMPUTATION.findall(text):
         known: dict[str, Instruction] = {}
         root = None
@@ -137,10 +137,8 @@ def parse_program(text: str) -> Program:
             root = x if is_root else root
         if root:
             computations[computation] = Computation(list(known.values()), root)
-            entry = computations[computation] if is_entry else entry
-    if entry is None:
-        raise ValueError("this is no HLO module: it has no ENTRY computation")
-    return Program(entry, computations)
+            entry = computation if is_entry else entry
+    return Program(computations[entry], computations)
 
 
 def parse_shapes(kind: str) -> tuple[Shape, ...]:

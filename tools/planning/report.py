@@ -85,12 +85,12 @@ def lines_table(cost: Cost) -> str:
     return "\n".join(lines)
 
 
-def short(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
 def run_table(planned: Planned) -> str:
     figures, device, steps = run_figures(planned), planned.target.device, planned.options.max_iters
+
+    def short(number: float) -> str:
+        return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
     lines = {"tokens/s, at most": f"{figures['tokens_per_second']:,.0f}"}
     if "mfu" in figures:
         lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.0f} TFLOP/s"

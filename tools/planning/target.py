@@ -7,7 +7,6 @@
 No array can be put there. The compilers come with requirements-plan.txt; they need no driver and no card.
 """
 
-import difflib
 import math
 import os
 import re
@@ -78,12 +77,9 @@ class Target:
 def parse_target(text: str) -> Target:
     """Read `--on`. Raises UserError."""
     name, _, size = text.partition(":")
-    by_lower_case = {known.lower(): device for known, device in DEVICES.items()}
-    device = by_lower_case.get(name.lower())
+    device = next((x for x in DEVICES.values() if x.name.lower() == name.lower()), None)
     if device is None:
-        nearest = difflib.get_close_matches(name.lower(), by_lower_case, n=1)
-        advice = f"did you mean {by_lower_case[nearest[0]].name}? " if nearest else ""
-        raise UserError(f"--on={text}: unknown device {name!r}; {advice}known are {', '.join(DEVICES)}")
+        raise UserError(f"--on={text}: unknown device {name!r}; known are {', '.join(DEVICES)}")
     if device.is_gpu:
         size = size or "1"
         if not re.fullmatch(r"[1-9]\d{0,4}", size):

@@ -18,9 +18,7 @@ from training.state import create_state, model_config
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
 SHAPES = {
     "gpt2": dict(position="learned", norm="layernorm", mlp="gelu", bias=True),
-    "llama": dict(
-        position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, qk_norm=True, tie_embeddings=False
-    ),
+    "llama": dict(position="rope", norm="rmsnorm", mlp="swiglu", n_kv_head=2, tie_embeddings=False),
     "relu2": dict(position="rope", norm="rmsnorm", mlp="relu2", n_kv_head=2),
 }
 

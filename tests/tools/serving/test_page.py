@@ -6,7 +6,6 @@ others with -m slow.
 
 import json
 import re
-import shutil
 
 import pytest
 
@@ -15,18 +14,8 @@ from tests.tools.serving.served_run import ITERATIONS, serving
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 )
-CHROMIUM = shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed: apt-get install chromium")
 PHONE = {"width": 360, "height": 740}
 VIEWS = ["write", "attention", "lens", "loss", "run"]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

@@ -9,13 +9,7 @@ import { Tokens } from "./tokens.js";
 
 const MEAN = "mean";
 
-export function make(panel, app) {
-  const view = new Attention(app);
-  panel.append(...view.elements);
-  return { show: () => view.box.show() };
-}
-
-class Attention {
+export class Attention {
   constructor(app) {
     const { n_layer, n_head } = app.model.config;
     this.box = new TextBox(app, {
@@ -53,6 +47,10 @@ class Attention {
         + "ones, in every head of every layer: each head divides its whole attention, 100%, among them."),
       this.box.element, this.shown];
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.weights && this.drawAll());
+  }
+
+  show() {
+    this.box.show();
   }
 
   async load(tokens) {

@@ -7,13 +7,7 @@ import { TextBox } from "./textbox.js";
 
 const LIKELIEST = 5;
 
-export function make(panel, app) {
-  const view = new Lens(app);
-  panel.append(...view.elements);
-  return { show: () => view.box.show() };
-}
-
-class Lens {
+export class Lens {
   constructor(app) {
     this.box = new TextBox(app, {
       label: "the text that the lens is held on", placeholder: "Type or paste a text, then press Look.",
@@ -31,6 +25,10 @@ class Lens {
       lead("Logit lens", "The model’s last step turns a vector into a prediction. Here the same step is applied to the vector, the "
         + "residual stream, after every layer, so that you can watch the prediction form."),
       this.box.element, this.shown];
+  }
+
+  show() {
+    this.box.show();
   }
 
   async load(tokens) {

@@ -12,13 +12,7 @@ const FULL = 4; // bits of difference between two checkpoints at which the tint 
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
 const NONE = "";
 
-export function make(panel, app) {
-  const view = new Loss(app);
-  panel.append(...view.elements);
-  return { show: () => view.show(), hide: () => view.hide() };
-}
-
-class Loss {
+export class Loss {
   constructor(app) {
     this.app = app;
     this.checkpoints = [{ name: app.model.version }];

@@ -1,15 +1,15 @@
-// Starts the page: the tabs, the model's name, and the key if the server asks for one. Each view is a module
-// with `make(panel, app)`, which returns what is to be done when the view is shown (and hidden).
+// Starts the page: the tabs, the model's name, and the key if the server asks for one. Each view is a class
+// with `elements`, and with `show()` and `hide()` if it does something then.
 
 import { get, onKeyWanted, useKey } from "./api.js";
 import { short } from "./dom.js";
-import * as write from "./write.js";
-import * as attention from "./attention.js";
-import * as lens from "./lens.js";
-import * as loss from "./loss.js";
-import * as run from "./run.js";
+import { Write } from "./write.js";
+import { Attention } from "./attention.js";
+import { Lens } from "./lens.js";
+import { Loss } from "./loss.js";
+import { Run } from "./run.js";
 
-const views = { write, attention, lens, loss, run };
+const views = { write: Write, attention: Attention, lens: Lens, loss: Loss, run: Run };
 const tabs = [...document.querySelectorAll("[role=tab]")];
 
 // What the views share: the model's description, and the text that the reader works on, as tokens.
@@ -28,7 +28,10 @@ function show(name) {
   if (!app.model || shown === name) return;
   made[shown]?.hide?.();
   shown = name;
-  made[name] ??= views[name].make(document.getElementById(name), app);
+  if (!made[name]) {
+    made[name] = new views[name](app);
+    document.getElementById(name).append(...made[name].elements);
+  }
   made[name].show?.();
 }
 

@@ -7,13 +7,7 @@ import { el, lead, messages, short } from "./dom.js";
 const EVERY = 2000; // milliseconds between questions for new records
 const QUIET = 60; // seconds without a new record, after which the run is said to rest
 
-export function make(panel, app) {
-  const view = new Run(app);
-  panel.append(...view.elements);
-  return { show: () => view.show(), hide: () => view.hide() };
-}
-
-class Run {
+export class Run {
   constructor(app) {
     this.app = app;
     this.records = [];

@@ -10,13 +10,7 @@ import { Tokens, legend, merged } from "./tokens.js";
 
 const NEXT = { text: "▸" }; // behind the last token: what comes next
 
-export function make(panel, app) {
-  const view = new Write(app);
-  panel.append(...view.elements);
-  return { hide: () => view.hide() };
-}
-
-class Write {
+export class Write {
   constructor(app) {
     this.app = app;
     this.tokens = []; // {id, text, mine: typed by the reader, picked: chosen in the panel, probability}
@@ -74,7 +68,7 @@ class Write {
   }
 
   // Show the text as it is now, and ask what could stand at its places.
-  async show() {
+  async draw() {
     this.popover.close();
     this.editor.show();
     this.text.show([...this.tokens, NEXT]);
@@ -90,7 +84,7 @@ class Write {
   undo() {
     if (!this.past.length || this.writing) return;
     Object.assign(this, this.past.pop());
-    if (this.tokens.length) this.show();
+    if (this.tokens.length) this.draw();
     else this.edit();
   }
 
@@ -127,7 +121,7 @@ class Write {
       }
     }
     this.say("");
-    this.show();
+    this.draw();
     return true;
   }
 
@@ -194,7 +188,7 @@ class Write {
     } finally {
       this.writing = null;
       this.text.element.classList.remove("writing");
-      await this.show();
+      await this.draw();
     }
   }
 
