@@ -3,14 +3,14 @@
     python -m docs.as_notebook                          every chapter
     python -m docs.as_notebook 00-from-scratch --run    one, run from top to bottom: with what it printed here
 
-A `pycon` fence becomes code cells, each with the printed text that the chapter shows, and all else becomes
-Markdown. A fence marked `printed` shows an output in full that a `...` stands for, and is left out.
+A `pycon` fence becomes code cells with the output that the chapter shows; the rest becomes Markdown. A fence
+marked `printed` is left out: it shows what a `...` stands for in an output.
 """
 
-import argparse
 import doctest
 import json
 import re
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,8 +22,6 @@ COLAB = json.loads((NOTEBOOKS / "scaling_laws.ipynb").read_text())["cells"][1]["
 
 
 class Cell(NamedTuple):
-    """A cell of a notebook."""
-
     kind: str  # code or markdown
     source: str
     output: str = ""  # what the chapter says that it prints
@@ -34,8 +32,8 @@ def cells(page: str) -> list[Cell]:
     found, at = [], 0
     for fence in FENCE.finditer(page):
         if fence["language"] == "pycon" or fence["mark"] == "printed":
-            found += markdown(page[at : fence.start()])
-            found += code(fence["text"]) if fence["language"] == "pycon" else []
+            snippet = fence["text"] if fence["language"] == "pycon" else ""
+            found += markdown(page[at : fence.start()]) + code(snippet)
             at = fence.end()
     found += markdown(page[at:])
     return [found[0], Cell("code", "".join(COLAB)), *found[1:]]
@@ -51,28 +49,26 @@ def markdown(text: str) -> list[Cell]:
 
 def code(snippet: str) -> list[Cell]:
     """Return the cells of a snippet: one ends where something is printed, as a notebook shows it there."""
-    found, lines = [], []
+    found, source = [], ""
     for example in doctest.DocTestParser().get_examples(snippet):
-        if lines and re.match(r"(@|def |class )", example.source):
-            lines.append("\n")
-        lines.append(example.source)
+        apart = source and re.match(r"(@|def |class )", example.source)
+        source += "\n" * bool(apart) + example.source
         if example.want:
-            found.append(Cell("code", "".join(lines).strip(), example.want))
-            lines = []
-    return found + ([Cell("code", "".join(lines).strip())] if lines else [])
+            found.append(Cell("code", source.strip(), example.want))
+            source = ""
+    return found + [Cell("code", source.strip())] * bool(source)
 
 
 def notebook(page: str):
     """Return the notebook of a chapter's text, with the outputs that the chapter shows."""
-    import nbformat  # here, because the gate does without: pip install -r requirements-docs.txt
+    from nbformat import v4  # here, because the gate does without: pip install -r requirements-docs.txt
 
-    new, made = nbformat.v4, []
-    for i, cell in enumerate(cells(page)):
-        made.append(getattr(new, f"new_{cell.kind}_cell")(cell.source, id=f"c{i:02}"))
-        if cell.output:
-            made[-1].outputs = [new.new_output("stream", name="stdout", text=cell.output)]
+    made = [getattr(v4, f"new_{c.kind}_cell")(c.source, id=f"c{i:02}") for i, c in enumerate(cells(page))]
+    for cell, ours in zip(made, cells(page), strict=True):
+        if ours.output:
+            cell.outputs = [v4.new_output("stream", name="stdout", text=ours.output)]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    return new.new_notebook(cells=made, metadata={"kernelspec": kernel})
+    return v4.new_notebook(cells=made, metadata={"kernelspec": kernel})
 
 
 def write(chapter: Path, run: bool) -> Path:
@@ -82,16 +78,14 @@ def write(chapter: Path, run: bool) -> Path:
 
     path, made = NOTEBOOKS / f"{KEPT.get(chapter.stem, chapter.stem)}.ipynb", notebook(chapter.read_text())
     if run:
-        nbclient.NotebookClient(made, timeout=900, resources={"metadata": {"path": str(NOTEBOOKS)}}).execute()
+        nbclient.execute(made, cwd=str(NOTEBOOKS), record_timing=False)
+        for cell in (cell for cell in made.cells if cell.cell_type == "code"):  # less its words to stderr
+            cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
     nbformat.write(made, path)
     return path
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("chapters", nargs="*", metavar="chapter", choices=[[], *(c.stem for c in chapters())])
-    parser.add_argument("--run", action="store_true", help="run them: their outputs are what they print here")
-    options = parser.parse_args()
-    for chapter in chapters():
-        if chapter.stem in options.chapters or not options.chapters:
-            print(write(chapter, options.run))
+    names = [name for name in sys.argv[1:] if name != "--run"] or [chapter.stem for chapter in chapters()]
+    for name in names:
+        print(write(BOOK / f"{name}.md", run="--run" in sys.argv))
