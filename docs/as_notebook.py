@@ -3,8 +3,7 @@
     python -m docs.as_notebook                          every chapter
     python -m docs.as_notebook 00-from-scratch --run    one, run from top to bottom: with what it printed here
 
-A `pycon` fence becomes code cells with the output that the chapter shows; the rest becomes Markdown. A fence
-marked `printed` is left out: it shows what a `...` stands for in an output.
+A `pycon` fence becomes code cells with their outputs; the rest Markdown, less the fences marked `printed`.
 """
 
 import doctest
