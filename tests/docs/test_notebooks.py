@@ -5,8 +5,8 @@ import importlib.util
 import json
 
 import pytest
-from data.registry import prepare_if_missing
 
+from data.dataset import prepare_if_missing
 from docs.as_notebook import KEPT, NOTEBOOKS, cells, notebook
 from docs.pages import BOOK, chapters, fences
 from tests.docs.test_runs import ALIKE
