@@ -1,6 +1,6 @@
-"""Chapter 8: three of the changes, drawn: what rope turns, what an MLP's function bends, what a softcap bounds.
+"""Chapter 8: three of the changes: what rope turns, what an MLP's function bends, what a softcap bounds.
 
-    python -m docs.figures.mechanisms
+python -m docs.figures.mechanisms
 """
 
 import jax.numpy as jnp
