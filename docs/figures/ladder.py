@@ -5,51 +5,65 @@
 Drawn from experiments/results/; python -m experiments.ladder trains what is missing there.
 """
 
-from docs.figures import BLUE, GREY, ORANGE, save
+from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from experiments.ladder import EXPERIMENTS
-from experiments.record import Record
+from experiments.record import RESULTS, Record
 from experiments.report import difference
+from experiments.runner import at_equal_time
 
-ALONE, UP = (next(x for x in EXPERIMENTS if x.name == f"ladder_shakespeare{end}") for end in ("", "_up"))
+TEXTS = {"shakespeare": BLUE, "python": GREEN}
 
 
-def draw_alone(axes, record: Record) -> None:
+def experiment(name: str):
+    return next(x for x in EXPERIMENTS if x.name == name)
+
+
+def draw_alone(axes) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
-    base, *labels = record.experiment.sets
-    found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
-    known = sorted(((*pair, label) for label, pair in found.items()), reverse=True)
-    for row, (mean, half, label) in enumerate(known):
-        sure = abs(mean) > half
-        axes.plot([mean - half, mean + half], [row, row], color=BLUE if sure else GREY, lw=1.2)
-        axes.plot(mean, row, "o", ms=5, color=BLUE if sure else GREY)
-        print(f"{label:18} {mean:+.4f} ± {half:.4f}")
+    order: list[str] = []
+    for i, (text, color) in enumerate(TEXTS.items()):
+        record = Record(experiment(f"ladder_{text}"))
+        base, *labels = record.experiment.sets
+        found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
+        order = order or sorted(found, key=lambda label: -found[label][0])
+        for row, label in enumerate(order):
+            (mean, half), y = found[label], row + 0.15 - 0.3 * i
+            sure = abs(mean) > half
+            axes.plot([mean - half, mean + half], [y, y], color=color, lw=1.2)
+            axes.plot(mean, y, "o", ms=5, color=color, mfc=color if sure else "white")
+            print(f"{text:12} {label:18} {mean:+.4f} ± {half:.4f}")
+        axes.plot([], [], "o", ms=5, color=color, label=text)
+    axes.plot([], [], "o", ms=5, color=GREY, mfc="white", label="not sure")
     axes.axvline(0, color=ORANGE, lw=1)
-    axes.set_yticks(range(len(known)), [label for *_, label in known])
-    axes.set(xlabel="val loss, next to nanoGPT's (nats)", xlim=(-0.35, 0.1))
+    axes.set_yticks(range(len(order)), order)
+    axes.set(xlabel="val loss, less nanoGPT's (nats)", xlim=(-0.4, 0.06))
+    axes.legend(loc="lower left", fontsize="small")
     axes.set_title("each change alone")
 
 
-def draw_up(axes, record: Record) -> None:
-    """Draw the ladder: a dot for each seed, and a line through the means."""
-    losses = {label: record.losses(label).dropna() for label in record.experiment.sets}
-    known = {label: found for label, found in losses.items() if len(found)}
-    for row, found in enumerate(known.values()):
-        axes.plot(found, [row] * len(found), "o", ms=4, color=GREY, alpha=0.5)
-    means = [found.mean() for found in known.values()]
-    axes.plot(means, range(len(known)), "o-", ms=5, lw=1.2, color=BLUE)
-    for row, mean in enumerate(means):
-        axes.annotate(f"{mean:.3f}", (mean, row), (6, -10), textcoords="offset points", fontsize=8)
-    axes.margins(x=0.2)  # room for the last label
-    axes.set_yticks(range(len(known)), list(known))
+def draw_up(axes) -> None:
+    """Draw the ladder's means, on both texts, and on Shakespeare in equal time."""
+    ours, python = experiment("ladder_shakespeare_up"), experiment("ladder_python_up")
+    for name, base, color, style in (
+        ("shakespeare", ours, BLUE, "o-"),
+        ("shakespeare, equal time", at_equal_time(ours, RESULTS), BLUE, "o:"),
+        ("python", python, GREEN, "o-"),
+    ):
+        record = Record(base)
+        means = [record.losses(label).dropna().mean() for label in base.sets]
+        axes.plot(means, range(len(means)), style, ms=4, lw=1.2, color=color, label=name)
+        print(name, [round(float(mean), 3) for mean in means])
+    axes.set_yticks(range(len(ours.sets)), list(ours.sets))
     axes.invert_yaxis()
-    axes.set(xlabel="val loss (nats)")
+    axes.set(xlabel="val loss (nats)", xlim=(1.3, 2.7))
+    axes.legend(loc="center right", fontsize="small")
     axes.set_title("each on top of those above it")
 
 
 def draw(axes) -> None:
-    for one, plot, experiment in zip(axes, (draw_alone, draw_up), (ALONE, UP), strict=True):
-        plot(one, Record(experiment))
+    draw_alone(axes[0])
+    draw_up(axes[1])
 
 
 if __name__ == "__main__":
-    save("ladder", draw, width=8.4, height=4.2, ncols=2)
+    save("ladder", draw, width=8.8, height=5.0, ncols=2)

@@ -1,0 +1,44 @@
+"""Chapter 7: how many steps, and how many tokens, a given loss takes at each batch size.
+
+    python -m docs.figures.batch_size
+
+Drawn from experiments/results/; python -m experiments.batch_size trains what is missing there.
+"""
+
+import numpy as np
+
+from docs.figures import BLUE, GREY, ORANGE, save
+from experiments.batch_size import EXPERIMENTS, LENGTH, ROWS, TARGET, fit, reached
+from experiments.record import Record
+
+
+def draw(axes) -> None:
+    [experiment] = EXPERIMENTS
+    steps = reached(Record(experiment))
+    rows, means = steps.index.to_numpy(), steps.mean(axis=1).to_numpy()
+    fewest, critical = fit(rows, means)
+    line = np.geomspace(rows[0], rows[-1], 50)
+    fitted = fewest * (1 + critical / line)
+    for one, seen, smooth in (
+        (axes[0], steps, fitted),
+        (axes[1], steps.mul(steps.index * LENGTH / 1e3, axis=0), fitted * line * LENGTH / 1e3),
+    ):
+        one.plot(line, smooth, lw=1.2, color=BLUE, label="fewest · (1 + critical / rows)")
+        for seed in seen:
+            one.plot(rows, seen[seed], "o", ms=4, color=GREY)
+        one.axvline(critical, color=ORANGE, lw=1, ls="--")
+        one.set(xscale="log", yscale="log", xlabel=f"rows of {LENGTH} tokens in a batch")
+        one.set_xticks(ROWS, ROWS, minor=False)
+        one.minorticks_off()
+    at = axes[0].get_xaxis_transform()
+    axes[0].text(1.08 * critical, 0.92, f"critical batch: {critical:.0f}", transform=at, color=ORANGE)
+    axes[0].set_yticks([200, 400, 800, 1600], ["200", "400", "800", "1,600"])
+    axes[1].set_yticks([500, 1000, 2000], ["500", "1,000", "2,000"])
+    axes[0].set_title(f"steps to a loss of {TARGET}")
+    axes[1].set_title("thousands of tokens read by then")
+    axes[0].legend(loc="lower left", fontsize="small")
+    print(f"fitted: {fewest:.0f} steps at least, critical batch {critical:.0f} rows")
+
+
+if __name__ == "__main__":
+    save("batch_size", draw, width=8.4, ncols=2)
