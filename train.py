@@ -26,7 +26,6 @@ from runs.load import save_merged, shape_of_weights
 from runs.manifest import Manifest
 from runs.metrics import Metrics, profile
 from runs.process import locked, stop_signals
-from runs.reference import find_reference
 from runs.start import Run, claim_folder, describe_model, open_run, starting_state
 from training.evaluation import Evaluate, make_evaluate
 from training.recipe import compile_step
@@ -71,8 +70,7 @@ def start(run: Run) -> int:
     with stop_signals() as stop_asked:
         state, manifest = starting_state(run)
         evaluate = make_evaluate(options, run.dataset, state.model)
-        devices = jax.sharding.get_mesh().size
-        metrics = Metrics(options, int(state.step), run.config, devices, find_reference(options))
+        metrics = Metrics(options, int(state.step), run.config, jax.sharding.get_mesh().size)
         try:
             claim_folder(options, checkpoints)
             status = train(run, state, manifest, batches, evaluate, metrics, stop_asked)

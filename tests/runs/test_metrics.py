@@ -236,7 +236,7 @@ def run_step(speed, clock, data, seconds):
     with speed.making_batch():
         clock.now += data
     clock.now += seconds
-    speed.ended(clock.now)
+    speed.ended(clock.now, speed.batch_seconds)
 
 
 def test_figures_are_of_the_steps_since_the_last_and_of_no_pause(clock):
@@ -253,15 +253,16 @@ def test_figures_are_of_the_steps_since_the_last_and_of_no_pause(clock):
     assert figures["tokens_per_second"] == pytest.approx(TOKENS / 2.0)
 
 
-def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock):
-    speed = Speed(OPTIONS, CONFIG, devices=1)
-    for data in (1.0, 3.0):
-        with speed.making_batch():
+def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock, options):
+    metrics = start(options)
+    for i, data in enumerate((1.0, 3.0)):
+        with metrics.making_batch():
             clock.now += data
-    for data in (1.0, 3.0):
+        metrics.step(i, report(i), None)
         clock.now += 10
-        speed.ended(clock.now)
-        assert speed.figures()["data_ms"] == 1e3 * data
+    metrics.catch_up()
+    assert [record["data_ms"] for record in records(options.out_dir)] == [1e3, 3e3]
+    metrics.close()
 
 
 class H100:
