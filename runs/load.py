@@ -81,7 +81,8 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
-    check_no_base_cycle({run}, base)
+    if Path(base["init_from"]).resolve() == run:  # as where the base was replaced by its adapters
+        raise UserError(f"{run}: the run is the base of its own adapters: put the base back there")
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
     except UserError as error:
@@ -92,15 +93,6 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
             "put those back, or train anew in another --out_dir"
         )
     return tree_of_arrays(arrays_by_name(model), frozen)
-
-
-def check_no_base_cycle(above: set[Path], base: dict | None) -> None:
-    """Raise UserError when one of the runs `above` is a base below them: it would be loaded for ever."""
-    if base is not None and is_run(base["init_from"]):
-        folder = Path(base["init_from"]).resolve()
-        if folder in above:
-            raise UserError(f"{folder}: the run is the base of its own adapters: its manifest is damaged")
-        check_no_base_cycle(above | {folder}, latest_manifest(str(folder)).base)
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:
@@ -151,5 +143,6 @@ def save_merged(out_dir: str, to: str) -> int:
     state = TrainState(state.model, opt_state, step)
     with locked(to):
         write_options(options)
-        checkpoints.keep(state, replace(manifest, options=options, base=None))
+        checkpoints.save(state, replace(manifest, options=options, base=None))
+        checkpoints.wait()
     return iteration

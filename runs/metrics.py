@@ -68,9 +68,6 @@ class Metrics:
         self.making_batch = self.speed.making_batch
         self.pending = None  # the step whose metrics are not read yet
 
-    def evaluated(self, iteration: int) -> bool:
-        return iteration == self.last_evaluation
-
     def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
         """Note a step that has just been started, and read the one before: so the device never waits."""
         self._read_pending()
