@@ -4,7 +4,7 @@
     python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer to life?" --temperature=0
 
-A checkpoint is enough. The samples are drawn as one batch, and the first is printed as it is drawn.
+The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on

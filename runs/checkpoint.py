@@ -134,7 +134,7 @@ class Checkpoints:
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        """Read a checkpoint's manifest, with its own validation loss if that became known later."""
+        """Read a checkpoint's manifest, with its own validation loss if that came later."""
         manifest = read_manifest(path := self.folder / str(iteration))
         with reading(path):
             metrics = self.manager.metrics(iteration)

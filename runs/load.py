@@ -52,7 +52,7 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest."""
+    """Load a run's model, its adapters merged, its tokenizer and its iteration."""
     model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
     return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
 
@@ -60,7 +60,7 @@ def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") ->
 def load_run_with_adapters(
     out_dir: str, iteration: int | None = None, dtype: str = "auto"
 ) -> tuple[GPT, Manifest, int]:
-    """Do as `load_run`, but keep adapters as they are, and return the manifest."""
+    """Do as `load_run`, but keep adapters, and return the manifest. By default of the latest checkpoint."""
     checkpoints = Checkpoints(out_dir)
     saved = checkpoints.iterations()
     if not saved:
@@ -104,7 +104,7 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that weights decide: shape and vocabulary."""
+    """Return the options that weights decide."""
     if not is_run(init_from):
         return shape_options(open_pretrained(init_from).config)
     manifest = latest_manifest(init_from)
@@ -127,7 +127,7 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
 
 
 def save_merged(out_dir: str, to: str) -> int:
-    """Save the latest model of a run, its adapters merged, as a run in `to`. Return its iteration."""
+    """Save a run's latest model, its adapters merged, as a run in `to`. Return its iteration."""
     model, manifest, iteration = load_run_with_adapters(out_dir)
     if not manifest.options.lora_rank:
         raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")

@@ -176,9 +176,9 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
 
 
 def keep_records(path: Path, start: int) -> list[dict[str, Any]]:
-    """Leave in a file of records the steps before `start` and the evaluations up to it, and return them.
+    """Drop the steps from `start` on and the evaluations after it. Return the other records.
 
-    The file as it was goes to `metrics.dropped.jsonl`, if it had more.
+    The file as it was goes to `metrics.dropped.jsonl`.
     """
     lines = read_lines(path)
     found = list(filter(None, map(parse_record, lines))) if start > 0 else []
@@ -191,7 +191,7 @@ def keep_records(path: Path, start: int) -> list[dict[str, Any]]:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl, which may not be there, without its damaged lines."""
+    """Read metrics.jsonl, if it is there, without its damaged lines."""
     return list(filter(None, map(parse_record, read_lines(path))))
 
 
@@ -202,7 +202,7 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics.jsonl; None if it is damaged."""
+    """Parse a line; None if it is damaged."""
     with suppress(ValueError):
         record = RECORD.validate_json(line)
         return record if type(record.get("iter")) is int else None

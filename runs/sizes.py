@@ -34,7 +34,7 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
 
 def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
-    """Raise UserError for a state and a batch that cannot fit here, or if `planned`, anywhere."""
+    """Raise UserError where a state and a batch cannot fit here, or if `planned`, anywhere."""
     names = ("gradient_accumulation_steps", "batch_size", "block_size", "n_layer", "n_embd")
     sizes = {name: getattr(options, name) for name in names}
     arrays = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
