@@ -10,7 +10,6 @@ import pytest
 import train
 from config.options import Options
 from model import GPT, GPTConfig
-from parallel.pipeline.__main__ import main as print_schedule
 from runs import sizes
 from runs.sizes import check_training, flops_per_token
 from tests.helpers import MODERN, refusal
@@ -50,12 +49,6 @@ def test_a_state_is_refused_from_the_first_byte_too_many(monkeypatch):
     check_training(config, options)
     monkeypatch.setattr(sizes, "host_bytes", lambda: taken - 1)
     assert "n_layer=2" in refusal(check_training, config, options)
-
-
-@pytest.mark.parametrize("name", ["stages", "virtual_stages", "microbatches"])
-def test_a_schedule_too_long_to_print_is_refused(name):
-    said = refusal(print_schedule, ["--schedule=interleaved", "--microbatches=8", f"--{name}=1000000000"])
-    assert f"{name}=1000000000" in said
 
 
 # --- FLOPs ---
