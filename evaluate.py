@@ -36,7 +36,6 @@ from parallel.mesh import check_fit
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
-from runs.sizes import check_evaluation
 from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
 from tools.evaluation.score import score
 
@@ -75,7 +74,6 @@ def main(argv: list[str]) -> None:
         T = options.block_size or most
         if T > most:
             raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
-        check_evaluation(model.config, options.batch_size, T)
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
         result = (evaluate_hellaswag if options.hellaswag else evaluate_split)(model, tokenizer, options, T)
         if options.json:

@@ -4,7 +4,7 @@
     python sample.py --out_dir=out-shakespeare-char --start=FILE:prompt.txt --num_samples=3
     python sample.py --init_from=gpt2-xl --start="What is the answer to life?" --temperature=0
 
-A checkpoint is enough. The samples are drawn as one batch, and the first is printed as it is drawn.
+The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
@@ -25,7 +25,6 @@ from data.tokenizer import Tokenizer
 from generation.decode import generate
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
-from runs.sizes import check_cache
 
 SEPARATOR = "---------------"  # after each sample, as in nanoGPT
 Probability = Annotated[float, Field(gt=0, le=1)]
@@ -55,7 +54,6 @@ def main(argv: list[str]) -> None:
     longest = len(text.encode(errors="replace")) + options.max_new_tokens  # a token has a byte or more
     model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
-    check_cache(model.config, options.num_samples, f"num_samples={options.num_samples}")
     prompt, block_size = tokenizer.encode(text), model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
     if not len(prompt) or prompt.max() >= known:  # some tokenizers drop spaces

@@ -29,7 +29,6 @@ from parallel.mesh import check_fit, make_mesh
 from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
-from runs.sizes import check_cache
 from tools.serving.chat import Chat
 from tools.serving.served import Run, Served
 from tools.serving.worker import Worker
@@ -108,7 +107,6 @@ def load_served(options: ServeOptions) -> Served:
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
         raise UserError(f"mesh={options.mesh}: a server splits the weights alone: use tensor or fsdp")
     check_fit(mesh, model.config, B=mesh.size)
-    check_cache(model.config, options.slots, f"slots={options.slots}")
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
     return Served(

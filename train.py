@@ -22,18 +22,17 @@ from config.options import Options, complete_options
 from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
-from runs.manifest import Manifest
+from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics, profile
 from runs.process import locked, stop_signals
-from runs.reference import find_reference
-from runs.start import Run, claim_folder, describe_model, open_run, starting_state
+from runs.start import Run, describe_model, open_run, starting_state
 from training.evaluation import Evaluate, make_evaluate
 from training.recipe import compile_step
 from training.state import TrainState
 
 
 def main(argv: list[str]) -> int:
-    """Decide what to train and on which devices, in this order, then train. Return the exit status."""
+    """Decide what to train, then on which devices, then train. Return the exit status."""
     asked = given(argv, Options)
     options = complete_options(asked, shape_of_weights)
     with on_devices(options):
@@ -51,7 +50,7 @@ def main(argv: list[str]) -> int:
 
 
 def evaluate_only(run: Run) -> int:
-    """Print the loss on each split of the model that training would begin with. Return the exit status."""
+    """Print the losses of the model that training would begin with. Return the exit status."""
     print(describe_model(run))
     with stop_signals() as stop_asked:
         state, _ = starting_state(run)
@@ -63,17 +62,18 @@ def evaluate_only(run: Run) -> int:
 
 
 def start(run: Run) -> int:
-    """Start a run or resume it, train, and leave checkpoints behind. Return the exit status."""
+    """Start a run or resume it, and train. Return the exit status."""
     options, checkpoints = run.options, run.checkpoints
     batches = StepBatches(options, run.dataset)
     print(describe_model(run))
     with stop_signals() as stop_asked:
         state, manifest = starting_state(run)
         evaluate = make_evaluate(options, run.dataset, state.model)
-        devices = jax.sharding.get_mesh().size
-        metrics = Metrics(options, int(state.step), run.config, devices, find_reference(options))
+        metrics = Metrics(options, int(state.step), run.config, jax.sharding.get_mesh().size)
         try:
-            claim_folder(options, checkpoints)
+            write_options(options)
+            if options.overwrite:
+                checkpoints.delete_all()
             status = train(run, state, manifest, batches, evaluate, metrics, stop_asked)
         finally:
             metrics.close()
@@ -105,7 +105,7 @@ def train(
     i = start_iter = int(state.step)
     status = 0
     while True:
-        if (i % options.eval_interval == 0 or i == options.max_iters) and not metrics.evaluated(i):
+        if (i % options.eval_interval == 0 or i == options.max_iters) and metrics.last_evaluation != i:
             metrics.catch_up()
             losses = evaluate(state.model, stop_asked)
             if losses is None:  # asked to stop: the resumed run begins with this evaluation
@@ -128,7 +128,7 @@ def train(
 
     metrics.catch_up()
     if status:
-        checkpoints.keep(state, manifest)
+        checkpoints.save(state, manifest)
         metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
     return status

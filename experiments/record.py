@@ -17,8 +17,8 @@ import pandas as pd
 from config.command_line import UserError, given
 from config.files import read_json, write_whole
 from config.options import Options
+from data.dataset import dataset_dir
 from runs.hardware import describe_cpu
-from runs.reference import data_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
@@ -119,9 +119,11 @@ class Record:
 
 
 def data_mark(dataset: str) -> str | None:
-    """Return the start of the training tokens' checksum, if there is one."""
-    sums = data_of(dataset).get("sha256", {})
-    return sums["train"][:12] if sums else None
+    """Return the start of the training tokens' checksum, if there is one: nanoGPT's data have none."""
+    try:
+        return read_json(dataset_dir(dataset) / "meta.json")["sha256"]["train"][:12]
+    except (ValueError, KeyError):
+        return None
 
 
 def machine() -> dict[str, str]:

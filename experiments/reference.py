@@ -1,18 +1,23 @@
-"""The reference runs of the configs that two cores can train, which train.py compares runs with.
+"""Is this loss normal? A run beside five seeds of its config.
 
-Two configs have experiments of their own: best.py, and precision.py, in bfloat16 the CPU Shakespeare config.
+    python -m experiments.reference --of=out-mine   says where the run's loss lies, and draws its curve
+    python -m experiments.reference                 trains the quickstart's seeds that are missing
+
+Two more configs have such runs: the CPU Shakespeare config, in bfloat16 (precision.py), and best.py's.
 """
 
 from pathlib import Path
+from typing import Any
 
-from config.command_line import command, given
-from config.files import read_json
-from config.options import Options
+import pandas as pd
+
+from config.command_line import UserError, command
+from config.options import FREE, RESUMING, Options, read_options
 from experiments import best, precision
-from experiments.record import ROOT, Experiment, Record, data_mark
-from experiments.report import seed_interval
+from experiments.record import Experiment, Record, data_mark
+from experiments.report import draw_curve, draw_means, save_svg, seed_interval
 from experiments.runner import run
-from runs.reference import FOLDER, Reference, data_of, mattering
+from runs.metrics import read_records
 
 QUICKSTART = Experiment(
     name="quickstart",
@@ -29,37 +34,62 @@ SOURCES = (
 
 
 def main(argv: list[str]) -> int:
-    status = run([QUICKSTART], argv)
-    for experiment, label in SOURCES if not {"--list", "--draw"} & {*argv} else ():
+    if argv and argv[0].startswith("--of="):
+        return compare(Path(argv[0].removeprefix("--of=")))
+    return run([QUICKSTART], argv)
+
+
+def compare(out_dir: Path) -> int:
+    """Say where a run's last validation loss lies, and draw all of them over those of the reference."""
+    options = read_options(str(out_dir / "options.json"))
+    reference = find_reference(options)
+    losses = {r["iter"]: r["val/loss"] for r in read_records(out_dir / "metrics.jsonl") if "val/loss" in r}
+    if reference is None or not losses:
+        raise UserError(
+            f"{out_dir}: no reference has this run's data and options, or it has no evaluation yet"
+        )
+    record, label = reference
+
+    def fill(figure: Any) -> None:
+        axes = figure.subplots()
+        draw_curve(axes, record, label)
+        draw_means(axes, str(out_dir), pd.DataFrame({"val": losses}))
+        axes.set(xlabel="iteration", ylabel="validation loss (nats per token)")
+        axes.legend()
+
+    save_svg(out_dir / "reference.svg", fill)
+    if (last := max(losses)) < options.max_iters:
+        print(f"iter {last} of {options.max_iters}: reference.svg has the curve so far")
+    else:
+        print(verdict(losses[last], record.losses(label)))
+    return 0
+
+
+def find_reference(options: Options) -> tuple[Record, str] | None:
+    """Return the runs with the same data, and the same options as far as they matter to the loss."""
+    mark = data_mark(options.dataset)
+    for experiment, label in SOURCES if options.init_from in ("scratch", *RESUMING) else ():
         record = Record(experiment)
-        if record.losses(label).count() >= experiment.seeds:
-            write_reference(record, label, FOLDER)
-    return status
+        read = {run.get("data") for run in record.runs(label)}
+        if read == {mark} and mattering(record.options[label]) == mattering(options.to_json()):
+            return record, label
+    return None
 
 
-def write_reference(record: Record, label: str, folder: Path) -> None:
-    """Write a config's reference, of one option set's runs, if their data are here. `published` stays."""
-    experiment, runs = record.experiment, record.runs(label)
-    options = mattering(given([str(ROOT / experiment.config)], Options))
-    path = folder / f"{Path(experiment.config).stem}.json"
-    dataset = options.get("dataset", Options.dataset)
-    if {run.get("data") for run in runs} != {data_mark(dataset)}:
-        print(f"{path} stays: the {dataset} that its runs have read is not here")
-        return
-    made = (
-        f"python -m experiments.{experiment.program or experiment.name}",
-        *(runs[-1][x] for x in ("versions", "cpu", "date")),
+def mattering(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that matter to the loss and are not the defaults."""
+    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
+
+
+def verdict(loss: float, others: pd.Series) -> str:
+    """Say where the validation loss at the end of a run lies among those of other seeds."""
+    mean, within = others.mean(), seed_interval(others)
+    side = "higher than normal" if loss > mean else "lower than normal"
+    where = "normal" if abs(loss - mean) <= within else side
+    return (
+        f"val loss {loss:.4f}; {len(others)} reference runs: {mean:.4f} ± {others.std():.4f}: {where} "
+        f"(19 of 20 seeds end within ± {within:.4f})"
     )
-    Reference(
-        config=experiment.config,
-        options=options,
-        data=data_of(dataset),
-        runs={str(run["seed"]): [[step, val] for step, _, val in run["evaluations"]] for run in runs},
-        within=round(seed_interval(record.losses(label)), 5),
-        made="; ".join(made),
-        published=Reference(**read_json(path)).published if path.exists() else {},
-    ).write(path)
-    print(f"the reference: {path}")
 
 
 if __name__ == "__main__":

@@ -184,14 +184,18 @@ def draw_means(axes: Any, name: str, values: pd.DataFrame, band: bool = False) -
 
 
 def draw_curves(axes: Any, record: Record) -> None:
-    """Draw each option set's validation loss over the steps that all of its runs have."""
     for label in record.experiment.sets:
-        if runs := [run for run in record.runs(label) if run["val"] is not None]:
-            curves = {run["seed"]: {step: val for step, _, val in run["evaluations"]} for run in runs}
-            values = pd.DataFrame(curves).sort_index().dropna()
-            draw_means(axes, f"{label} ({len(runs)} seeds)", values, band=True)
+        draw_curve(axes, record, label)
     axes.set(xlabel="step", ylabel="validation loss (nats per token)")
     axes.legend(fontsize="small")
+
+
+def draw_curve(axes: Any, record: Record, label: str) -> None:
+    """Draw an option set's validation loss over the steps that all of its runs have."""
+    if runs := [run for run in record.runs(label) if run["val"] is not None]:
+        curves = {run["seed"]: {step: val for step, _, val in run["evaluations"]} for run in runs}
+        values = pd.DataFrame(curves).sort_index().dropna()
+        draw_means(axes, f"{label} ({len(runs)} seeds)", values, band=True)
 
 
 def draw_lines(axes: Any, record: Record) -> None:

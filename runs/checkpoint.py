@@ -104,12 +104,14 @@ class Checkpoints:
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
         """Start to save `state`, which may be donated at once.
 
-        If a run that stopped in its evaluation has saved it already, only `val_loss` is added.
+        One that is saved already, by a run that stopped in its evaluation, gets a `val_loss` alone.
         """
         if self.latest() == int(state.step):
-            metrics = self.folder / str(self.latest()) / "metrics" / "metrics"
-            on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
-            return self.look_again()
+            if val_loss is not None:
+                metrics = self.folder / str(self.latest()) / "metrics" / "metrics"
+                on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
+                self.look_again()
+            return
         model = arrays_by_name(partition_trainable(state.model)[0])
         optimizer = arrays_by_name((state.opt_state, state.step))
         manifest = replace(manifest, checksums=checksums({"model": model, "optimizer": optimizer}))
@@ -127,18 +129,12 @@ class Checkpoints:
             self.folder.mkdir(exist_ok=True)
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
-    def keep(self, state: TrainState, manifest: Manifest) -> None:
-        """Save the state of a run that ends, unless it is saved already, and wait."""
-        if self.latest() != int(state.step):
-            self.save(state, manifest)
-        self.wait()
-
     def wait(self) -> None:
         with refusing(self.folder):
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
-        """Read a checkpoint's manifest, with its own validation loss if that became known later."""
+        """Read a checkpoint's manifest, with its own validation loss if that came later."""
         manifest = read_manifest(path := self.folder / str(iteration))
         with reading(path):
             metrics = self.manager.metrics(iteration)
@@ -181,8 +177,8 @@ class Checkpoints:
 
 def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int]]:
     """Return the checksum of every array, by item and name, computed where the arrays are."""
-    compiled = jax.jit(jax.tree.map, static_argnums=0)
-    return jax.tree.map(int, jax.device_get(compiled(checksum, items)))
+    computed = jax.jit(jax.tree.map, static_argnums=0)(checksum, items)
+    return jax.tree.map(int, jax.device_get(computed))
 
 
 def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:

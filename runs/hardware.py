@@ -21,7 +21,7 @@ from parallel.mesh import make_mesh
 
 
 def peak_memory() -> int:
-    """Return the peak bytes of the first device, or of this process on a CPU; 0: unknown."""
+    """Return the peak bytes of the first device, or on a CPU of this process; 0: unknown."""
     if stats := jax.local_devices()[0].memory_stats():
         return stats["peak_bytes_in_use"]
     try:
@@ -60,7 +60,7 @@ def on_devices(options) -> Generator[None]:
 
 
 def choose_device(device: str) -> None:
-    """Choose the device, or leave it to JAX ("auto"), before JAX starts. Raises UserError."""
+    """Choose the device before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
     compile_sooner(device)
     # A CPU then computes on the main thread, where alone the C library keeps large freed blocks.

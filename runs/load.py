@@ -52,7 +52,7 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, its adapters merged, its tokenizer and its iteration, by default the latest."""
+    """Load a run's model, its adapters merged, its tokenizer and its iteration."""
     model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
     return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
 
@@ -60,7 +60,7 @@ def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") ->
 def load_run_with_adapters(
     out_dir: str, iteration: int | None = None, dtype: str = "auto"
 ) -> tuple[GPT, Manifest, int]:
-    """Do as `load_run`, but keep adapters as they are, and return the manifest."""
+    """Do as `load_run`, but keep adapters, and return the manifest. By default of the latest checkpoint."""
     checkpoints = Checkpoints(out_dir)
     saved = checkpoints.iterations()
     if not saved:
@@ -81,7 +81,8 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
-    check_no_base_cycle({run}, base)
+    if Path(base["init_from"]).resolve() == run:  # as where the base was replaced by its adapters
+        raise UserError(f"{run}: the run is the base of its own adapters: put the base back there")
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
     except UserError as error:
@@ -94,15 +95,6 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     return tree_of_arrays(arrays_by_name(model), frozen)
 
 
-def check_no_base_cycle(above: set[Path], base: dict | None) -> None:
-    """Raise UserError when one of the runs `above` is a base below them: it would be loaded for ever."""
-    if base is not None and is_run(base["init_from"]):
-        folder = Path(base["init_from"]).resolve()
-        if folder in above:
-            raise UserError(f"{folder}: the run is the base of its own adapters: its manifest is damaged")
-        check_no_base_cycle(above | {folder}, latest_manifest(str(folder)).base)
-
-
 def load_weights(init_from: str, shapes: GPT) -> GPT:
     """Load weights in the dtypes and shardings of `shapes`, whose block_size may be smaller."""
     if not is_run(init_from):
@@ -112,7 +104,7 @@ def load_weights(init_from: str, shapes: GPT) -> GPT:
 
 
 def shape_of_weights(init_from: str) -> dict[str, Any]:
-    """Return the options that weights decide: shape and vocabulary."""
+    """Return the options that weights decide."""
     if not is_run(init_from):
         return shape_options(open_pretrained(init_from).config)
     manifest = latest_manifest(init_from)
@@ -135,7 +127,7 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
 
 
 def save_merged(out_dir: str, to: str) -> int:
-    """Save the latest model of a run, its adapters merged, as a run in `to`. Return its iteration."""
+    """Save a run's latest model, its adapters merged, as a run in `to`. Return its iteration."""
     model, manifest, iteration = load_run_with_adapters(out_dir)
     if not manifest.options.lora_rank:
         raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
@@ -151,5 +143,6 @@ def save_merged(out_dir: str, to: str) -> int:
     state = TrainState(state.model, opt_state, step)
     with locked(to):
         write_options(options)
-        checkpoints.keep(state, replace(manifest, options=options, base=None))
+        checkpoints.save(state, replace(manifest, options=options, base=None))
+        checkpoints.wait()
     return iteration

@@ -50,8 +50,7 @@ class Manifest:
     def resuming_from(self, saved: "Manifest", path: Path, asked: Collection[str]) -> "Manifest":
         """Return the manifest of this run when it resumes from the checkpoint at `path`.
 
-        Raises UserError for an option that must be the checkpoint's, or is not and nobody asked for it, as
-        where options.json is missing.
+        Raises UserError for an option that must be the checkpoint's, or that differs unasked.
         """
         free = {*NOT_RESUMED, *asked} - {*SHAPE, *LORA, "optimizer"}
         for name, theirs in vars(saved.options).items():

@@ -5,7 +5,6 @@ import json
 import math
 import sys
 import time
-from collections import deque
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,7 +21,6 @@ from config.files import GONE, first_line, open_file, read_text, reading, write_
 from config.options import Options
 from model import GPTConfig
 from runs.hardware import peak_memory
-from runs.reference import Reference
 from runs.sizes import flops_per_token
 
 LOG_EVERY = 30  # seconds between lines in a log
@@ -44,23 +42,16 @@ class Metrics:
     """The records of a run: a JSON object in `metrics.jsonl` for each logged step and each evaluation.
 
     A step's has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`, an evaluation's `iter`,
-    `train/loss` and `val/loss`. A resumed run keeps those that it drops in `metrics.dropped.jsonl`. Process 0
-    alone writes and shows.
+    `train/loss` and `val/loss`. Process 0 alone writes and shows.
     """
 
-    def __init__(
-        self,
-        options: Options,
-        start: int,
-        config: GPTConfig,
-        devices: int,
-        reference: Reference | None = None,
-    ):
-        self.options, self.reference = options, reference
+    def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
+        self.options = options
         self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir) / "metrics.jsonl"
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
-        self.records = self._keep_records(start) if self.primary else []
+        self.records = keep_records(self.path, start) if self.primary else []
+        self.file = open_file(self.path, "a") if self.primary else None
         evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
         terminal = sys.stderr.isatty()
@@ -77,28 +68,12 @@ class Metrics:
         self.making_batch = self.speed.making_batch
         self.pending = None  # the step whose metrics are not read yet
 
-    def _keep_records(self, start: int) -> list[dict[str, Any]]:
-        """Open the file, with the steps before `start` and the evaluations up to it."""
-        lines = read_lines(self.path)
-        found = list(filter(None, map(parse_record, lines))) if start > 0 else []
-        records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
-        if len(records) < len(lines):
-            aside = self.path.with_name("metrics.dropped.jsonl")
-            dropped = b"\n".join([*read_lines(aside), *lines])
-            write_whole(aside, dropped.decode(errors="replace") + "\n")
-        write_whole(self.path, "".join(json.dumps(record) + "\n" for record in records))
-        self.file = open_file(self.path, "a")
-        return records
-
-    def evaluated(self, iteration: int) -> bool:
-        return iteration == self.last_evaluation
-
     def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
         """Note a step that has just been started, and read the one before: so the device never waits."""
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
-        self.pending = iteration, metrics, epoch, ended
+        self.pending = iteration, metrics, epoch, ended, self.speed.batch_seconds
 
     def catch_up(self) -> None:
         """Read the last step, and keep the time until the next out of the speed."""
@@ -108,9 +83,10 @@ class Metrics:
     def _read_pending(self) -> None:
         if self.pending is None:
             return
-        (iteration, metrics, epoch, ended), self.pending = self.pending, None
+        iteration, metrics, epoch, ended, batch_seconds = self.pending
+        self.pending = None
         values = {name: float(x) for name, x in metrics.items()}  # waits for the step's end
-        self.speed.ended(ended or time.perf_counter())
+        self.speed.ended(ended or time.perf_counter(), batch_seconds)
         check_finite(iteration, {name: values[name] for name in ("loss", "grad_norm")})
         self.bar.update()
         if iteration % self.options.log_interval == 0:
@@ -121,7 +97,6 @@ class Metrics:
             self.bar.set_postfix_str(shown.format(passes=passes, **values), refresh=False)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
-        """Record an evaluation."""
         record = {f"{split}/loss": loss for split, loss in losses.items()}
         check_finite(iteration, record)
         self.last_evaluation = iteration
@@ -129,7 +104,7 @@ class Metrics:
         self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
 
     def _write(self, record: dict[str, Any]) -> None:
-        if not self.primary:
+        if self.file is None:
             return
         self.records.append(record)
         try:
@@ -147,16 +122,12 @@ class Metrics:
 
     def close(self) -> None:
         self.bar.close()
-        if not self.primary:
-            return
         if self.wandb is not None:
             self.wandb.finish()
-        with suppress(OSError, UserError):  # a full disk has ended the run, which says so
-            self.file.close()
-            draw(self.records, self.path.with_name("loss.png"), self.reference)
-        last = self.records[-1] if self.records else {}
-        if self.reference and last.get("iter") == self.options.max_iters and "val/loss" in last:
-            print(self.reference.verdict(last["val/loss"]))
+        if self.file is not None:
+            with suppress(OSError, UserError):  # a full disk has ended the run, which says so
+                self.file.close()
+                draw(self.records, self.path.with_name("loss.png"))
 
 
 class Speed:
@@ -168,7 +139,7 @@ class Speed:
         self.peak = (peak_flops(jax.devices()[0].device_kind) or 0) * devices * known
         self.flops = flops_per_token(config, options.block_size)
         self.times: list[tuple[float, float]] = []  # seconds of each step and its batch
-        self.made = deque()  # seconds that each batch took whose step has not ended yet
+        self.batch_seconds = 0.0  # of the batch made last
         self.began = None  # when the next step to end began; None in a pause
 
     @contextmanager
@@ -177,26 +148,21 @@ class Speed:
         if self.began is None:
             self.began = start
         yield
-        self.made.append(time.perf_counter() - start)
+        self.batch_seconds = time.perf_counter() - start
 
-    def ended(self, when: float) -> None:
+    def ended(self, when: float, batch_seconds: float) -> None:
         assert self.began is not None, "its batch was made after the pause"
-        self.times.append((when - self.began, self.made.popleft()))
+        self.times.append((when - self.began, batch_seconds))
         self.began = when
 
     def figures(self) -> dict[str, float]:
         """Return the means of the steps since the last call; `mfu` where all weights train in bfloat16."""
-        seconds, data_seconds = (sum(x) / len(self.times) for x in zip(*self.times, strict=True))
+        seconds, batch_seconds = (sum(x) / len(self.times) for x in zip(*self.times, strict=True))
         self.times.clear()
-        figures = {
-            "ms": 1e3 * seconds,
-            "data_ms": 1e3 * data_seconds,
-            "tokens_per_second": self.tokens / seconds,
-            "memory_mb": peak_memory() / 1e6,
-        }
-        if self.peak:
-            figures["mfu"] = self.flops * self.tokens / seconds / self.peak
-        return figures
+        per_second = self.tokens / seconds
+        figures = {"ms": 1e3 * seconds, "data_ms": 1e3 * batch_seconds, "tokens_per_second": per_second}
+        mfu = {"mfu": self.flops * per_second / self.peak} if self.peak else {}
+        return figures | {"memory_mb": peak_memory() / 1e6} | mfu
 
 
 def check_finite(iteration: int, values: dict[str, float]) -> None:
@@ -209,15 +175,34 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
         )
 
 
+def keep_records(path: Path, start: int) -> list[dict[str, Any]]:
+    """Drop the steps from `start` on and the evaluations after it. Return the other records.
+
+    The file as it was goes to `metrics.dropped.jsonl`.
+    """
+    lines = read_lines(path)
+    found = list(filter(None, map(parse_record, lines))) if start > 0 else []
+    records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
+    if len(records) < len(lines):
+        aside = path.with_name("metrics.dropped.jsonl")
+        write_whole(aside, b"\n".join([*read_lines(aside), *lines, b""]).decode(errors="replace"))
+    write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
+    return records
+
+
+def read_records(path: Path) -> list[dict[str, Any]]:
+    """Read metrics.jsonl, if it is there, without its damaged lines."""
+    return list(filter(None, map(parse_record, read_lines(path))))
+
+
 def read_lines(path: Path) -> list[bytes]:
-    """Read the lines of a file that may not be there."""
     with suppress(*GONE), reading(path), open_file(path) as file:
         return file.read().splitlines()
     return []
 
 
 def parse_record(line: bytes) -> dict[str, Any] | None:
-    """Parse a line of metrics.jsonl; None if it is damaged."""
+    """Parse a line; None if it is damaged."""
     with suppress(ValueError):
         record = RECORD.validate_json(line)
         return record if type(record.get("iter")) is int else None
@@ -244,7 +229,7 @@ def start_wandb(options: Options, resumed: bool):
         raise UserError(f"wandb_log=True: {first_line(error)}: {remedies}") from None
 
 
-def draw(records: list[dict], path: Path, reference: Reference | None = None) -> None:
+def draw(records: list[dict], path: Path) -> None:
     if not records:
         return
     from matplotlib.figure import Figure  # here: it takes half a second
@@ -254,8 +239,6 @@ def draw(records: list[dict], path: Path, reference: Reference | None = None) ->
         if points := [(r["iter"], r[name]) for r in records if name in r]:
             style: dict[str, Any] = {"lw": 0.6, "alpha": 0.5} if name == "loss" else {"marker": "o", "ms": 3}
             axes.plot(*zip(*points, strict=True), label=label, **style)
-    if reference:
-        reference.draw(axes)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -264,10 +247,7 @@ def draw(records: list[dict], path: Path, reference: Reference | None = None) ->
 
 
 def profile(folder: str, step: int, compiled: jax.stages.Compiled, metrics: Metrics) -> None:
-    """Write a trace of steps 10 to 13 of this run into a folder, and the step after XLA's optimisations.
-
-    Call this before each step, counted from 0, and at the end. Open the trace with Perfetto or XProf.
-    """
+    """Write a trace of steps 10 to 13 and the step's HLO. Call this before each step, and at the end."""
     if jax.process_index() > 0 or step not in (FIRST, LAST + 1):
         return
     metrics.catch_up()  # waits for the step before

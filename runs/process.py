@@ -75,10 +75,8 @@ def stop_signals() -> Generator[Callable[[], int]]:
                 return
             raise KeyboardInterrupt
         received.append(number)
-        for stream, text in (
-            (1, b""),
-            (2, b"\nstopping after this step\n"),
-        ):  # print may be at work right now
+        # print may be at work right now.
+        for stream, text in {1: b"", 2: b"\nstopping after this step\n"}.items():
             try:
                 os.write(stream, text)
             except OSError:  # a terminal that has closed, where the next print would end the run unsaved

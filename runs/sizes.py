@@ -1,13 +1,12 @@
 """The FLOPs and the bytes of a model, counted from its shapes.
 
-The checks are for a digit too many, at which JAX overflows, or the kernel kills the program.
+The check is for a digit too many, at which JAX overflows, or the kernel kills the program.
 """
 
 import math
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from config.command_line import UserError
 from config.options import Options
@@ -35,31 +34,24 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
 
 def check_training(config: GPTConfig, options: Options, planned: bool = False) -> None:
-    """Raise UserError for a state and a batch that cannot fit here, or if `planned`, anywhere."""
-    shape = ("gradient_accumulation_steps", "batch_size", "block_size")
-    sizes = {name: getattr(options, name) for name in (*shape, "n_layer", "n_embd")}
+    """Raise UserError where a state and a batch cannot fit here, or if `planned`, anywhere."""
+    names = ("gradient_accumulation_steps", "batch_size", "block_size", "n_layer", "n_embd")
+    sizes = {name: getattr(options, name) for name in names}
     arrays = jax.tree.leaves(eqx.filter_eval_shape(create_state, config, options))
-    needed = sum(x.size * x.dtype.itemsize for x in arrays) + 8 * math.prod(sizes[name] for name in shape)
-    named = ", ".join(f"{name}={n}" for name, n in (sizes | {"vocab_size": config.vocab_size}).items())
-    check(f"the state and a batch of {named}", needed, ANYWHERE if planned else None)
-
-
-def check_cache(config: GPTConfig, rows: int, option: str) -> None:
-    numbers = 2 * config.n_layer * config.kv_heads * config.head_size * config.block_size * rows
-    check(f"the key/value cache of {option}", numbers * jnp.dtype(config.compute.result).itemsize)
-
-
-def check_evaluation(config: GPTConfig, B: int, T: int) -> None:
-    check(f"the residual stream of batch_size={B}", 2 * B * T * config.n_embd)
-
-
-def check(what: str, needed: int, there: float | None = None) -> None:
-    """Raise UserError where more bytes are needed than are `there`, in the mesh's devices unless given."""
-    if there is None and jax.default_backend() == "cpu":
-        there = host_bytes() * jax.process_count()
-    elif there is None:
-        stats = jax.local_devices()[0].memory_stats() or {}
-        there = stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)
+    batch = 8 * options.gradient_accumulation_steps * options.batch_size * options.block_size
+    needed = sum(x.size * x.dtype.itemsize for x in arrays) + batch
+    there = ANYWHERE if planned else memory_of_mesh()
     if needed > there:
+        named = ", ".join(f"{name}={n}" for name, n in (sizes | {"vocab_size": config.vocab_size}).items())
         least, most = (f"{x // 10**7 / 100:,.2f} GB" for x in (needed, there))
-        raise UserError(f"{what} takes at least {least}, and there are {most}: make it smaller")
+        raise UserError(
+            f"the state and a batch of {named} takes at least {least}, and there are {most}: make it smaller"
+        )
+
+
+def memory_of_mesh() -> float:
+    """Return the bytes of the mesh's devices; infinite where unknown."""
+    if jax.default_backend() == "cpu":
+        return host_bytes() * jax.process_count()
+    stats = jax.local_devices()[0].memory_stats() or {}
+    return stats.get("bytes_limit", math.inf) * max(1, jax.sharding.get_mesh().size)

@@ -18,7 +18,7 @@ from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
 from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
-from runs.manifest import Damaged, Manifest, latest_manifest, write_options
+from runs.manifest import Damaged, Manifest, latest_manifest
 from runs.sizes import check_training
 from training.lora import partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
@@ -96,7 +96,7 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
 
-    The manifest knows the best loss so far, and the base of adapters. Raises UserError.
+    The manifest has the best loss so far and the base of adapters. Raises UserError.
     """
     options = run.options
     manifest = Manifest(options, run.config.vocab_size, run.dataset.meta.tokenizer, best_val_loss=None)
@@ -115,8 +115,7 @@ def starting_state(run: Run) -> tuple[TrainState, Manifest]:
 def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]:
     """Restore the newest valid checkpoint. Damaged ones are named and moved to `damaged`.
 
-    Many processes end when one is damaged, since perhaps only one of them has noticed; started again, they
-    use the one before.
+    Many processes then end, since perhaps only one of them has noticed.
     """
     checkpoints = run.checkpoints
     while iterations := checkpoints.iterations():
@@ -154,13 +153,6 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
         base = {"init_from": options.init_from, "fingerprint": fingerprint(model)}
         manifest = replace(manifest, base=base)
     return create_state_around(model, options), manifest
-
-
-def claim_folder(options: Options, checkpoints: Checkpoints) -> None:
-    """Write the run's options to `out_dir`, and delete the run that it overwrites, if any."""
-    write_options(options)
-    if options.overwrite:
-        checkpoints.delete_all()
 
 
 def describe_model(run: Run) -> str:

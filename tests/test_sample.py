@@ -89,14 +89,6 @@ def test_the_prompt_may_be_a_file(write, tmp_path):
     assert write(start=f"FILE:{path}") == write(start="ROMEO:\n")
 
 
-def test_a_config_file_sets_options(write, tmp_path, run, capsys):
-    path = tmp_path / "config.py"
-    path.write_text(f"out_dir = {str(run)!r}\nstart = 'ROMEO:'\nnum_samples = 1\nmax_new_tokens = {NEW}\n")
-    expected = write(start="ROMEO:", num_samples=1)[0][0]
-    sample.main([str(path), "--device=cpu"])
-    assert capsys.readouterr().out == f"{expected}\n{sample.SEPARATOR}\n"
-
-
 def test_a_prompt_longer_than_block_size_is_cut_with_a_notice(write):
     long = "abcdefghij" * 3
     texts, notice = write(start=long)
@@ -167,11 +159,6 @@ def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
         path.write_bytes(content)
     text = error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
     assert str(path) in text and says in text
-
-
-def test_a_folder_without_a_run_is_one_line(tmp_path):
-    assert "no checkpoint" in error(f"--out_dir={tmp_path}", "--device=cpu")
-    assert not list(tmp_path.iterdir())
 
 
 def test_the_folder_of_a_run_in_place_of_weights_is_one_line(run):

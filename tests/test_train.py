@@ -18,8 +18,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgb
-from matplotlib.image import imread
 
 import train
 from config.command_line import command
@@ -94,23 +92,14 @@ def test_loss_falls_from_that_of_a_guess_and_each_evaluation_is_told(first_run):
         assert line in printed
     assert f"{out / 'checkpoints'}, the last at iter 20" in printed
     assert f"python sample.py --out_dir={out}" in printed
-
-
-def test_metrics_have_every_step_and_every_evaluation(first_run):
-    out, _ = first_run
     assert iterations(out, STEP) == list(range(20))
-    assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20]
-    assert len(records(out)) == 25
-    assert all(value > 0 for r in records(out) for name, value in r.items() if name != "iter")
+    assert iterations(out, EVALUATION) == [0, 5, 10, 15, 20] and len(records(out)) == 25
 
 
 def test_leaves_its_options_curves_and_checkpoints_and_nothing_else(first_run, tiny_data):
     out, _ = first_run
     names = {path.name for path in out.iterdir()}
     assert names == {"checkpoints", "loss.png", "metrics.jsonl", "options.json"}
-    pixels = {tuple(pixel) for pixel in imread(out / "loss.png")[..., :3].reshape(-1, 3)}
-    curves = {tuple(np.float32(to_rgb(color))) for color in ("C1", "C2")}  # of train/loss and val/loss
-    assert curves <= pixels
     options = read_options(str(out / "options.json"))
     assert (options.dataset, options.n_embd, options.max_iters) == (str(tiny_data), 16, 20)
     assert saved_iterations(out) == [5, 10, 15, 20]
@@ -135,33 +124,6 @@ def test_log_interval_thins_the_steps_not_the_evaluations(tiny, tmp_path):
     train.main(tiny(tmp_path, log_interval=3, sampling="epoch"))
     assert iterations(tmp_path, STEP) == [0, 3, 6, 9]
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
-
-
-def test_nanogpts_own_config_file_trains(tiny_data, tmp_path, capsys):
-    (config := tmp_path / "train_shakespeare_char.py").write_text(
-        f"""# With the constructs of nanoGPT's own config files.
-import time
-out_dir = {str(tmp_path / "out")!r}
-eval_iters = 1  # a comment after a value
-wandb_run_name = 'mini-gpt-' + str(time.time())
-dataset = {str(tiny_data)!r}
-gradient_accumulation_steps = 5 * 8
-batch_size = 2
-n_layer = 2
-n_head = 2
-n_embd = 16
-block_size = 8
-dropout = 0.2
-max_iters = 1
-device = 'cpu'
-compile = False
-dtype = 'float16'
-"""
-    )
-    train.main([str(config), "--mesh=data:1"])
-    assert iterations(tmp_path / "out", STEP) == [0]
-    notices = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
-    assert [line.split()[1] for line in notices] == ["compile", "dtype=float16", "mesh=data:1"]
 
 
 @pytest.mark.slow
@@ -406,12 +368,6 @@ def test_options_that_nobody_asked_for_are_those_of_the_checkpoint(copied_run, t
     assert train.main([str(config), *again]) == train.main([*again, "--max_iters=21"]) == 0
 
 
-def test_a_mistyped_folder_to_resume_is_named_before_any_data_set(tmp_path):
-    text = refusal(train.main, [f"--out_dir={tmp_path / 'nix'}", "--init_from=resume", "--device=cpu"])
-    assert text.startswith(f"{tmp_path / 'nix' / 'checkpoints'}: no checkpoint to resume from")
-    assert not (tmp_path / "nix").exists()
-
-
 def test_resumed_run_may_change_how_it_learns(copied_run):
     changes = ["--learning_rate=0.001", "--grad_clip=0", "--weight_decay=0", "--decay_lr=False"]
     train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=21", *changes])
@@ -632,13 +588,6 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 # Runs that cannot start
 
 
-def test_damaged_data_is_refused(tiny, tmp_path, broken_data):
-    (broken_data / "train.bin").write_bytes(bytes(x ^ 1 for x in (broken_data / "train.bin").read_bytes()))
-    text = refusal(train.main, tiny(tmp_path / "out", dataset=broken_data))
-    assert str(broken_data) in text and "train.bin: its sha256 is not the one in meta.json" in text
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "changes, says",
     [
@@ -650,12 +599,6 @@ def test_damaged_data_is_refused(tiny, tmp_path, broken_data):
 def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):
     assert says in refusal(train.main, tiny(tmp_path / "out", **changes))
     assert not (tmp_path / "out").exists()
-
-
-def test_out_dir_that_cannot_be_written_is_refused(tiny, tmp_path):
-    (tmp_path / "file").write_text("in the way")
-    text = refusal(train.main, tiny(tmp_path / "file" / "out"))
-    assert str(tmp_path / "file" / "out") in text and "--out_dir" in text
 
 
 def test_the_command_answers_a_mistake_in_one_line_with_status_2(tiny, tmp_path):

@@ -6,11 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from config.files import read_json
 from config.options import Options
-from experiments import batch_size, coordinate_check, isoflop, reference
-from experiments.record import Record, data_mark, machine
-from runs.reference import Reference
+from experiments import batch_size, coordinate_check, isoflop
+from experiments.record import Record, machine
 from runs.sizes import flops_per_token
 from tests.experiments.test_runner import recorded
 from tests.helpers import ROOT
@@ -87,28 +85,6 @@ def test_a_target_is_reached_between_two_evaluations_by_all_seeds_or_the_batch_i
     losses = {"batch 4": [2.0, 2.0], "batch 8": [2.0, 3.0]}
     found = batch_size.reached(recorded(batch_size.EXPERIMENTS[0], tmp_path, losses))
     assert found.index.tolist() == [4] and found.loc[4].tolist() == pytest.approx([5.4, 5.4])
-
-
-def test_a_reference_is_made_of_a_record_whose_data_are_here(tiny_data, tmp_path, capsys):
-    config, path = tmp_path / "tiny.py", tmp_path / "tiny.json"
-    config.write_text(f"dataset = {str(tiny_data)!r}\nn_layer = 2\nmax_iters = 6\nlog_interval = 7\n")
-    losses = [2.0, 2.1, 2.2, 2.3, 2.4]
-    experiment = replace(reference.QUICKSTART, config=str(config))
-    record = recorded(experiment, tmp_path, {"as it is": losses}, data=data_mark(str(tiny_data)))
-    published = {"loss": 1.9, "whose": "theirs", "source": "https://example.org"}
-    Reference("c", {}, published=published).write(path)
-    reference.write_reference(record, "as it is", tmp_path)
-    found = Reference(**read_json(path))
-    assert found.options == {"dataset": str(tiny_data), "n_layer": 2, "max_iters": 6}
-    assert found.band()[0].tolist() == [0, 4, 0]
-    assert found.band()[1] == pytest.approx([6, 2.2, np.std(losses, ddof=1)])
-    assert found.data["source"] == "a test" and found.published == published
-    assert found.verdict(2.25).startswith("val loss 2.2500; 5 reference runs: 2.2000 ± 0.1581: normal")
-    path.unlink()
-    for run in record.sets["as it is"]["runs"]:
-        run["data"] = "another text"
-    reference.write_reference(record, "as it is", tmp_path)
-    assert "stays" in capsys.readouterr().out and not path.exists()
 
 
 def test_growth_is_of_the_widest_by_the_narrowest_after_a_step():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runs.hardware import compile_sooner, host_bytes, peak_memory, wait_for_simulated_devices
+from runs.hardware import compile_sooner, wait_for_simulated_devices
 from tests.helpers import newest_checkpoint, run_python
 
 
@@ -43,12 +43,6 @@ def test_programs_for_a_cpu_compile_sooner_unless_the_user_says_otherwise(
     compile_sooner(device)
     flags = dict(flag.split("=") for flag in os.environ["XLA_FLAGS"].split())
     assert flags.get("--xla_backend_optimization_level") == level
-
-
-def test_a_machine_that_tells_nothing_of_its_memory_is_used_all_the_same(monkeypatch):
-    monkeypatch.setitem(sys.modules, "resource", None)  # as on Windows
-    monkeypatch.delattr("os.sysconf")
-    assert peak_memory() == 0 and host_bytes() == float("inf")
 
 
 HIDDEN = """

@@ -55,7 +55,7 @@ def run(options, first, end, evaluate_at=()):
     """Tell of the steps from `first` on, before `end`, as train.py does."""
     metrics = start(options, first)
     for i in range(first, end):
-        if i in evaluate_at and not metrics.evaluated(i):
+        if i in evaluate_at and metrics.last_evaluation != i:
             metrics.catch_up()
             metrics.evaluation(i, {"train": 2.0 + i, "val": 3.0 + i})
         step(metrics, i)
@@ -66,7 +66,7 @@ def run(options, first, end, evaluate_at=()):
 def test_records_have_their_fields_in_full_precision(options):
     metrics = run(options, 0, 4)
     metrics.evaluation(4, {"train": 1 / 3, "val": 2 / 3})
-    assert metrics.evaluated(4) and not metrics.evaluated(0)
+    assert metrics.last_evaluation == 4
     *steps, evaluation = records(options.out_dir)
     assert evaluation == {"iter": 4, "train/loss": 1 / 3, "val/loss": 2 / 3}
     for i, record in enumerate(steps):
@@ -99,7 +99,7 @@ def test_a_resumed_run_repeats_no_record_and_keeps_the_others(options):
     for first, left in ((4, everything), (3, everything[:-2])):
         metrics = start(options, first)
         assert iterations(options.out_dir) == left
-        assert metrics.evaluated(first) == (first == 4)
+        assert metrics.last_evaluation == (4 if first == 4 else None)
         metrics.close()
 
 
@@ -108,7 +108,7 @@ def test_a_run_from_scratch_starts_without_records_and_moves_the_old_ones_away(o
     path = Path(options.out_dir) / "metrics.jsonl"
     path.write_bytes(old := path.read_bytes() + b'half {"\n')
     metrics = start(options)
-    assert records(options.out_dir) == [] and not metrics.evaluated(0)
+    assert records(options.out_dir) == [] and metrics.last_evaluation is None
     metrics.close()
     assert path.with_name("metrics.dropped.jsonl").read_bytes() == old
     path.write_bytes(b"more\n")
@@ -186,7 +186,7 @@ def test_the_other_processes_write_and_show_nothing_and_find_a_divergence_too(op
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     metrics = run(replace(options, wandb_log=True), 0, 3, evaluate_at=(0, 2))
     metrics.say("a line")
-    assert metrics.evaluated(2) and metrics.wandb is None
+    assert metrics.last_evaluation == 2 and metrics.wandb is None
     step(metrics, 3, loss=np.nan)
     assert refusal(metrics.catch_up).startswith("iter 3: ")
     metrics.close()
@@ -236,7 +236,7 @@ def run_step(speed, clock, data, seconds):
     with speed.making_batch():
         clock.now += data
     clock.now += seconds
-    speed.ended(clock.now)
+    speed.ended(clock.now, speed.batch_seconds)
 
 
 def test_figures_are_of_the_steps_since_the_last_and_of_no_pause(clock):
@@ -253,15 +253,16 @@ def test_figures_are_of_the_steps_since_the_last_and_of_no_pause(clock):
     assert figures["tokens_per_second"] == pytest.approx(TOKENS / 2.0)
 
 
-def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock):
-    speed = Speed(OPTIONS, CONFIG, devices=1)
-    for data in (1.0, 3.0):
-        with speed.making_batch():
+def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock, options):
+    metrics = start(options)
+    for i, data in enumerate((1.0, 3.0)):
+        with metrics.making_batch():
             clock.now += data
-    for data in (1.0, 3.0):
+        metrics.step(i, report(i), None)
         clock.now += 10
-        speed.ended(clock.now)
-        assert speed.figures()["data_ms"] == 1e3 * data
+    metrics.catch_up()
+    assert [record["data_ms"] for record in records(options.out_dir)] == [1e3, 3e3]
+    metrics.close()
 
 
 class H100:

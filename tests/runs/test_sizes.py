@@ -1,24 +1,18 @@
 """Sizes that no machine can hold are refused in one line; FLOPs are those of XLA and of nanoGPT."""
 
 from dataclasses import replace
-from string import ascii_lowercase
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import pytest
 
-import evaluate
-import sample
 import train
 from config.options import Options
-from data.tokenizer import CharTokenizer
 from model import GPT, GPTConfig
-from parallel.pipeline.__main__ import main as print_schedule
 from runs import sizes
-from runs.manifest import Manifest
 from runs.sizes import check_training, flops_per_token
-from tests.helpers import MODERN, refusal, save_run
+from tests.helpers import MODERN, refusal
 from tests.models import TINY, changed
 from tests.models import train as train_step
 from training.state import create_state, model_config
@@ -46,23 +40,6 @@ def test_a_plan_may_be_of_what_does_not_fit_here_but_not_of_anything(tiny, tmp_p
     assert "n_embd=1000000000" in said
 
 
-@pytest.fixture(scope="module")
-def run(tiny_data, tmp_path_factory):
-    options = replace(Options(), n_layer=1, n_head=1, n_embd=16, block_size=8, dataset=str(tiny_data))
-    state = create_state(model_config(options, 28), options)
-    tokenizer = CharTokenizer("\n." + ascii_lowercase).to_json()
-    return save_run(tmp_path_factory.mktemp("run"), state, Manifest(options, 28, tokenizer, None))
-
-
-@pytest.mark.parametrize(
-    "command, name, size",
-    [(sample, "num_samples", 2 * 10**9), (evaluate, "batch_size", 2 * 10**9)],
-)
-def test_samples_and_batches_that_cannot_fit_are_refused(run, command, name, size):
-    said = refusal(command.main, [f"--out_dir={run}", "--device=cpu", f"--{name}={size}"])
-    assert f"{name}={size}" in said and "takes at least" in said
-
-
 def test_a_state_is_refused_from_the_first_byte_too_many(monkeypatch):
     options = replace(Options(), n_layer=2, n_head=4, n_embd=64, block_size=128, optimizer="muon")
     config = model_config(options, 512)
@@ -72,12 +49,6 @@ def test_a_state_is_refused_from_the_first_byte_too_many(monkeypatch):
     check_training(config, options)
     monkeypatch.setattr(sizes, "host_bytes", lambda: taken - 1)
     assert "n_layer=2" in refusal(check_training, config, options)
-
-
-@pytest.mark.parametrize("name", ["stages", "virtual_stages", "microbatches"])
-def test_a_schedule_too_long_to_print_is_refused(name):
-    said = refusal(print_schedule, ["--schedule=interleaved", "--microbatches=8", f"--{name}=1000000000"])
-    assert f"{name}=1000000000" in said
 
 
 # --- FLOPs ---

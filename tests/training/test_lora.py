@@ -335,14 +335,10 @@ def rename_base(lora, before, after):
         path.write_text(json.dumps(values))
 
 
-def test_a_run_below_its_own_adapters_is_refused(copies):
-    """Else it would be loaded for ever: its own base, or the base of its base."""
+def test_a_run_that_is_its_own_base_is_refused(copies):
+    """Else it would be loaded for ever."""
     base, lora = copies
-    circle = shutil.copytree(lora, base.with_name("circle"))
-    rename_base(circle, base, lora)
-    rename_base(lora, base, circle)
-    assert f"{lora}: the run is the base of its own adapters" in refusal(load_run, str(lora))
-    rename_base(lora, circle, lora)
+    rename_base(lora, base, lora)
     assert f"{lora}: the run is the base of its own adapters" in refusal(load_run, str(lora))
 
 
