@@ -3,24 +3,32 @@
     python -m docs.figures.ngram_ladder
 
 An n-gram model counts which character followed each context of n - 1. A context that was never seen tells it
-nothing, so each order leans on the one below by Witten and Bell's rule (doi.org/10.1109/18.87000, method C):
-the more different characters have followed a context, the less it is trusted.
+nothing, so each order leans on the one below: by modified Kneser-Ney smoothing (Chen and Goodman 1999,
+doi.org/10.1006/csla.1999.0128), or by Witten and Bell's older rule (doi.org/10.1109/18.87000, method C).
 """
 
 import json
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Float, Int
 
 from data.dataset import DATA, load_meta, prepare_if_missing
-from docs.figures import BLUE, GREY, LIGHT, ORANGE, quickstart, save
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, quickstart, save
 
-ORDERS = range(1, 9)  # 96 symbols: an 8-gram has a number of its own in 63 bits
+ORDERS = range(1, 10)  # 96 symbols: a 9-gram has a number of its own in 63 bits
+
+
+class Table(NamedTuple):
+    """N-grams as sorted numbers, and a count of each."""
+
+    grams: Int[np.ndarray, " K"]
+    counts: Int[np.ndarray, " K"]
 
 
 class Rung(NamedTuple):
-    bits: float  # a character of the test text, on average
+    kneser_ney: float  # bits a character of the test text, on average
+    witten_bell: float
     kinds: int  # n-grams that were counted
     new: float  # the part of the test text's n-grams that the training text does not have
 
@@ -33,31 +41,60 @@ def codes(ids: Int[np.ndarray, " N"], n: int, vocab_size: int) -> Int[np.ndarray
     return code
 
 
-def count(table: tuple, wanted: Int[np.ndarray, " N"]) -> Int[np.ndarray, " N"]:
-    """Look numbers up in a table of sorted numbers and their counts; 0 for those that are not there."""
-    known, counts = table
+def look_up(known: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return the value of each wanted number; 0 for those that are not among the known, which are sorted."""
     at = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-    return np.where(known[at] == wanted, counts[at], 0)
+    return np.where(known[at] == wanted, values[at], 0)
 
 
-def ladder(train: np.ndarray, test: np.ndarray, vocab_size: int) -> list[Rung]:
+def discounts(counts: Int[np.ndarray, " K"]) -> Float[np.ndarray, " 4"]:
+    """Return what to take off a count of 0, 1, 2, and 3 or more: about what such counts lose on new text."""
+    n1, n2, n3, n4 = (max(1, (counts == c).sum()) for c in (1, 2, 3, 4))  # of 1-grams, few occur so rarely
+    Y = n1 / (n1 + 2 * n2)
+    return np.clip([0, 1 - 2 * Y * n2 / n1, 2 - 3 * Y * n3 / n2, 3 - 4 * Y * n4 / n3], 0, [0, 1, 2, 3])
+
+
+def kneser_ney(table: Table, code: np.ndarray, lower: np.ndarray, V: int) -> Float[np.ndarray, " N"]:
+    """Return the probability of each n-gram's last character: discounted counts; `lower` gets the rest."""
+    D = discounts(table.counts)
+    contexts, first = np.unique(table.grams // V, return_index=True)
+    seen = np.add.reduceat(table.counts, first)  # how often each context was there
+    taken = np.add.reduceat(D[np.minimum(table.counts, 3)], first)  # what its characters' counts gave up
+    C, N = look_up(*table, code), look_up(contexts, seen, code // V)
+    rest = look_up(contexts, taken, code // V)
+    return np.where(N > 0, (C - D[np.minimum(C, 3)] + rest * lower) / np.maximum(N, 1), lower)
+
+
+def witten_bell(table: Table, code: np.ndarray, lower: np.ndarray, V: int) -> Float[np.ndarray, " N"]:
+    """Return the same by another rule: the more kinds followed a context, the more `lower` weighs."""
+    contexts, first, kinds = np.unique(table.grams // V, return_index=True, return_counts=True)
+    seen = np.add.reduceat(table.counts, first)
+    C, N = look_up(*table, code), look_up(contexts, seen, code // V)
+    T = look_up(contexts, kinds, code // V)
+    return np.where(N > 0, (C + T * lower) / np.maximum(N + T, 1), lower)
+
+
+def ladder(train: np.ndarray, test: np.ndarray, V: int) -> list[Rung]:
     """Count n-grams of each order on `train`, and see how well they know `test`."""
-    probability = np.full(len(test), 1 / vocab_size)  # of each character; order 0: all alike
     rungs = []
+    below = old = np.full(len(test), 1 / V)  # of each character, by the orders below; order 0: all alike
+    table = Table(*np.unique(codes(train, 1, V), return_counts=True))
     for n in ORDERS:
-        grams = np.unique(codes(train, n, vocab_size), return_counts=True)
-        contexts = grams[0] // vocab_size  # sorted, as the n-grams are
-        first = np.flatnonzero(np.diff(contexts, prepend=-1))
-        seen = contexts[first], np.add.reduceat(grams[1], first)  # how often each context was there
-        kinds = contexts[first], np.diff(first, append=len(contexts))  # and how many characters followed
-
-        code = codes(test, n, vocab_size)
-        C = count(grams, code)  # how often this character followed this context
-        N, T = count(seen, code // vocab_size), count(kinds, code // vocab_size)
-        lower = probability[n - 1 :]
-        probability[n - 1 :] = np.where(N > 0, (C + T * lower) / np.maximum(N + T, 1), lower)
-        rungs.append(Rung(-np.log2(probability).mean(), len(contexts), (C == 0).mean()))
+        code = codes(test, n, V)
+        below, old = below[-len(code) :], old[-len(code) :]
+        ours, old = kneser_ney(table, code, below, V), witten_bell(table, code, old, V)
+        new = (look_up(*table, code) == 0).mean()
+        rungs.append(Rung(bits(ours), bits(old), len(table.grams), new))
+        if n < ORDERS[-1]:
+            table = Table(*np.unique(codes(train, n + 1, V), return_counts=True))
+            # To the orders above, this one says after how many different contexts each n-gram came.
+            varied = Table(*np.unique(table.grams % V**n, return_counts=True))
+            below = kneser_ney(varied, code, below, V)
     return rungs
+
+
+def bits(probability: Float[np.ndarray, " N"]) -> float:
+    return float(-np.log2(probability).mean())
 
 
 def draw(axes) -> None:
@@ -68,22 +105,25 @@ def draw(axes) -> None:
     )
     rungs = ladder(train, val, load_meta("python_char").vocab_size)
     for n, rung in zip(ORDERS, rungs, strict=True):
-        print(f"{n}-gram   {rung.bits:.2f} bits a character   {rung.kinds:9,} kinds   {rung.new:6.2%} new")
-    bits = [rung.bits for rung in rungs]
-    draw_ladder(axes[0], bits)
-    draw_training(axes[1], bits)
+        print(
+            f"{n}-gram   {rung.kneser_ney:.2f} bits a character ({rung.witten_bell:.2f})   "
+            f"{rung.kinds:9,} kinds   {rung.new:6.2%} new"
+        )
+    draw_ladder(axes[0], rungs)
+    draw_training(axes[1], [rung.kneser_ney for rung in rungs])
 
 
-def draw_ladder(axes, bits: list[float]) -> None:
-    axes.plot([n - 1 for n in ORDERS], bits, "o-", color=BLUE)
-    for n, height in zip(ORDERS, bits, strict=True):
-        label(axes, f"{height:.2f}", (n - 1, height), 7, BLUE)
+def draw_ladder(axes, rungs: list[Rung]) -> None:
+    axes.plot(ORDERS, [rung.witten_bell for rung in rungs], "o-", color=GREEN, label="Witten and Bell, 1991")
+    axes.plot(ORDERS, [rung.kneser_ney for rung in rungs], "o-", color=BLUE, label="Kneser and Ney, modified")
+    for n, rung in zip(ORDERS, rungs, strict=True):
+        label(axes, f"{rung.kneser_ney:.2f}", (n, rung.kneser_ney), -15, BLUE)
     axes.axhline(np.log2(96), color=GREY, lw=0.8, ls=":")
-    axes.text(7.5, np.log2(96) + 0.08, "log₂ 96: knows nothing", color=GREY, fontsize=9, ha="right")
-    axes.set(
-        xlabel="characters of context", ylabel="bits a character, validation", xlim=(-0.6, 7.6), ylim=(0, 6.9)
-    )
+    axes.text(9.4, np.log2(96) + 0.08, "log₂ 96: knows nothing", color=GREY, fontsize=9, ha="right")
+    axes.set(xlabel="n, of which n - 1 are context", ylabel="bits a character, validation")
+    axes.set(xlim=(0.4, 9.6), ylim=(0, 6.9), xticks=ORDERS)
     axes.set_title("n-grams of Python's library")
+    axes.legend(loc="lower left")
 
 
 def draw_training(axes, bits: list[float]) -> None:
@@ -94,11 +134,11 @@ def draw_training(axes, bits: list[float]) -> None:
     axes.plot(*zip(*steps, strict=True), color=LIGHT, label="a batch of training text")
     axes.plot(*zip(*evaluations, strict=True), "o-", color=ORANGE, label="validation")
     label(axes, f"{evaluations[-1][1]:.2f}", evaluations[-1], -15, ORANGE)
-    for n in (1, 2, 3, 5):
+    for n in (1, 2, 3, 4, 9):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
         axes.text(1.03 * last, bits[n - 1] + 0.06, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
     axes.set(xlabel="training step", xlim=(-0.025 * last, 1.04 * last))
-    axes.set_title("the quickstart's GPT passes them")
+    axes.set_title("and the quickstart's GPT")
     axes.legend(loc="upper right")
 
 
