@@ -1,4 +1,4 @@
-"""Chapter 5: four optimizers go down a narrow valley, and what Muon makes of a matrix.
+"""Chapter 6: four optimizers go down a narrow valley, and what Muon makes of a matrix.
 
 python -m docs.figures.optimizers
 """
