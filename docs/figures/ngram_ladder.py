@@ -117,7 +117,8 @@ def draw_ladder(axes, rungs: list[Rung]) -> None:
     axes.plot(ORDERS, [rung.witten_bell for rung in rungs], "o-", color=GREEN, label="Witten and Bell, 1991")
     axes.plot(ORDERS, [rung.kneser_ney for rung in rungs], "o-", color=BLUE, label="Kneser and Ney, modified")
     for n, rung in zip(ORDERS, rungs, strict=True):
-        label(axes, f"{rung.kneser_ney:.2f}", (n, rung.kneser_ney), -15, BLUE)
+        at = (n, rung.kneser_ney)
+        axes.annotate(f"{at[1]:.2f}", at, (-4, -14), textcoords="offset points", color=BLUE, ha="center")
     axes.axhline(np.log2(96), color=GREY, lw=0.8, ls=":")
     axes.text(9.4, np.log2(96) + 0.08, "log₂ 96: knows nothing", color=GREY, fontsize=9, ha="right")
     axes.set(xlabel="n, of which n - 1 are context", ylabel="bits a character, validation")
@@ -133,17 +134,16 @@ def draw_training(axes, bits: list[float]) -> None:
     last = evaluations[-1][0]
     axes.plot(*zip(*steps, strict=True), color=LIGHT, label="a batch of training text")
     axes.plot(*zip(*evaluations, strict=True), "o-", color=ORANGE, label="validation")
-    label(axes, f"{evaluations[-1][1]:.2f}", evaluations[-1], -15, ORANGE)
+    axes.annotate(
+        f"{evaluations[-1][1]:.2f}", evaluations[-1], (0, 6), textcoords="offset points", color=ORANGE, ha="center"
+    )
     for n in (1, 2, 3, 4, 9):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
-        axes.text(1.03 * last, bits[n - 1] + 0.06, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
+        above = 0.06 if n < 9 else -0.3
+        axes.text(1.03 * last, bits[n - 1] + above, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
     axes.set(xlabel="training step", xlim=(-0.025 * last, 1.04 * last))
     axes.set_title("and the quickstart's GPT")
     axes.legend(loc="upper right")
-
-
-def label(axes, text: str, at: tuple[float, float], above: int, color: str) -> None:
-    axes.annotate(text, at, (0, above), textcoords="offset points", color=color, ha="center")
 
 
 if __name__ == "__main__":
