@@ -32,7 +32,12 @@ def draw(axes) -> None:
     (dx, dw1, dw2, (dz, dh, dy)), (z, h, y) = gradient(x, w1, w2, zero)
     loss = forward(x, w1, w2)[0]
     canvas(axes, 20, 7)
-    parts = [(4.4, "x @ w1", BLUE), (8.9, "max(z, 0)", GREY), (13.3, "h @ w2", BLUE), (17.4, "(y - 3)² / 2", GREEN)]
+    parts = [
+        (4.4, "x @ w1", BLUE),
+        (8.9, "max(z, 0)", GREY),
+        (13.3, "h @ w2", BLUE),
+        (17.4, "(y - 3)² / 2", GREEN),
+    ]
     for at, text, color in parts:
         box(axes, at, 4.0, text, color, width=2.2, height=1.3)
     places = [1.0, 6.65, 11.1, 15.3, 19.4]

@@ -11,7 +11,10 @@ def draw(axes) -> None:
     canvas(axes, 15, 4.6)
     stream = 0.9
     axes.annotate(
-        "", (14.7, stream), (0.3, stream), arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 4, "shrinkA": 0}
+        "",
+        (14.7, stream),
+        (0.3, stream),
+        arrowprops={"arrowstyle": "-|>", "color": ORANGE, "lw": 4, "shrinkA": 0},
     )
     axes.text(0.3, stream - 0.55, "residual stream x  (B, T, D)", color=ORANGE, fontsize=9)
     for left, part, color, text in (

@@ -34,7 +34,9 @@ def draw(axes) -> None:
     for y, subscripts, a, b, result, summed in lines:
         x = 0.1
         for letter in subscripts:
-            axes.text(x, y, letter, color=COLORS.get(letter, GREY), fontsize=13, family="monospace", va="center")
+            axes.text(
+                x, y, letter, color=COLORS.get(letter, GREY), fontsize=13, family="monospace", va="center"
+            )
             x += 0.34
         for place, each in zip((5.0, 7.6, 10.6), (a, b, result), strict=True):
             matrix(axes, place, y, *each)

@@ -52,11 +52,14 @@ def draw(axes) -> None:
     print(found)
     model, block = axes
     canvas(model, 7, 9.6, "the model")
-    parts = [("wte: look up a row", ORANGE), ("4 blocks", BLUE), ("ln_f: normalise", GREY), ("head: wte again", ORANGE)]
+    parts = [
+        ("wte: look up a row", ORANGE),
+        ("4 blocks", BLUE),
+        ("ln_f: normalise", GREY),
+        ("head: wte again", ORANGE),
+    ]
     arrow(model, (2.6, 9.3), (2.6, 8.4), f"tokens {found['tokens']}")
-    for i, ((text, color), shape) in enumerate(
-        zip(parts, ("x", "x", "features", "logits"), strict=True)
-    ):
+    for i, ((text, color), shape) in enumerate(zip(parts, ("x", "x", "features", "logits"), strict=True)):
         y = 8.0 - 2.1 * i
         box(model, 2.6, y, text, color, width=4.4)
         below = "logits " if shape == "logits" else ""

@@ -135,7 +135,12 @@ def draw_training(axes, bits: list[float]) -> None:
     axes.plot(*zip(*steps, strict=True), color=LIGHT, label="a batch of training text")
     axes.plot(*zip(*evaluations, strict=True), "o-", color=ORANGE, label="validation")
     axes.annotate(
-        f"{evaluations[-1][1]:.2f}", evaluations[-1], (0, 6), textcoords="offset points", color=ORANGE, ha="center"
+        f"{evaluations[-1][1]:.2f}",
+        evaluations[-1],
+        (0, 6),
+        textcoords="offset points",
+        color=ORANGE,
+        ha="center",
     )
     for n in (1, 2, 3, 4, 9):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
