@@ -1,4 +1,4 @@
-"""Chapter 6: a gradient on its way back through two layers, with the numbers of the chapter. JAX computes them.
+"""Chapter 6: a gradient on its way back through two layers, with the numbers of the chapter.
 
 python -m docs.figures.backward
 """

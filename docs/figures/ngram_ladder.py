@@ -137,10 +137,11 @@ def draw_training(axes, bits: list[float]) -> None:
     axes.annotate(
         f"{evaluations[-1][1]:.2f}",
         evaluations[-1],
-        (0, 6),
+        (0, 4),
         textcoords="offset points",
         color=ORANGE,
         ha="center",
+        fontsize=9,
     )
     for n in (1, 2, 3, 4, 9):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
