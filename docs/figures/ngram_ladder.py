@@ -146,7 +146,8 @@ def draw_training(axes, bits: list[float]) -> None:
     for n in (1, 2, 3, 4, 9):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
         above = 0.06 if n < 9 else -0.3
-        axes.text(1.03 * last, bits[n - 1] + above, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
+        right = (0.85 if n == 4 else 1.03) * last  # clear of the curve's last number
+        axes.text(right, bits[n - 1] + above, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
     axes.set(xlabel="training step", xlim=(-0.025 * last, 1.04 * last))
     axes.set_title("and the quickstart's GPT")
     axes.legend(loc="upper right")
