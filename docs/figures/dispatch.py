@@ -1,4 +1,4 @@
-"""Chapter 6: who waits for whom, when a loop calls a compiled function in three ways. Measured, and drawn.
+"""Chapter 5: who waits for whom, when a loop calls a compiled function in three ways. Measured, and drawn.
 
     python -m docs.figures.dispatch
 

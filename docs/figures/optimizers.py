@@ -1,4 +1,4 @@
-"""Chapter 5: four optimizers go down a narrow valley, and what Muon makes of a matrix.
+"""Chapter 6: three optimizers go down a narrow valley, and what Muon makes of a matrix.
 
 python -m docs.figures.optimizers
 """
@@ -14,8 +14,7 @@ STEPS, START = 60, (-4.0, 1.4)
 OPTIMIZERS = {
     "gradient descent": (optax.identity(), GREY),
     "with momentum": (optax.trace(0.9), GREEN),
-    "Adam": (optax.scale_by_adam(0.9, 0.99), BLUE),
-    "Lion": (optax.scale_by_lion(0.9, 0.99), ORANGE),
+    "Adam": (optax.scale_by_adam(0.9, 0.99), ORANGE),
 }
 RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # each optimizer is drawn with the one that ends lowest
 
@@ -42,7 +41,10 @@ def paths(direction: optax.GradientTransformation) -> np.ndarray:
 
 
 def draw(axes) -> None:
-    for plane, (name, (direction, color)) in zip(axes.flat[:4], OPTIMIZERS.items(), strict=True):
+    heights = axes.flat[3]
+    heights.set(yscale="log", xlabel="steps")
+    heights.set_title("their heights")
+    for plane, (name, (direction, color)) in zip(axes.flat[:3], OPTIMIZERS.items(), strict=True):
         tried = paths(direction)
         best = int(np.nanargmin([valley(places[-1]) for places in tried]))  # nan: it left the picture
         places, rate = tried[best], RATES[best]
@@ -51,7 +53,8 @@ def draw(axes) -> None:
         plane.plot(*places.T, "o-", color=color, ms=2.5, lw=1)
         plane.plot(0, 0, "+", color="black", ms=9)
         plane.set(xticks=[], yticks=[], xlim=(-4.6, 1.6), ylim=(-1.8, 1.8))
-        plane.set_title(f"{name}, rate {rate}")
+        plane.set_title(f"{name}, {rate}")
+        heights.plot([valley(place) for place in places], color=color)
         print(f"{name}, rate {rate}: from height {valley(START):.0f} to {valley(places[-1]):.2g}")
 
     gradient = np.random.default_rng(0).normal(size=(32, 4)) @ np.random.default_rng(1).normal(size=(4, 32))
@@ -62,12 +65,12 @@ def draw(axes) -> None:
     matrices = gradient, jax.tree.leaves(direction)[0]
     before, after = (np.linalg.svd(np.asarray(w), compute_uv=False) for w in matrices)
     axes.flat[4].bar(range(32), before / before[0], color=GREY)
-    axes.flat[4].set_title("a gradient's singular values")
+    axes.flat[4].set_title("a gradient's stretches")
     axes.flat[5].bar(range(32), after / after[0], color=BLUE)
-    axes.flat[5].set_title("those of Muon's direction")
+    axes.flat[5].set_title("Muon's direction")
     for bars in axes.flat[4:]:
         bars.set(ylim=(0, 1.05), yticks=[0, 1], xticks=[])
 
 
 if __name__ == "__main__":
-    save("optimizers", draw, nrows=3, ncols=2, height=5.6)
+    save("optimizers", draw, nrows=2, ncols=3, height=3.8)
