@@ -24,8 +24,8 @@ def shapes() -> dict[str, tuple[int, ...]]:
     def run(key, tokens):
         model = GPT(config, key=key)
         block = jax.tree.map(lambda leaf: leaf[0] if eqx.is_array(leaf) else leaf, model.blocks)
-        _, attend = causal_attention(config, tokens)
-        x = model.embed(tokens, None)
+        positions, attend = causal_attention(config, tokens)
+        x = model.embed(tokens, positions)
         y = block.ln_1(x)
         q, k, v = apply_each(block.attn.readers(), y)
         read = attend(q, k, v)

@@ -6,6 +6,7 @@ It trains for some minutes; what it found is kept in out-two-sweeps.json, and dr
 """
 
 import json
+from dataclasses import replace
 
 import equinox as eqx
 import jax
@@ -29,9 +30,8 @@ CONFIG = GPTConfig(T, 2, 4, vocab_size=96, n_embd=64, position="rope", norm="rms
 
 def trainer(optimizer: str):
     """Return a function from a rate and a seed to the loss on validation text after STEPS steps."""
-    options = Options(
-        optimizer=optimizer, learning_rate=1.0, min_lr=0.1, beta2=0.99, warmup_iters=20, lr_decay_iters=STEPS
-    )
+    values = dict(learning_rate=1.0, min_lr=0.1, beta2=0.99, warmup_iters=20, lr_decay_iters=STEPS)
+    options = replace(Options(), optimizer=optimizer, **values)
     dataset = Dataset("python_char")
     val = [Batches(dataset, "val", B, T, seed=0)(i) for i in range(40)]
     loss = eqx.filter_jit(mean_loss)
@@ -49,7 +49,7 @@ def trainer(optimizer: str):
         state = make_optimizer(options, model).init(model)
         for i in range(STEPS):
             model, state = step(tuple(map(jnp.asarray, batches(i))), model, state, jnp.float32(rate))
-        return float(np.mean([loss(model, *batch) for batch in val]))
+        return float(np.mean([loss(model, *map(jnp.asarray, batch)) for batch in val]))
 
     return train
 
