@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 import bench
-from parallel import batches
+from parallel import sharding
 from tests.helpers import refusal, run_python
 from tools.benchmarks import variants as measured
 
@@ -47,14 +47,14 @@ def clock(monkeypatch):
         step.memory_analysis = compiled.memory_analysis
         return step
 
-    class Batches(batches.Batches):
+    class Batches(sharding.Batches):
         def __call__(self, *which):
             clock.now += 0.0625
             return super().__call__(*which)
 
     monkeypatch.setattr(measured, "time", clock)
     monkeypatch.setattr(measured, "compile_step", slow_to_compile)
-    monkeypatch.setattr(batches, "Batches", Batches)
+    monkeypatch.setattr(sharding, "Batches", Batches)
     return clock
 
 
