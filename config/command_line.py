@@ -52,6 +52,12 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except RuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's, which this file does not import
+            raise
+        why = UserError(f"{error}: make the batch, the samples, the context or the model smaller")
+        print(f"error: too little memory: {why}", file=sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)

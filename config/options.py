@@ -30,7 +30,7 @@ from config.files import read_json
 
 
 class Role(Enum):
-    """What an option means to a model and a run, besides its value."""
+    """Says what an option means to a model and a run, besides its value."""
 
     VARIANT = "of an idea in variants.py, which decides which arrays a model has"
     ADAPTER = "of LoRA: which adapters are trained, and how the weights below are stored"
@@ -224,6 +224,10 @@ def check_shape(config) -> None:
     for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
+    if config.eot is not None and not 0 <= config.eot < config.vocab_size:
+        raise ValueError(f"eot={config.eot} must be a token of the vocabulary, below {config.vocab_size}")
+    if not 0 <= config.dropout < 1:
+        raise ValueError(f"dropout={config.dropout} must be from 0 up to, but not including, 1")
     if config.n_embd % config.n_head:
         raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
     if config.n_head % config.kv_heads:

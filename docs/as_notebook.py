@@ -72,11 +72,12 @@ def notebook(page: str):
 
 def write(chapter: Path, run: bool) -> Path:
     """Write a chapter's notebook, and return its path."""
-    import nbclient
     import nbformat
 
     path, made = NOTEBOOKS / f"{KEPT.get(chapter.stem, chapter.stem)}.ipynb", notebook(chapter.read_text())
     if run:
+        import nbclient
+
         nbclient.execute(made, cwd=str(NOTEBOOKS), record_timing=False)
         for cell in (cell for cell in made.cells if cell.cell_type == "code"):  # less its words to stderr
             cell.outputs = [output for output in cell.outputs if output.get("name") != "stderr"]
@@ -87,4 +88,6 @@ def write(chapter: Path, run: bool) -> Path:
 if __name__ == "__main__":
     names = [name for name in sys.argv[1:] if name != "--run"] or [chapter.stem for chapter in chapters()]
     for name in names:
+        if not (BOOK / f"{name}.md").exists():
+            sys.exit(f"error: {name}: no such chapter; give some of {', '.join(c.stem for c in chapters())}")
         print(write(BOOK / f"{name}.md", run="--run" in sys.argv))

@@ -28,7 +28,7 @@ class Damaged(UserError):
 
 @dataclass(frozen=True, config=ConfigDict(strict=True))
 class Manifest:
-    """What a resumed run needs to know. Checked when it is made."""
+    """Holds what a resumed run needs to know, checked when it is made."""
 
     options: SkipValidation[Options]
     vocab_size: Annotated[int, Field(gt=0, lt=2**32)]
@@ -36,7 +36,7 @@ class Manifest:
     best_val_loss: FiniteFloat | None  # the lowest so far; None before the first evaluation
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
-    # Of the saved arrays, by item and name.
+    # Checksums belong to the saved arrays, by item and name.
     checksums: dict[str, dict[str, int]] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def refused(run, to, *more):
 
 
 def logits(model, tokens):
-    """Of a model of transformers."""
+    """Return the logits of a model of transformers."""
     with torch.no_grad():
         return model.eval()(torch.tensor(tokens)).logits.numpy()
 

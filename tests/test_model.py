@@ -409,6 +409,10 @@ def test_the_embedding_and_both_halves_of_every_block_draw_their_own_masks():
             (dict({name: 0}), f"{name}=0 ")
             for name in ("n_layer", "n_head", "n_kv_head", "window", "norm_eps")
         ),
+        (dict(dropout=1.0), "dropout=1.0 "),
+        (dict(dropout=-0.5), "dropout=-0.5 "),
+        (dict(eot=50304), "eot=50304 .*below 50304"),
+        (dict(eot=-1), "eot=-1 "),
         (dict(mup_base_n_head=2), "mup_base_n_head=2 needs mup_base_width"),
         (dict(mup_base_width=18), "mup_base_width=18 .*n_head, 12: give that as mup_base_n_head"),
     ],

@@ -137,6 +137,7 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
 @pytest.mark.parametrize(
     "argument, says",
     [
+        ("--num_samples=100000000", "too little memory: RESOURCE_EXHAUSTED"),
         ("--top_p=0", "--top_p is 0: it should be greater than 0"),
         ("--top_p=1.01", "--top_p is 1.01: it should be less than or equal to 1"),
         ("--temperature=-0.1", "--temperature is -0.1: it should be greater than or equal to 0"),

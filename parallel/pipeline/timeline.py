@@ -1,4 +1,4 @@
-"""What a schedule comes to, in numbers and as text."""
+"""Describe what a schedule comes to, in numbers and as text."""
 
 from parallel.pipeline.schedule import Schedule, Task
 

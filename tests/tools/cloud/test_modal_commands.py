@@ -129,7 +129,7 @@ def ask(port: int, key: str) -> int:
 
 @pytest.mark.parametrize("detach", [False, True])
 def test_a_run_is_served_behind_a_url_with_a_key(at_modal, trained, monkeypatch, detach):
-    """What a container would start answers here; the URL is Modal's, and leads nowhere."""
+    """The server that a container would start answers here. The URL is Modal's, and nothing listens there."""
 
     async def stop_when_published(server, running):
         while len(server.sent("AppPublish")) < 2 and not running.done():  # the first is `modal run`'s own
