@@ -158,6 +158,6 @@ def test_a_run_is_served_behind_a_url_with_a_key(at_modal, trained, monkeypatch,
     popen = SimpleNamespace(Popen=lambda words, cwd: started.append(start_python(*words[1:], cwd=cwd)))
     monkeypatch.setattr(container, "subprocess", popen)
     container.serve_in_container()
-    wait_until(lambda: ask(port, "") == 401, *started)
+    wait_until(lambda: ask(port, "another-key") == 401, *started)
     found = re.search(r"with the key (\S+);", printed)
     assert found and len(found[1]) >= 32 and ask(port, found[1]) == 200
