@@ -27,7 +27,7 @@ from tools.planning.program import parse_program
 from training.step import mean_loss
 
 CONFIG = model.GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65)
-ROWS, TRACES, TURNS = 12, 7, 20
+ROWS, TRACES, TURNS = 12, 40, 20
 KINDS = {
     "products, XLA's own loops": ORANGE,
     "copies and transposes": GREEN,
