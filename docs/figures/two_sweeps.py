@@ -2,11 +2,12 @@
 
     python -m docs.figures.two_sweeps
 
-It trains for some minutes; what it found is kept in out-two-sweeps.json, and drawn again from there.
+It trains for some minutes; what it found is kept in two_sweeps.json beside this file, and drawn again from there.
 """
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import equinox as eqx
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 from config.options import Options
 from data.batches import Batches
 from data.dataset import Dataset, prepare_if_missing
-from docs.figures import BLUE, GREY, ROOT, save
+from docs.figures import BLUE, GREY, save
 from model import GPT, GPTConfig
 from training.optimizer import make_optimizer
 from training.step import mean_loss
@@ -24,7 +25,7 @@ from training.step import mean_loss
 STEPS, B, T, SEEDS = 200, 16, 64, (1, 2, 3)
 RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3)}
 COLORS = {"adamw": GREY, "muon": BLUE}
-KEPT = ROOT / "out-two-sweeps.json"
+KEPT = Path(__file__).with_suffix(".json")
 CONFIG = GPTConfig(T, 2, 4, vocab_size=96, n_embd=64, position="rope", norm="rmsnorm")
 
 
