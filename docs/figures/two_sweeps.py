@@ -2,7 +2,7 @@
 
     python -m docs.figures.two_sweeps
 
-It trains for some minutes; what it found is kept in two_sweeps.json beside this file, and drawn again from there.
+It trains for some minutes. What it found is kept in two_sweeps.json beside this file, and drawn from there.
 """
 
 import json
