@@ -63,9 +63,10 @@ class Pipeline:
         self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
     ) -> Float[Array, ""]:
         """Return the mean loss of one batch, without dropout. XLA leaves out what only gradients need."""
-        once = replace(self.schedule, name="gpipe", microbatches=1)
-        x, y, ticks = x[None], y[None], once.stages  # the last stage has the loss in the last of these
-        return Pipeline(once).run(loss, *eqx.partition(model, True), x, y, None, data=(), ticks=ticks)[0]
+        once = Pipeline(replace(self.schedule, name="gpipe", microbatches=1))
+        halves = eqx.partition(model, True)  # all of it, and nothing
+        mean, _ = once.mean_gradients(loss, *halves, x[None], y[None], None, only_loss=True)
+        return mean
 
     def mean_gradients(
         self,
@@ -75,15 +76,14 @@ class Pipeline:
         x: Int[Array, "M B T"],
         y: Int[Array, "M B T"],
         key: DropoutKey,
+        *,
+        only_loss: bool = False,
     ) -> tuple[Float[Array, ""], GPT]:
         """Return the mean loss of the M microbatches and its gradient by the weights, float32."""
-        # The devices along `data` sum their gradients once, after the last tick.
-        data = ("data",) if current_mesh().sizes["data"] > 1 else ()
-        return self.run(loss, weights, frozen, x, y, key, data=data)
-
-    def run(self, loss: Loss, weights: GPT, frozen: GPT, x, y, key, *, data, ticks: int | None = None):
-        """Carry out the first `ticks` of the schedule, or all. The axes `data` split the rows."""
         table, n_inputs, n_cotangents = self.schedule.table()
+        ticks = self.schedule.stages if only_loss else None  # by then the last stage has it; None: all
+        # The devices along `data` sum their gradients once, after the last tick.
+        data = ("data",) if current_mesh().sizes["data"] > 1 and not only_loss else ()
         # From here, the blocks' arrays are (chunks, layers of a stage, ...), split over the ranks on axis 1.
         chunked = partial(map_blocks, lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]))
         specs = partial(map_blocks, lambda _: P(None, "stage"), rest=lambda _: P())
@@ -99,8 +99,8 @@ class Pipeline:
         )
         keys = microbatch_keys(key, len(x))
         sums = on_ranks(np.array(table[:ticks]), chunked(weights), chunked(frozen), x, y, keys)
-        loss, gradients = jax.tree.map(lambda sum: sum / len(x), sums)
-        return loss, map_blocks(lambda w: w.reshape(-1, *w.shape[2:]), gradients)
+        mean, gradients = jax.tree.map(lambda sum: sum / len(x), sums)
+        return mean, map_blocks(lambda w: w.reshape(-1, *w.shape[2:]), gradients)
 
     def _on_rank(self, table, weights, frozen, x, y, keys, *, loss: Loss, slots: tuple[int, int], data):
         """Sum loss and gradients over the microbatches, on one rank.
