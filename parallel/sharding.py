@@ -1,4 +1,4 @@
-"""Which device holds what: a table from a parameter's name to the mesh axes that split its axes, and batches.
+"""Which device holds what: a table from a parameter's name to the mesh axes that split it, and the batches.
 
 The table holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of
 a compiled function accordingly, and inserts the communication.
