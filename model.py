@@ -12,8 +12,8 @@ have GPT-2's names, but queries, keys and values are separate. One legend holds 
 
 Weights, norms, softmax, rotations and the residual stream x are float32. Matrix products take operands in
 `Compute.dtype` and give `Compute.result`; attention's scores and `GPT.logits` are float32. A token sees
-others only through `attend(q, k, v, key)`: layers/attention.py makes one for entire sequences,
-generation/cache.py one for new tokens after cached ones.
+others only through `attend(q, k, v, key)`: layers/attention.py makes it for entire sequences,
+generation/cache.py for new tokens that follow cached ones.
 """
 
 import math
@@ -35,7 +35,7 @@ from layers.stack import apply_blocks
 
 @dataclass(frozen=True)
 class GPTConfig(ModelShape):
-    """The shape of a model, see config/options.py, and how it is computed. Raises ValueError."""
+    """A model's shape, whose fields config/options.py explains, and how to compute it. Raises ValueError."""
 
     vocab_size: int = 50304
     eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
@@ -64,12 +64,12 @@ class GPTConfig(ModelShape):
         return 0.02 / math.sqrt(2 * self.n_layer)
 
     def build(self, key: PRNGKeyArray) -> "GPT":
-        """Make the model. The config of variants.py builds its variants instead."""
+        """Make the model. The config in variants.py makes its variants."""
         return GPT(self, key=key)
 
 
 class Norm(eqx.Module):
-    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis, in float32; cast for the next product."""
+    """LayerNorm, or RMSNorm (no mean, no bias), over the last axis: computed in float32, then cast."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
@@ -124,11 +124,11 @@ class Attention(eqx.Module):
         return dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.dropout, output_key)
 
     def readers(self) -> list[Linear]:
-        """Return the layers that read x: a norm's weight moves into them (layers/stack.py)."""
+        """Return the layers that read x. `fold_norms` (layers/stack.py) moves a norm's weight into them."""
         return [self.c_q, self.c_k, self.c_v]
 
 
-# `jax.checkpoint` keeps only the inputs for the backward pass: to recompute is faster than to read back.
+# `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than reading back.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
@@ -137,7 +137,7 @@ ACTIVATIONS = {
 
 
 class MLP(eqx.Module):
-    """GELU (the tanh form, as in GPT-2), the square of ReLU, or SwiGLU."""
+    """Linear layers around an activation: GELU (GPT-2's tanh form), squared ReLU or SwiGLU."""
 
     c_gate: Linear | None  # D -> F, for swiglu
     c_fc: Linear  # D -> F
@@ -163,7 +163,7 @@ class MLP(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention and an MLP, each of a normalised copy of the residual stream x, and added to it."""
+    """Attention, then an MLP: each reads a normalised copy of the residual stream x, and is added to x."""
 
     ln_1: Norm
     attn: Attention
@@ -212,7 +212,7 @@ class GPT(eqx.Module):
         return self.logits(self.features(tokens, key=key))
 
     def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
-        """Compute all but the head. The loss takes features, so as not to hold all logits at once."""
+        """Compute all but the head. The loss takes features, so that it never holds all logits at once."""
         embed_key, blocks_key = split_key(key)
         layer_keys = None if blocks_key is None else jax.random.split(blocks_key, self.config.n_layer)
         positions, attend = causal_attention(self.config, tokens)
@@ -222,7 +222,7 @@ class GPT(eqx.Module):
     def embed(
         self, tokens: Int[Array, "B T"], positions: Positions, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
-        """Token and position embeddings, after dropout. Raises ValueError for more tokens than positions."""
+        """Add token and position embeddings. Raises ValueError for more tokens than learned positions."""
         x = embedding_lookup(self.wte, tokens, self.config.compute.result)
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently

@@ -32,12 +32,10 @@ class VariantConfig(GPTConfig):
     def __post_init__(self):
         super().__post_init__()
         base_n_head = self.mup_base_n_head or self.n_head
-        if self.mup_base_n_head and not self.mup_base_width:
-            raise ValueError(f"mup_base_n_head={base_n_head} needs mup_base_width, the n_embd of that model")
-        if self.mup_base_width % base_n_head:
+        if self.mup_base_width % base_n_head or (self.mup_base_n_head and not self.mup_base_width):
             raise ValueError(
-                f"mup_base_width={self.mup_base_width} must be a multiple of the base's n_head, "
-                f"{base_n_head}: give that as mup_base_n_head"
+                f"mup_base_width={self.mup_base_width} must be the n_embd of a model "
+                f"with {base_n_head} heads (mup_base_n_head)"
             )
 
     def build(self, key: PRNGKeyArray) -> GPT:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int, Shaped
 
 from layers.attention import (
@@ -17,7 +16,7 @@ from layers.attention import (
     rotation,
     weighted_values,
 )
-from layers.compute import current_mesh
+from layers.compute import constrain, current_mesh
 from model import GPT, Block, GPTConfig
 
 
@@ -42,15 +41,8 @@ class Cache(NamedTuple):
 
 def shard_cache(cache: Cache) -> Cache:
     """Constrain the heads to be split over `tensor`, as all functions do that return a cache."""
-    mesh = current_mesh()
-    if not mesh.exists:
-        return cache
-
-    def split_heads(x):
-        heads = "tensor" if x.shape[1] % mesh.sizes["tensor"] == 0 else None
-        return lax.with_sharding_constraint(x, P(None, heads))
-
-    return jax.tree.map(split_heads, cache)
+    n = current_mesh().sizes["tensor"]
+    return jax.tree.map(lambda x: constrain(x, None, "tensor" if x.shape[1] % n == 0 else None), cache)
 
 
 def unstack_blocks(model: GPT) -> list[Block]:

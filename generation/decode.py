@@ -1,7 +1,7 @@
 """From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
 
-Both donate the cache, and are compiled once for a shape: settings are data. `generate` has rows of one
-length; generation/engine.py has rows that come and go.
+Both donate the cache, and are compiled once for a shape: settings are data. The rows of `generate` have one
+length; those of generation/engine.py come and go.
 """
 
 from collections.abc import Iterator

@@ -216,20 +216,16 @@ class Engine:
             return []
         last = int(np.flatnonzero(self.rows.left)[-1])
         W = next(width for width in self.widths if width > last)
-        rows = self._first_rows(W)
-        bucket, most = self._bucket(int(rows.length.max()), n)
-        np.minimum(rows.left, most, out=rows.left)
+        bucket, most = self._bucket(int(self.rows.length[:W].max()), n)
+        np.minimum(self.rows.left, most, out=self.rows.left)
         tokens, likelihood = self._call_decode(W, bucket, min(n, most))
         tokens = np.asarray(tokens)
-        if rows.wants_logprobs.any():
+        if self.rows.wants_logprobs.any():
             likelihood = jax.device_get(likelihood)
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
-    def _first_rows(self, W: int) -> Rows:
-        return Rows(*(x[:W] for x in self.rows))
-
     def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
-        rows = self._first_rows(W)
+        rows = Rows(*(x[:W] for x in self.rows))
         tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), bucket)
         return tokens, likelihood
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
-from jax.sharding import AbstractDevice
+from jax import lax
+from jax.sharding import AbstractDevice, PartitionSpec
+from jaxtyping import Array
 
 from config.devices import known_device
 
@@ -44,6 +46,11 @@ def current_mesh() -> CurrentMesh:
         return CurrentMesh(False, dict.fromkeys(("stage", "data", "fsdp", "tensor"), 1), (), ())
     rows = tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
     return CurrentMesh(True, dict(mesh.shape), tuple(mesh.manual_axes), rows)
+
+
+def constrain(x: Array, *axes) -> Array:
+    """Constrain how the mesh splits the axes of an array. Without a mesh, return x itself."""
+    return lax.with_sharding_constraint(x, PartitionSpec(*axes)) if current_mesh().exists else x
 
 
 def device() -> jax.Device | AbstractDevice:

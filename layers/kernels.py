@@ -93,7 +93,7 @@ def splash_attention(q, k, v, documents, window):
     H, T, C = q.shape[1:]
     mask = masks.CausalMask((T, T)) if window is None else masks.LocalMask((T, T), (window - 1, 0), 0)
     block = next(size for size in (512, 256, 128) if T % size == 0)
-    kernel = splash.make_splash_mha(
+    kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * H),
         block_sizes=splash.BlockSizes(
             block_q=block,
@@ -103,8 +103,6 @@ def splash_attention(q, k, v, documents, window):
             block_q_dq=block,
             block_kv_dq=block,
         ),
-        head_shards=1,
-        q_seq_shards=1,
         interpret=device().platform != "tpu",
     )
     segments = None if documents is None else splash.SegmentIds(documents, documents)

@@ -6,10 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from layers.compute import Compute, current_mesh
+from layers.compute import Compute, constrain, current_mesh
 
 # Rematerialisation (arXiv:1604.06174) keeps a block's input and the arrays of these names for the backward
 # pass (`checkpoint_name` in layers/products.py).
@@ -42,10 +41,7 @@ def apply_blocks(
 # Without this in each layer, XLA replicates the batch, and moves activations instead of `fsdp`'s weights.
 def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
     """Constrain x's batch axis to be split over `data` and `fsdp`. Without a mesh, return x itself."""
-    mesh = current_mesh()
-    if not mesh.exists:
-        return x
-    return lax.with_sharding_constraint(x, PartitionSpec(*[None] * (x.ndim - 3), mesh.rows))
+    return constrain(x, *[None] * (x.ndim - 3), current_mesh().rows)
 
 
 # The gradient of a norm's weight is a sum over tokens, for which XLA computes the norm again: 5% of GPT-2's

@@ -44,26 +44,24 @@ def mesh_of(devices: list[jax.Device], sizes: tuple[int, ...]) -> Mesh:
 def parse(text: str, n_devices: int) -> dict[str, int]:
     """Return the size of every axis, 1 if `text` does not name it. Raises UserError."""
     words = text.replace(" ", "").split(",")
-    if not all(re.fullmatch(f"({'|'.join(AXES)}):(-1|[1-9][0-9]*)", word) for word in words):
-        raise UserError(
-            f"mesh={text}: give sizes of {', '.join(AXES)}, as in data:2,fsdp:4, or -1 for the rest"
-        )
-    sizes = {name: int(size) for name, size in (word.split(":") for word in words)}
+    found = [re.fullmatch(f"({'|'.join(AXES)}):(-1|[1-9][0-9]*)", word) for word in words]
+    sizes = {match[1]: int(match[2]) for match in found if match}
     free = [name for name, size in sizes.items() if size == -1]
     if len(sizes) < len(words) or len(free) > 1:
-        raise UserError(f"mesh={text}: give each axis once, and -1, the rest of the devices, to one of them")
+        raise UserError(
+            f"mesh={text}: give sizes of {', '.join(AXES)}, each at most once, as in data:2,fsdp:4; "
+            "one may be -1, the rest of the devices"
+        )
     named = math.prod(size for size in sizes.values() if size != -1)
     if named > n_devices or free and n_devices % named:
         needs = f"a multiple of {named}" if free else named
-        there = f"there {'is' if n_devices == 1 else 'are'} {n_devices}"
-        raise UserError(f"mesh={text} needs {needs} devices, and {there}; change its axes")
+        raise UserError(f"mesh={text} needs {needs} devices, of {n_devices}: change its axes")
     return {name: n_devices // named if name in free else sizes.get(name, 1) for name in AXES}
 
 
 def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
     """Raise UserError for a model, or A microbatches of B rows, that the mesh cannot split evenly."""
-    data, fsdp, tensor = (mesh.shape[axis] for axis in AXES[1:])
-    rows = data * fsdp
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
     if B % rows and A % rows == 0:  # as in nanoGPT's configs, whose batch_size is one device's
         raise UserError(
             f"batch_size={B} must be a multiple of data x fsdp = {rows}: --batch_size={B * rows} "
@@ -71,12 +69,9 @@ def check_fit(mesh: Mesh, config: GPTConfig, B: int, A: int = 1) -> None:
         )
     for name, size, axes, parts in (
         ("batch_size", B, "data x fsdp", rows),
-        ("n_embd", config.n_embd, "fsdp", fsdp),
-        ("n_kv_head" if config.n_kv_head else "n_head", config.kv_heads, "tensor", tensor),
-        ("the MLP's hidden size", config.hidden, "tensor", tensor),
+        ("n_embd", config.n_embd, "fsdp", mesh.shape["fsdp"]),
+        ("n_kv_head" if config.n_kv_head else "n_head", config.kv_heads, "tensor", mesh.shape["tensor"]),
+        ("the MLP's hidden size", config.hidden, "tensor", mesh.shape["tensor"]),
     ):
         if size % parts:
-            raise UserError(
-                f"{name}={size} must be a multiple of {axes} = {parts}, the parts that "
-                f"mesh=data:{data},fsdp:{fsdp},tensor:{tensor} splits it into; change one of them"
-            )
+            raise UserError(f"{name}={size} must be a multiple of {axes} = {parts}: change it or the mesh")

@@ -1,4 +1,4 @@
-"""Which device holds what: a table from a parameter's name to the mesh axes that split its axes, and batches.
+"""Which device holds what: a table from a parameter's name to the mesh axes that split it, and the batches.
 
 The table holds for an optimizer's moments too, whose names end with their parameter's. XLA splits the rest of
 a compiled function accordingly, and inserts the communication.
@@ -10,7 +10,6 @@ from typing import Any
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
@@ -123,9 +122,9 @@ def distribute(rows: Int[np.ndarray, "... B T"]) -> Int[Array | np.ndarray, "...
     return jax.make_array_from_callback(rows.shape, batch_sharding(rows.ndim), rows.__getitem__)
 
 
-def example_batch(*shape: int) -> Int[Array, "..."]:
-    """Make a batch of that shape, laid out as all are, to compile a function with."""
-    return jnp.zeros(shape, jnp.int32, device=batch_sharding(len(shape)))
+def batch_shape(*shape: int) -> jax.ShapeDtypeStruct:
+    """Describe a batch of that shape, to compile a function for it."""
+    return jax.ShapeDtypeStruct(shape, np.int32, sharding=batch_sharding(len(shape)))
 
 
 class StepBatches:

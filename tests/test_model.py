@@ -413,8 +413,8 @@ def test_the_embedding_and_both_halves_of_every_block_draw_their_own_masks():
         (dict(dropout=-0.5), "dropout=-0.5 "),
         (dict(eot=50304), "eot=50304 .*below 50304"),
         (dict(eot=-1), "eot=-1 "),
-        (dict(mup_base_n_head=2), "mup_base_n_head=2 needs mup_base_width"),
-        (dict(mup_base_width=18), "mup_base_width=18 .*n_head, 12: give that as mup_base_n_head"),
+        (dict(mup_base_n_head=2), "mup_base_width=0 .*with 2 heads .mup_base_n_head"),
+        (dict(mup_base_width=18), "mup_base_width=18 .*with 12 heads .mup_base_n_head"),
     ],
 )
 def test_impossible_shapes_are_refused_in_one_line(wrong, names):

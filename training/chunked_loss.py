@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from layers.compute import Compute, current_mesh
+from layers.compute import Compute, constrain, current_mesh
 from layers.products import product
 
 
@@ -49,7 +49,9 @@ def _forward(x, head, targets, compute):
     def add(carry, chunk):
         total, dhead = carry
         x, targets = chunk
-        logits = shard_rows(product("btd,vd->btv", x, weights, dtype, compute.result))  # (B, T / n, V)
+        logits = product("btd,vd->btv", x, weights, dtype, compute.result)  # (B, T / n, V)
+        # Else XLA on TPUs moves features rather than the head where both are about as large.
+        logits = constrain(logits, current_mesh().rows, P.UNCONSTRAINED, P.UNCONSTRAINED)
         shifted, sums = stable_exp_sum(logits)
         dlogits = jnp.exp(shifted) / sums - is_target(logits, targets)
         dlogits *= (targets >= 0)[..., None] / n_targets
@@ -98,12 +100,3 @@ def nats(shifted, sums, targets):
 def is_target(logits, targets):
     """Return (B, T, V), True at the target. Unlike a gather, this mask does not move a sharded V."""
     return lax.broadcasted_iota(targets.dtype, logits.shape, 2) == targets[..., None]
-
-
-# Without this, XLA on TPUs moves features rather than the head where both are about as large.
-def shard_rows(logits: Float[Array, "B T V"]) -> Float[Array, "B T V"]:
-    """Constrain the batch axis of logits like the residual stream's."""
-    mesh = current_mesh()
-    if not mesh.exists:
-        return logits
-    return lax.with_sharding_constraint(logits, P(mesh.rows, P.UNCONSTRAINED, P.UNCONSTRAINED))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-import equinox as eqx
+import jax
 from jaxtyping import Array, Float
 
 from config.options import Options
@@ -11,7 +11,7 @@ from data.batches import Batches
 from data.dataset import SPLITS, Dataset
 from model import GPT
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import distribute, example_batch
+from parallel.sharding import batch_shape, distribute
 from training.chunked_loss import chunked_cross_entropy
 from training.step import mean_loss
 
@@ -51,5 +51,5 @@ def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]
     """Compile the mean loss without dropout, as a function `loss(model, x, y)` with x, y (B, T)."""
     pipeline = make_pipeline(options)
     loss = partial(pipeline.mean_loss, chunked_cross_entropy) if pipeline else mean_loss
-    batch = example_batch(options.batch_size, options.block_size)
-    return eqx.filter_jit(loss).lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
+    batch = batch_shape(options.batch_size, options.block_size)
+    return jax.jit(loss).lower(model, batch, batch).compile()

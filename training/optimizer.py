@@ -7,7 +7,7 @@ The optimizers differ only in the direction that they make of a gradient g:
              the running mean of g; for all else, adamw's
     normuon  muon's, with the updates of each output equally large                arXiv:2510.05491
 
-All three have elements of about the same size, so that one learning rate and weight decay serve all.
+All three make updates of about the same size, so that one learning rate and weight decay serve all.
 """
 
 import math

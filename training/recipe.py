@@ -22,7 +22,7 @@ from layers.compute import CurrentMesh, current_mesh, device, memory
 from layers.dropout import microbatch_keys
 from model import GPT
 from parallel.pipeline.loop import make_pipeline
-from parallel.sharding import batch_sharding, shard, state_sharding
+from parallel.sharding import batch_shape, shard, state_sharding
 from training.chunked_loss import chunked_cross_entropy
 from training.lora import trainable
 from training.optimizer import make_optimizer
@@ -131,8 +131,7 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
 
     The state may be of ShapeDtypeStructs with shardings, which `eqx.filter_jit` does not take for arrays.
     """
-    shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
-    batch = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=batch_sharding(3))
+    batch = batch_shape(options.gradient_accumulation_steps, options.batch_size, options.block_size)
     step = jax.jit(partial(train_step, recipe=make_recipe(options, state)), donate_argnums=0)
     return step.lower(state, batch, batch).compile(compiler_options=compiler_options())
 

@@ -29,7 +29,7 @@ class Recipe:
     options: Options
     config: GPTConfig
     mesh: AbstractMesh
-    # The others follow from these three:
+    # The rest follows from these three, and is not compared:
     value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
     optimizer: optax.GradientTransformation = field(compare=False)
     learning_rate: Callable = field(compare=False)  # of a step's number; reported, the optimizer has its own
@@ -43,7 +43,7 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the next state, and this step's `loss`, `grad_norm` (before clipping) and `lr`.
 
-    The given arrays are donated: they cannot be read again.
+    The arguments are donated: their arrays cannot be used again.
     """
     weights, frozen = eqx.partition(state.model, recipe.trained)
     dropout, seed = recipe.options.dropout, recipe.options.seed
@@ -64,10 +64,10 @@ def train_step(
 def mean_loss(
     model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"], key: PRNGKeyArray | None = None
 ) -> Float[Array, ""]:
-    """Return the mean cross entropy of the next tokens y."""
+    """Return the mean cross entropy of the next tokens, y, in nats."""
     return chunked_cross_entropy(model.features(x, key=key), model.head, y, model.config.compute)
 
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
-    """Return the mean loss of one microbatch, to differentiate by the first argument."""
+    """Return the mean loss of one microbatch. Its gradient is taken with respect to `weights`."""
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)

@@ -8,7 +8,7 @@ import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from config.command_line import Count, UserError, command, given
+from config.command_line import Count, command, given
 from parallel.pipeline.schedule import Schedule
 from parallel.pipeline.timeline import describe
 
@@ -26,18 +26,9 @@ class ScheduleOptions:
     microbatches: Count = 8  # gradient_accumulation_steps
 
 
-MAX_CELLS = 50_000  # of the timeline
-
-
 def main(argv: list[str]) -> None:
     options = ScheduleOptions(**given(argv, ScheduleOptions))
-    R, C, M = options.stages, options.virtual_stages, options.microbatches
-    if (cells := 2 * R * C * (R + M)) > MAX_CELLS:  # a digit too many would take all of the memory
-        raise UserError(
-            f"--stages, --virtual_stages, --microbatches: {cells} cells are more than {MAX_CELLS}"
-        )
-    schedule = Schedule(options.schedule, R, C, M)
-    print(describe(schedule))
+    print(describe(Schedule(options.schedule, options.stages, options.virtual_stages, options.microbatches)))
 
 
 if __name__ == "__main__":

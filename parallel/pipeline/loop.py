@@ -9,7 +9,7 @@ forward is part of its backward.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
 
@@ -27,17 +27,19 @@ from layers.attention import causal_attention
 from layers.compute import Compute, current_mesh
 from layers.dropout import DropoutKey, microbatch_keys, split_key
 from layers.stack import apply_blocks, shard_residual
-from model import GPT, Block
+from model import GPT
 from parallel.pipeline.schedule import Row, Schedule
 from parallel.sharding import shard
 
+# loss(features, head, targets, compute), as training/chunked_loss.py has it
+Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], Compute], Float[Array, ""]]
 
-def split_blocks(model: GPT) -> tuple[GPT, Block]:
-    return eqx.tree_at(lambda model: model.blocks, model, None), model.blocks
 
-
-def join_blocks(rest: GPT, blocks: Block) -> GPT:
-    return eqx.tree_at(lambda model: model.blocks, rest, blocks, is_leaf=lambda x: x is None)
+def map_blocks(change: Callable, *models: GPT, rest: Callable = lambda x: x) -> GPT:
+    """Return a model with `change` applied to the arrays of the blocks, and `rest` to all others."""
+    return jax.tree.map_with_path(
+        lambda path, *arrays: (change if path[0].name == "blocks" else rest)(*arrays), *models
+    )
 
 
 def with_gathered_table(model: GPT) -> GPT:
@@ -46,33 +48,6 @@ def with_gathered_table(model: GPT) -> GPT:
     Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) crashes where it looks up many tokens in a split table.
     """
     return eqx.tree_at(lambda model: model.wte, model, replace_fn=lambda table: eqx.filter_shard(table, P()))
-
-
-def on_ranks(function: Callable, in_specs, out_specs, axes=("stage",)) -> Callable:
-    # With check_vma=True JAX has given wrong gradients through branches that differ between devices (#40823).
-    return jax.shard_map(
-        function, in_specs=in_specs, out_specs=out_specs, axis_names=set(axes), check_vma=False
-    )
-
-
-def data_axis() -> tuple[str, ...]:
-    """Return `data`, if it splits rows: its devices sum their gradients once, after the last tick."""
-    return ("data",) if current_mesh().sizes["data"] > 1 else ()
-
-
-def add_gradients(sums, loss, gradients: GPT, chunk: int | Int[Array, ""]):
-    """Add the loss and the gradients of a chunk's backward to the sums."""
-    rest, blocks = split_blocks(gradients)
-    total, rest_total, blocks_total = sums
-    return (
-        total + loss,
-        jax.tree.map(jnp.add, rest_total, rest),
-        jax.tree.map(lambda sum, one: sum.at[chunk].add(one), blocks_total, blocks),
-    )
-
-
-# loss(features, head, targets, compute), as training/chunked_loss.py has it
-Loss = Callable[[Float[Array, "B T D"], Float[Array, "V D"], Int[Array, "B T"], Compute], Float[Array, ""]]
 
 
 @dataclass(frozen=True)
@@ -84,6 +59,15 @@ class Pipeline:
 
     schedule: Schedule
 
+    def mean_loss(
+        self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
+    ) -> Float[Array, ""]:
+        """Return the mean loss of one batch, without dropout. XLA leaves out what only gradients need."""
+        once = Pipeline(replace(self.schedule, name="gpipe", microbatches=1))
+        halves = eqx.partition(model, True)  # all of it, and nothing
+        mean, _ = once.mean_gradients(loss, *halves, x[None], y[None], None, only_loss=True)
+        return mean
+
     def mean_gradients(
         self,
         loss: Loss,
@@ -92,82 +76,64 @@ class Pipeline:
         x: Int[Array, "M B T"],
         y: Int[Array, "M B T"],
         key: DropoutKey,
+        *,
+        only_loss: bool = False,
     ) -> tuple[Float[Array, ""], GPT]:
         """Return the mean loss of the M microbatches and its gradient by the weights, float32."""
         table, n_inputs, n_cotangents = self.schedule.table()
-        rows = P(None, data_axis())
-        on_rank = on_ranks(
-            partial(self._on_rank, loss=loss, slots=(n_inputs + 1, n_cotangents + 1)),
-            in_specs=(P(None, "stage"), P(), P(None, "stage"), rows, rows, P()),
-            out_specs=(P(), P(), P(None, "stage")),
-            axes=("stage", *data_axis()),
+        ticks = self.schedule.stages if only_loss else None  # by then the last stage has it; None: all
+        # The devices along `data` sum their gradients once, after the last tick.
+        data = ("data",) if current_mesh().sizes["data"] > 1 and not only_loss else ()
+        # From here, the blocks' arrays are (chunks, layers of a stage, ...), split over the ranks on axis 1.
+        chunked = partial(map_blocks, lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]))
+        specs = partial(map_blocks, lambda _: P(None, "stage"), rest=lambda _: P())
+        rows = P(None, data)
+        # With check_vma=True JAX has given wrong gradients through branches that differ between devices
+        # (#40823).
+        on_ranks = jax.shard_map(
+            partial(self._on_rank, loss=loss, slots=(n_inputs + 1, n_cotangents + 1), data=data),
+            in_specs=(P(None, "stage"), specs(weights), specs(frozen), rows, rows, P()),
+            out_specs=(P(), specs(weights)),
+            axis_names={"stage", *data},
+            check_vma=False,
         )
-        rest, blocks = zip(split_blocks(weights), split_blocks(frozen), strict=True)
-        total, rest_gradients, block_gradients = on_rank(
-            np.array(table), rest, self._in_chunks(blocks), x, y, microbatch_keys(key, len(x))
-        )
-        block_gradients = jax.tree.map(lambda w: w.reshape(-1, *w.shape[2:]), block_gradients)
-        return jax.tree.map(lambda sum: sum / len(x), (total, join_blocks(rest_gradients, block_gradients)))
+        keys = microbatch_keys(key, len(x))
+        sums = on_ranks(np.array(table[:ticks]), chunked(weights), chunked(frozen), x, y, keys)
+        mean, gradients = jax.tree.map(lambda sum: sum / len(x), sums)
+        return mean, map_blocks(lambda w: w.reshape(-1, *w.shape[2:]), gradients)
 
-    def mean_loss(
-        self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
-    ) -> Float[Array, ""]:
-        """Return the mean loss of one batch, without dropout. The ranks compute one after the other."""
-        R, n = self.schedule.ranks, self.schedule.stages
-
-        def on_rank(rank, rest, blocks, x, y):
-            def stage(h, s):
-                mine = jax.tree.map(itemgetter(s // R), blocks)
-                h = lax.cond(
-                    s % R == rank[0], lambda: apply_blocks(mine, h, attend, None, compute), lambda: h
-                )
-                return lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)]), None
-
-            positions, attend = causal_attention(rest.config, x)
-            compute = rest.config.compute
-            h = with_gathered_table(rest).embed(x, positions)
-            h, _ = lax.scan(stage, h, jnp.arange(n))  # the last rank's output arrives on rank 0
-            mean = lax.cond(
-                rank[0] == 0, lambda: loss(rest.ln_f(h), rest.head, y, compute), lambda: jnp.zeros(())
-            )
-            return lax.psum(mean, "stage")
-
-        rest, blocks = split_blocks(model)
-        on_all_ranks = on_ranks(on_rank, (P("stage"), P(), P(None, "stage"), P(), P()), P())
-        return on_all_ranks(np.arange(R), rest, self._in_chunks(blocks), x, y)
-
-    def _in_chunks(self, blocks):
-        """Reshape arrays (L, ...) to (chunks, L / chunks, ...), whose axis 1 is split over the ranks."""
-        return jax.tree.map(lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]), blocks)
-
-    def _on_rank(self, table, rest, blocks, x, y, keys, *, loss: Loss, slots: tuple[int, int]):
+    def _on_rank(self, table, weights, frozen, x, y, keys, *, loss: Loss, slots: tuple[int, int], data):
         """Sum loss and gradients over the microbatches, on one rank.
 
-        Its blocks are (chunks, layers of a stage, ...); its part of the table is (ticks, 1, fields).
+        Its part of the table is (ticks, 1, fields).
         """
         R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
-        nothing = shard_residual(jnp.zeros((*x.shape[1:], rest[0].config.n_embd)))  # (B, T, D)
+        config = weights.config
+        nothing = shard_residual(jnp.zeros((*x.shape[1:], config.n_embd)))  # (B, T, D)
 
         def weights_of(s):
-            """Return the trained and the frozen weights of stage s."""
-            chunk = jax.tree.map(itemgetter(s // R), blocks)
-            return tuple(join_blocks(*part) for part in zip(rest, chunk, strict=True))
+            return map_blocks(itemgetter(s // R), weights)
+
+        def add(sums, nats, gradients, chunk):
+            added = map_blocks(lambda sum, one: sum.at[chunk].add(one), sums[1], gradients, rest=jnp.add)
+            return sums[0] + nats, added
 
         def stage(s, m, weights, h):
             """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
-            model, key = eqx.combine(*weights), None if keys is None else keys[m]
-            compute = model.config.compute
-            positions, attend = causal_attention(model.config, x[m])
-            embed_key, layer_keys = split_key(key)
+            model = eqx.combine(weights, map_blocks(itemgetter(s // R), frozen))
+            positions, attend = causal_attention(config, x[m])
+            embed_key, layer_keys = split_key(None if keys is None else keys[m])
             if layer_keys is not None:  # this stage's part of the keys that one device draws
-                L = model.config.n_layer
+                L = config.n_layer
                 layer_keys = lax.dynamic_slice_in_dim(jax.random.split(layer_keys, L), s * (L // n), L // n)
             h = lax.cond(
                 s == 0, lambda: with_gathered_table(model).embed(x[m], positions, embed_key), lambda: h
             )
-            h = apply_blocks(model.blocks, h, attend, layer_keys, compute)
+            h = apply_blocks(model.blocks, h, attend, layer_keys, config.compute)
             return h, lax.cond(
-                s == last, lambda: loss(model.ln_f(h), model.head, y[m], compute), lambda: jnp.zeros(())
+                s == last,
+                lambda: loss(model.ln_f(h), model.head, y[m], config.compute),
+                lambda: jnp.zeros(()),
             )
 
         def tick(carry, row):
@@ -180,11 +146,10 @@ class Pipeline:
 
             def backward():
                 s, m, h = now.backward, now.backward_microbatch, inputs[now.backward_slot]
-                weights, frozen = weights_of(s)
-                (_, nats), pull = jax.vjp(lambda *args: stage(s, m, (args[0], frozen), args[1]), weights, h)
+                (_, nats), pull = jax.vjp(partial(stage, s, m), weights_of(s), h)
                 dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
                 dweights, dh = pull((dh, jnp.ones(())))
-                return add_gradients(sums, nats, shard(dweights), s // R), dh
+                return add(sums, nats, shard(dweights), s // R), dh
 
             h = lax.cond(now.forward >= 0, forward, lambda: nothing)
             sums, dh = lax.cond(now.backward >= 0, backward, lambda: (sums, nothing))
@@ -195,9 +160,10 @@ class Pipeline:
             return (inputs, cotangents, sums), None
 
         buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
-        zeros = (jnp.zeros(()), *jax.tree.map(jnp.zeros_like, (rest[0], blocks[0])))
-        (*_, (total, rest_gradients, block_gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
-        return lax.pmean((*lax.psum((total, rest_gradients), "stage"), block_gradients), data_axis())
+        zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights)
+        (*_, (total, gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
+        summed = partial(lax.psum, axis_name="stage")
+        return lax.pmean((summed(total), map_blocks(lambda x: x, gradients, rest=summed)), data)
 
 
 def make_pipeline(options: Options) -> Pipeline | None:

@@ -16,6 +16,7 @@ to 2 ranks - 1 stage inputs, for any number of microbatches.
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from config.command_line import UserError
@@ -116,41 +117,37 @@ class Schedule:
     def table(self) -> tuple[list[list[Row]], int, int]:
         """Return each tick's rows, one for each rank, and the numbers of input and cotangent slots."""
         last, when, R = self.stages - 1, self.when, self.ranks
-        inputs, cotangents = [], []  # (rank, key, the tick it arrives in, the tick it is last read in)
-        for (kind, s, m), tick in when.items():
-            if kind == "fwd" and s < last:
-                inputs.append(((s + 1) % R, (s + 1, m), tick, when[Task("bwd", s + 1, m)]))
-            if kind == "bwd" and s > 0:
-                cotangents.append(((s - 1) % R, (s - 1, m), tick, when[Task("bwd", s - 1, m)]))
-        (slot, n), (dslot, dn) = allocate(inputs), allocate(cotangents)
+        slot, n = self._allocate(
+            {(s + 1, m): t for (kind, s, m), t in when.items() if kind == "fwd" and s < last}
+        )
+        dslot, dn = self._allocate(
+            {(s - 1, m): t for (kind, s, m), t in when.items() if kind == "bwd" and s > 0}
+        )
         rows = [[Row(-1, 0, n, -1, 0, n, dn, n, dn) for _ in range(R)] for _ in range(self.ticks)]
 
-        def change(tick, rank, **fields):
-            rows[tick][rank] = rows[tick][rank]._replace(**fields)
+        def change(tick, stage, **fields):
+            rows[tick][stage % R] = rows[tick][stage % R]._replace(**fields)
 
         for (kind, s, m), tick in when.items():
-            key = (s, m)
+            used = slot.get((s, m), n)
             if kind == "bwd":
-                slots = dict(backward_slot=slot.get(key, n), cotangent_slot=dslot.get(key, dn))
-                change(tick, s % R, backward=s, backward_microbatch=m, **slots)
+                change(tick, s, backward=s, backward_microbatch=m, backward_slot=used)
+                change(tick, s, cotangent_slot=dslot.get((s, m), dn))
+                change(tick, s - 1, cotangent_arrives=dslot.get((s - 1, m), dn))
             elif s < last:
-                change(tick, s % R, forward=s, forward_microbatch=m, forward_slot=slot.get(key, n))
-        for rank, key, tick, _ in inputs:
-            change(tick, rank, input_arrives=slot[key])
-        for rank, key, tick, _ in cotangents:
-            change(tick, rank, cotangent_arrives=dslot[key])
+                change(tick, s, forward=s, forward_microbatch=m, forward_slot=used)
+                change(tick, s + 1, input_arrives=slot[s + 1, m])
         return rows, n, dn
 
+    def _allocate(self, arrivals: dict[tuple[int, int], int]) -> tuple[dict[tuple[int, int], int], int]:
+        """Give each array, by (stage, microbatch), a free slot of its rank. Return also the number of slots.
 
-def allocate(values: list[tuple[int, tuple[int, int], int, int]]) -> tuple[dict[tuple[int, int], int], int]:
-    """Assign each value, (rank, key, tick of its arrival, tick of its last use), a free slot of its rank.
-
-    It arrives at the end of a tick, when what the tick used is free. Return also the number of slots.
-    """
-    slots, free_from = {}, {}  # free_from[rank][slot] is a tick
-    for rank, key, arrives, read in sorted(values, key=lambda value: value[2]):
-        ends = free_from.setdefault(rank, [])
-        slot = next((i for i, end in enumerate(ends) if end <= arrives), len(ends))
-        ends[slot : slot + 1] = [read]
-        slots[key] = slot
-    return slots, max(map(len, free_from.values()), default=0)
+        It arrives at the end of a tick, when what the tick used is free, and is kept until its backward.
+        """
+        slots, free_from = {}, {}  # free_from[rank][slot] is a tick
+        for (stage, m), arrives in sorted(arrivals.items(), key=itemgetter(1)):
+            ends = free_from.setdefault(stage % self.ranks, [])
+            slot = next((i for i, end in enumerate(ends) if end <= arrives), len(ends))
+            ends[slot : slot + 1] = [self.when[Task("bwd", stage, m)]]
+            slots[stage, m] = slot
+        return slots, max(map(len, free_from.values()), default=0)

@@ -50,6 +50,12 @@ def random_like(tree, seed):
     return structure.unflatten([jnp.asarray(rng.standard_normal(x.shape), x.dtype) for x in leaves])
 
 
+def first_updates(options, model, gradients):
+    """The first step's change of each array, by name."""
+    optimizer = make_optimizer(options, model)
+    return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
+
+
 @pytest.mark.parametrize("optimizer", MUON_SLOW)
 def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
     model = everything(attention_gate=True)
@@ -60,13 +66,10 @@ def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
     # Where the base's heads are as wide, those of queries, keys and values grow on the input's side alone.
     as_wide = factors | {name: 1 / 4 for name in MATRICES if name.split(".")[-2] in ("c_q", "c_k", "c_v")}
 
-    def step(**changes):
-        optimizer = make_optimizer(replace(options, **changes), model)
-        return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
-
-    one = step()
+    one = first_updates(options, model, gradients)
     for base_n_head, expected in ((0, factors), (options.n_head // 4, as_wide)):
-        other = step(mup_base_width=EVERYTHING.n_embd // 4, mup_base_n_head=base_n_head)
+        base = dict(mup_base_width=EVERYTHING.n_embd // 4, mup_base_n_head=base_n_head)
+        other = first_updates(replace(options, **base), model, gradients)
         assert expected.keys() < one.keys()
         for name, update in one.items():
             np.testing.assert_allclose(other[name], expected.get(name, 1) * update, rtol=2**-20, err_msg=name)
@@ -78,13 +81,10 @@ def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_give
     """A reads as many inputs as the model is wide; what B reads is of the adapter's rank at every width."""
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0, lora_rank=2)
     adapters, _ = partition_trainable(add_adapters(everything(), options, jax.random.key(0)))
-    gradients = random_like(adapters, 1)
-
-    def step(**changes):
-        optimizer = make_optimizer(replace(options, **changes), adapters)
-        return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(adapters), adapters)[0])
-
-    one, other = step(), step(mup_base_width=EVERYTHING.n_embd // 4)
+    one, other = (
+        first_updates(replace(options, mup_base_width=width), adapters, random_like(adapters, 1))
+        for width in (0, EVERYTHING.n_embd // 4)
+    )
     assert len(one) == 2 * len(MATRICES)
     for name, update in one.items():
         factor = 1 / 4 if name.endswith("lora_a") else 1
@@ -96,12 +96,9 @@ def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_give
 def test_exactly_the_matrices_and_embeddings_decay(optimizer):
     options = replace(Options(), optimizer=optimizer, learning_rate=0.5, weight_decay=0.5, decay_lr=False)
     model = everything()
-    optimizer = make_optimizer(options, model)
-    zero = jax.tree.map(jnp.zeros_like, model)
-    updates, _ = jax.jit(optimizer.update)(zero, optimizer.init(model), model)
     before = named_arrays(model)
-    for name, after in named_arrays(optax.apply_updates(model, updates)).items():
-        np.testing.assert_array_equal(after, 0.75 * before[name] if name in DECAYED else before[name], name)
+    for name, update in first_updates(options, model, jax.tree.map(jnp.zeros_like, model)).items():
+        np.testing.assert_array_equal(update, -0.25 * before[name] if name in DECAYED else 0, name)
     assert DECAYED < set(before)
 
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from config.command_line import UserError
 from data.batches import Batch
 from model import GPT
-from parallel.sharding import distribute, example_batch
+from parallel.sharding import batch_shape, distribute
 from training.chunked_loss import nats_of_rows
 
 
@@ -27,8 +27,8 @@ def score(
     the `source`, for tokens that the model does not know.
     """
     B, T = shape
-    batch = example_batch(B, T)
-    compiled = score_rows.lower(model, batch, batch).compile()  # ty: ignore[missing-attribute]
+    batch = batch_shape(B, T)
+    compiled = jax.jit(score_rows).lower(model, batch, batch).compile()
     nats = []
     quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
     start = time.perf_counter()
@@ -41,7 +41,6 @@ def score(
     return np.concatenate([np.asarray(rows) for rows in nats]), time.perf_counter() - start
 
 
-@eqx.filter_jit
 def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
     """Return the sum of -log p over each row's targets, replicated, so that every process has all of it."""
     nats = nats_of_rows(model.features(x), model.head, y, model.config.compute)

@@ -138,7 +138,7 @@ def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(ch
         with jax.set_mesh(make_mesh(mesh)):
             model = create_state(model_config(options, V), options).model
             loss = compile_loss(model, options)
-            return float(loss(model, x, y)), loss.compiled.as_text()
+            return float(loss(model, x, y)), loss.as_text()
 
     expected, _ = evaluate("data:1")
     found, program = evaluate("stage:4,fsdp:2")
