@@ -221,7 +221,7 @@ def publish(folder: Path, sizes: dict[str, list[int]], tokenizer: Tokenizer, sou
         for i, size in enumerate(sizes[split]):
             temporary = temporary_path(folder, split, i)
             path = folder / (f"{split}_{i:05}.bin" if len(sizes[split]) > 1 else f"{split}.bin")
-            with open_file(temporary if temporary.exists() else path) as file:
+            with open(temporary if temporary.exists() else path, "rb") as file:
                 sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # ty: ignore[no-matching-overload]
             shards[split].append({"file": path.name, "tokens": size // dtype.itemsize, "sha256": sha256})
             renames.append((temporary, path))

@@ -165,9 +165,7 @@ def _load_library_tokenizer(text: str) -> tuple[Any, Any]:
 
     try:
         return tokenizers.Tokenizer.from_str(text), tokenizers.decoders.DecodeStream
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # the library raises no narrower class, and this one when Rust panics
+    except Exception as error:  # the library raises no narrower class
         raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from config.command_line import UserError
-from config.files import GONE, read_text, write_whole, written
+from config.files import write_whole, written
 from data.dataset import FORMAT, SPLITS
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, Tokenizer
 
@@ -21,8 +21,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     if not name.endswith(".json"):
         return TiktokenTokenizer(name)
     try:
-        return JsonTokenizer(read_text(Path(name).resolve()))  # the user's own path may be a link
-    except (*GONE, ValueError) as error:
+        return JsonTokenizer(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
 
 
