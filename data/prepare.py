@@ -49,6 +49,7 @@ def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
     """Run a command, by default on the documents of `hub`."""
     options = read_options(argv, hub, **defaults)
     source = Files(options.source.split(",")) if options.source else hub
+    assert source and options.to, "read_options asks for both"
     tokenizer = load_tokenizer(options.tokenizer)
     write_documents(
         Path(options.to), source, tokenizer, options.val_fraction, options.limit, options.num_proc

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,7 +68,7 @@ class Pretrained:
                 )
             return tensor.to_ours(theirs, self.config)
 
-        def part(index: tuple[slice, ...]) -> np.ndarray:
+        def part(index: Any) -> np.ndarray:
             rows, *rest = like.shape
             if name.startswith("blocks."):
                 layers = range(rows)[index[0]]

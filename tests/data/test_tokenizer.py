@@ -138,7 +138,7 @@ def test_where_there_is_no_end_of_text():
 
 
 def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch, tmp_path):
-    with pytest.raises(UserError, match="'gpt-2'.*choose a tokenizer.json or one of .*gpt2, "):
+    with pytest.raises(UserError, match="'gpt-2'.*choose a tokenizer.json"):
         TiktokenTokenizer("gpt-2")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})

@@ -124,7 +124,7 @@ def test_commands_are_there_and_their_options_parse(chapter, monkeypatch):
         ("python -m docs.figure", "no module docs.figure"),
         ("XLA_FLAGS=--x python train.py --batch_size=0", "batch_size is 0"),
         ("python bench.py config/quickstart.py --loop --stepz=3", "stepz"),
-        ("python data/prepare.py --sourc=x", "no option --sourc"),
+        ("python data/prepare.py --sourc=x", "did you mean source"),
         ("python app.py train --gpus=H100", "gpus"),
     ],
 )
