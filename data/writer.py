@@ -48,20 +48,14 @@ def write_dataset(
     with ExitStack() as stack:
         for split, tokens in splits.items():
             stack.enter_context(written(folder / f"{split}.bin", ADVICE)).write(tokens.data)
-        write_meta(folder, tokenizer, source, **describe_splits(splits))
+        counts = {split: len(tokens) for split, tokens in splits.items()}
+        sha256 = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
+        write_meta(folder, tokenizer, source, counts=counts, sha256=sha256)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """Return the type of stored tokens: little-endian uint16, or uint32 above a vocabulary of 65,535."""
     return np.dtype("<u2" if vocab_size <= 65535 else "<u4")
-
-
-def describe_splits(splits: dict[str, np.ndarray]) -> dict:
-    """Return the entries of `meta.json` about splits that have one file each."""
-    return {
-        "counts": {split: len(tokens) for split, tokens in splits.items()},
-        "sha256": {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()},
-    }
 
 
 def write_meta(folder: Path, tokenizer: Tokenizer, source: str, **about_files) -> None:
