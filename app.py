@@ -10,9 +10,6 @@ NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, 
 fetch. Words that are not options of the launcher (python app.py --help) go to its script.
 """
 
-if __name__ == "__main__":
-    import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -97,8 +94,6 @@ def words_to(name: str, *more: str) -> Callable[..., None]:
     """Return an entrypoint that takes bare words: Modal refuses a value for a `bool` parameter."""
 
     def run(*arglist: str) -> None:
-        import config.interrupt  # noqa: F401  now: imported by a script later, it would take Ctrl-C from Modal
-
         command(lambda _: start([name, *more, *arglist]))
 
     # Modal takes no function that is defined in another, as its qualified name would say.

@@ -13,8 +13,6 @@ Variants take turns, a block of about half a second each, so that other programs
 block is timed as one, because train.py does not wait for the device after every step either.
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 import importlib.util
 import os
 import platform

@@ -11,8 +11,6 @@ A smaller stride costs more, and gives a trained model a lower loss. The default
 each token twice; block_size gives the loss of `train.py --eval_iters=-1`.
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 import json
 import math
 from collections.abc import Iterable

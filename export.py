@@ -8,8 +8,6 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 import os
 import shutil
 from collections.abc import Generator

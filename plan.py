@@ -22,8 +22,6 @@ A step that does not fit is planned again with another mesh, smaller microbatche
 does. The compilers are a download of their own: pip install -r requirements-plan.txt
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 import json
 from dataclasses import dataclass
 from functools import partial

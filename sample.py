@@ -7,8 +7,6 @@
 The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass

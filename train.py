@@ -11,8 +11,6 @@ again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's we
 of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 from collections.abc import Callable
 
 import jax

@@ -9,13 +9,10 @@ values, tyro prints the help. A config file is Python, and may do all that the u
 This file imports neither JAX nor NumPy, which take long.
 """
 
-import argparse
 import difflib
 import os
-import re
 import reprlib
 import runpy
-import signal
 import sys
 import traceback
 from collections import deque
@@ -27,7 +24,7 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 
 class UserError(Exception):
@@ -41,16 +38,17 @@ class UserError(Exception):
 
 
 def command(main: Callable[[list[str]], int | None]) -> None:
-    """Run a command's `main(argv)`, and exit with its status. A `UserError` is one line, and status 2."""
+    """Run a command's `main(argv)`, and exit with its status; after a user's mistake with 2 and one line."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     try:
-        if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # the imports are done: config/interrupt.py
-            signal.signal(signal.SIGINT, signal.default_int_handler)
         if status := main(sys.argv[1:]):
             sys.exit(status)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+    except BrokenPipeError:  # as in `... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
+        sys.exit(141)
+    except (UserError, OSError) as error:
+        print(f"error: {UserError(str(error))}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's, which this file does not import
@@ -58,9 +56,6 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         why = UserError(f"{error}: make the batch, the samples, the context or the model smaller")
         print(f"error: too little memory: {why}", file=sys.stderr)
         sys.exit(2)
-    except BrokenPipeError:  # as in `... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
-        sys.exit(141)
     except KeyboardInterrupt:
         with suppress(OSError):
             sys.stdout.flush()
@@ -68,20 +63,9 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
-def matching(pattern: str, expected: str) -> AfterValidator:
-    """Return a check for the type of an option whose text has to match the pattern."""
-
-    def check(text: str) -> str:
-        if re.fullmatch(pattern, text):
-            return text
-        raise ValueError(f"expected {expected}")
-
-    return AfterValidator(check)
-
-
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # devices compute inf with more
-Name = Annotated[str, Field(min_length=1, max_length=4095, pattern=r"^[^\x00]*$")]
+Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 BatchCount = Count | Literal[-1]
@@ -89,7 +73,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
 NonNegative = Annotated[float, Field(ge=0, le=FLOAT32)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
+Address = Annotated[str, Field(pattern=r"^(auto|.+:\d{1,5})$")]  # host:port
 
 Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's
 
@@ -157,11 +141,9 @@ def parse_text(text: str, kind: Any) -> Any:
 
 def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
     """Run a config file, and return its public values, but no modules or functions. Raises UserError."""
-    if not os.path.isfile(path):
-        raise UserError(f"{path}: there is no such config file")
     try:
         names = runpy.run_path(path)
-    except BaseException as error:  # of any class: the file may exit, or raise KeyboardInterrupt
+    except Exception as error:
         ran = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in ran if frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own
@@ -174,27 +156,15 @@ def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
     }
 
 
-TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch, which are ignored
-FROM_TORCH = {  # PyTorch's values, and JAX's
-    r"dtype=float16": "bfloat16",  # which needs no loss scaling
-    r"device=mps": "cpu",
-    r"device=(gpu|cuda:\d+)": "cuda",  # CUDA_VISIBLE_DEVICES chooses among GPUs
-}
+TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch
 
 
 def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[str, Any]:
-    """Return values as `check_value`, with JAX's in place of PyTorch's, of which it prints a note."""
-    found = {}
-    for name, value in values.items():
-        if name in TORCH_ONLY:
-            print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
-            continue
-        for theirs, ours in FROM_TORCH.items():
-            if isinstance(value, str) and re.fullmatch(theirs, f"{name}={value}"):
-                print(f"note: {name}={value} becomes {ours}", file=sys.stderr)
-                value = ours
-        found[name] = check_value(name, value, origin, cls)
-    return found
+    """Return values as `check_value`; those for PyTorch are left out, with a note."""
+    for name in values.keys() & TORCH_ONLY:
+        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
+    ours = values.keys() - TORCH_ONLY
+    return {name: check_value(name, x, origin, cls) for name, x in values.items() if name in ours}
 
 
 def check_name(name: str, origin: str, cls: type[Any]) -> str:
@@ -224,24 +194,6 @@ value_reader = cache(TypeAdapter)  # of a type
 _cut = reprlib.Repr()
 _cut.maxstring = _cut.maxother = 60
 spell = _cut.repr  # a value as an error shows it: as Python writes it, cut if it is long
-
-
-class ScriptParser(argparse.ArgumentParser):
-    """The command line of a script that has no config files."""
-
-    def __init__(self, about: str | None):
-        raw = argparse.RawDescriptionHelpFormatter
-        super().__init__(description=about, formatter_class=raw, allow_abbrev=False)
-
-    def parse(self, argv: list[str]) -> argparse.Namespace:
-        """Return the options' values. Raises UserError."""
-        for word in argv:
-            if not word or re.fullmatch("--[a-z_]+=", word):
-                self.error(f"{word or repr(word)}: a value is missing there")
-        return self.parse_args(argv)
-
-    def error(self, message: str):
-        raise UserError(f"{message}; see --help")
 
 
 def show_help(cls: type[Any]) -> None:

@@ -5,15 +5,13 @@ Every figure is a fact from outside, with its source; this project measured none
 peak       dense bfloat16 TFLOP/s with float32 sums, without the factor of 2 that data sheets add for
            sparsity: NVIDIA's data sheets, AWS's for the A10G, NVIDIA's Ada white paper for the RTX 4090,
            docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}
-memory     GB (10^9 bytes) that XLA sees. GPUs: openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb,
-           read in November 2026; RTX 4090, L4: what nvidia-smi shows less what the driver keeps; TPUs: what
-           libtpu 0.0.42 says a program may use; A10, A10G, H100 NVL, v4: their data sheets'
+memory     GB (10^9 bytes) that XLA sees: openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb, November
+           2026; RTX 4090, L4: of nvidia-smi; TPUs: of libtpu 0.0.42; A10, A10G, H100 NVL, v4: data sheets'
 bandwidth  GB/s of that memory, from the same sources
 link       GB/s that a device sends to its neighbours. NVLink: half of the data sheets' figure, which counts
            both ways; PCIe 4.0 x16: 32; TPUs: jax-ml/scaling-book, "How to Think About TPUs", both
            directions of a ring's link
-network    GB/s that a GPU sends to another machine: 400 Gbit/s a GPU as in a DGX H100, H200 or B200, 200 in a
-           DGX A100; -: one machine only
+network    GB/s that a GPU sends to another machine: as in a DGX of its kind; -: one machine only
 price      US dollars an hour for one device, on demand, without tax, read in dated transcripts of the pages:
            lambda.ai/instances, per GPU of a machine of 8 (H100 PCIe: of 1), 20 September 2026;
            runpod.io/pricing, secure pods, 7 October 2026 (RTX 4090: an active serverless worker's, undated);

@@ -132,7 +132,7 @@ class Options(ModelShape):
     num_processes: Once[Count | None] = None  # how many processes train together
     process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0
     # system
-    device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = "auto"  # auto: JAX's choice; gpu, cuda:0 mean cuda
+    device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = "auto"  # auto: JAX's choice
     dtype: Free[Literal["auto", "float32", "bfloat16"]] = "auto"  # matmuls; auto: bfloat16 where it is faster
     compilation_cache: Once[bool] = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     attention: Free[Literal["auto", "einsum", "cudnn", "splash"]] = "auto"  # auto: the fastest the device has
@@ -157,7 +157,7 @@ class ModelOptions:
 
     init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
-    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice; gpu and cuda:0 mean cuda
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
 
 

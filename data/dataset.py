@@ -4,15 +4,12 @@ Token files are mapped into memory and read on demand, so they may be larger tha
 """
 
 import functools
-import hashlib
 import importlib
 import itertools
-import mmap
 import os
 import sys
 from bisect import bisect_right
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,14 +20,12 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError
-from config.files import cache_folder, open_file, reading
 from data.tokenizer import check_description
 
 DATA = Path(__file__).resolve().parent
 SMALL_DATASETS = ("python_char", "shakespeare", "shakespeare_char")  # prepared unasked
 FORMAT = 1  # the version of meta.json; one of another version is refused
 SPLITS = ("train", "val")
-CHECK_ALWAYS = 2**26  # bytes, whose sha256 takes 70 ms
 
 
 def dataset_dir(dataset: str) -> Path:
@@ -76,11 +71,10 @@ TokenCount = Annotated[int, Field(ge=0, lt=2**53)]  # OpenWebText has 9e9
 
 @dataclass(frozen=True, config={"strict": True})
 class Shard:
-    """A file of tokens. Its size and sha256 are None where they are not known."""
+    """A file of tokens; None: it is not known how many."""
 
     file: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # a path would lead out of the folder
     tokens: TokenCount | None
-    sha256: str | None = None
 
 
 @dataclass(frozen=True, config={"strict": True})
@@ -92,12 +86,10 @@ class Meta:
     dtype: Literal["uint16", "uint32"]
     counts: dict[Split, TokenCount] = field(default_factory=dict)
     shards: dict[Split, list[Shard]] = field(default_factory=dict)
-    sha256: dict[Split, str] = field(default_factory=dict)
     format: Literal[1] = FORMAT
 
     def files(self, split: str) -> list[Shard]:
-        whole = Shard(f"{split}.bin", self.counts.get(split), self.sha256.get(split))
-        return self.shards.get(split) or [whole]
+        return self.shards.get(split) or [Shard(f"{split}.bin", self.counts.get(split))]
 
 
 # Bins of nanoGPT's OpenWebText, which have no description; the vocabulary is its default, 50,257 padded.
@@ -111,10 +103,9 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
     """
     folder = dataset_dir(dataset)
     path, meta = folder / "meta.json", NANOGPT
-    if os.path.lexists(path):
+    if path.exists():
         try:
-            with reading(path), open_file(path) as file:
-                meta = TypeAdapter(Meta).validate_json(file.read())
+            meta = TypeAdapter(Meta).validate_json(path.read_bytes())
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(map(str, first["loc"]))
@@ -122,10 +113,9 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
                 f"{path}: {where} cannot be used ({first['msg']}): run prepare.py again to write it anew"
             ) from None
     elif (folder / "meta.pkl").exists():
-        text = "" if (folder / "input.txt").exists() else " --source=<the text it was made of>"
         raise UserError(
-            f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: write meta.json with "
-            f"`python {DATA / 'describe_chars.py'} --dataset={folder}{text}`"
+            f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: prepare the text again with "
+            f"python {DATA / 'shakespeare_char/prepare.py'} --source=<path> --to={folder}"
         )
     elif vocab_size is None:
         assumed = f"GPT-2's tokens and vocab_size {meta.vocab_size} (--vocab_size=N for another)"
@@ -143,27 +133,22 @@ class Dataset:
 
 
 class TokenFiles:
-    """The tokens of a split, in one file or several, checked when opened and when read. Raises UserError."""
+    """The tokens of a split, in one file or several. Raises UserError."""
 
     def __init__(self, folder: Path, meta: Meta, split: str):
         dtype = np.dtype(meta.dtype).newbyteorder("<")
         self.vocab_size = meta.vocab_size
         self.paths = [folder / shard.file for shard in meta.files(split)]
-        self.maps = [map_file(folder, shard, dtype) for shard in meta.files(split)]
-        self.arrays = [np.frombuffer(memory, dtype) for memory in self.maps]
+        self.arrays = [map_file(folder / shard.file, shard.tokens, dtype) for shard in meta.files(split)]
         self.begins = list(itertools.accumulate(map(len, self.arrays), initial=0))  # the last is the end
 
     def __len__(self) -> int:
         return self.begins[-1]
 
     def read(self, starts: Iterable[int], width: int) -> UInt[np.ndarray, "n width"]:
-        """Copy the `width` tokens from each start on. Raises UserError when they cannot be right."""
-        # To read memory beyond the end of its file would kill the process (SIGBUS).
-        for path, memory in zip(self.paths, self.maps, strict=True):
-            if memory.size() < len(memory):
-                raise UserError(f"{path}: the file was cut short while it was read: run prepare.py again")
+        """Copy the `width` tokens from each start on. Raises UserError for what no token can be."""
         windows = np.stack([self._window(start, start + width) for start in starts])
-        if (largest := windows.max()) >= self.vocab_size:  # of the copy: the file may change at any time
+        if (largest := windows.max()) >= self.vocab_size:
             raise UserError(
                 f"{self.paths[0]}: token id {largest} does not fit vocab_size {self.vocab_size}: "
                 "the file is damaged or of another data set; run prepare.py again"
@@ -178,40 +163,15 @@ class TokenFiles:
         return np.concatenate([piece, self._window(start + len(piece), stop)])
 
 
-def map_file(folder: Path, shard: Shard, dtype: np.dtype) -> mmap.mmap:
-    """Map a file of token ids into memory. The map's `size()` is the file's, at any time."""
-    path = folder / shard.file
+def map_file(path: Path, tokens: int | None, dtype: np.dtype) -> UInt[np.ndarray, " n"]:
+    """Map a file of token ids into memory. Raises UserError for another number of them than `tokens`."""
     try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            tokens = size // dtype.itemsize if shard.tokens is None else shard.tokens
-            if size == 0 or size != tokens * dtype.itemsize:
-                raise UserError(
-                    f"{path}: {size} bytes are not {tokens} tokens of {dtype.name}: the file is empty, "
-                    "cut short or of another data set; run prepare.py again"
-                )
-            if shard.sha256 is not None:
-                check_sha256(path, file, shard.sha256)
-            return mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}): run the data set's prepare.py") from None
-
-
-def check_sha256(path: Path, file: Any, expected: str) -> None:
-    """Raise UserError when an open file's sha256 is another. A large file is read once, until it changes."""
-    status = os.fstat(file.fileno())
-    same = (str(path.resolve()), status.st_size, status.st_mtime_ns, status.st_ino, expected)
-    mark = cache_folder() / "checked" / hashlib.sha256(repr(same).encode()).hexdigest()
-    if large := status.st_size > CHECK_ALWAYS:
-        if os.path.exists(mark):
-            return
-        print(f"note: {path}: is read once to check it, at about 1 s for a GB", file=sys.stderr)
-    if hashlib.file_digest(file, "sha256").hexdigest() != expected:
+        array = np.asarray(np.memmap(path, dtype, mode="r"))
+    except (OSError, ValueError) as error:  # ValueError: it is empty, or ends within a token
+        raise UserError(f"{path}: cannot be read ({error}): run the data set's prepare.py") from None
+    if tokens is not None and len(array) != tokens:
         raise UserError(
-            f"{path}: its sha256 is not the one in meta.json: the file is damaged or of another data set; "
-            "run prepare.py again, or copy it again"
+            f"{path}: {len(array)} tokens are not the {tokens} of meta.json: the file is cut short or of "
+            "another data set; run prepare.py again"
         )
-    if large:
-        with suppress(OSError):  # where no mark can be left, the next start reads the file again
-            mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            mark.touch()
+    return array

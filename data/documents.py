@@ -62,25 +62,22 @@ def write_documents(
     described = hashlib.sha256(json.dumps(tokenizer.to_json()).encode()).hexdigest()
     command = [source.fingerprint(), described, val_fraction, limit]
     path = folder / ".prepare.json"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        progress = load_progress(path, command)
-        documents = take_documents(limit, progress.documents, source.batches(progress.position))
-        settings = (tokenizer.to_json(), val_fraction)
-        write_tokens(path, progress, documents, num_proc or os.cpu_count() or 1, settings)
-        about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt or empty"
-        if not all(progress.sizes.values()):
-            for leftover in (*folder.glob(".*_?????.bin.tmp"), path):
-                leftover.unlink(missing_ok=True)
-            raise UserError(
-                f"{source}: {about}, leave none for training or for validation: give more, or another "
-                f'--val_fraction; in .txt there is a line of "{SEPARATOR.decode()}" between documents, in '
-                '.jsonl each is a line with a string under "text"'
-            )
-        counts = publish(folder, progress.sizes, tokenizer, str(source))
-        path.unlink()
-    except OSError as error:
-        raise UserError(f"{folder}: cannot prepare the data set ({error}): {ADVICE}") from None
+    folder.mkdir(parents=True, exist_ok=True)
+    progress = load_progress(path, command)
+    documents = take_documents(limit, progress.documents, source.batches(progress.position))
+    settings = (tokenizer.to_json(), val_fraction)
+    write_tokens(path, progress, documents, num_proc or os.cpu_count() or 1, settings)
+    about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt or empty"
+    if not all(progress.sizes.values()):
+        for leftover in (*folder.glob(".*_?????.bin.tmp"), path):
+            leftover.unlink(missing_ok=True)
+        raise UserError(
+            f"{source}: {about}, leave none for training or for validation: give more, or another "
+            f'--val_fraction; in .txt there is a line of "{SEPARATOR.decode()}" between documents, in .jsonl '
+            'each is a line with a string under "text"'
+        )
+    counts = publish(folder, progress.sizes, tokenizer, str(source))
+    path.unlink()
     print(f"{folder}: {about}, {counts['train']:,} train and {counts['val']:,} validation tokens")
 
 
@@ -221,8 +218,8 @@ def publish(folder: Path, sizes: dict[str, list[int]], tokenizer: Tokenizer, sou
         for i, size in enumerate(sizes[split]):
             temporary = temporary_path(folder, split, i)
             path = folder / (f"{split}_{i:05}.bin" if len(sizes[split]) > 1 else f"{split}.bin")
-            with open_file(temporary if temporary.exists() else path) as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # ty: ignore[no-matching-overload]
+            with open(temporary if temporary.exists() else path, "rb") as file:
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
             shards[split].append({"file": path.name, "tokens": size // dtype.itemsize, "sha256": sha256})
             renames.append((temporary, path))
     counts = {split: sum(shard["tokens"] for shard in shards[split]) for split in SPLITS}

@@ -1,60 +1,59 @@
 """Prepare a data set from your own documents. The data sets in this folder that stream share this command.
 
     python data/prepare.py --source=mine.jsonl --to=data/mine       then: python train.py --dataset=mine
-    python data/prepare.py --source 'books/*.txt' 'web/*.parquet' --to=data/mine --tokenizer=cl100k_base
+    python data/prepare.py --source='books/*.txt,web/*.parquet' --to=data/mine --tokenizer=cl100k_base
 
 A .jsonl file has a JSON object with "text" on each line, a .parquet file a column "text". A .txt file is one
 document, or several with a line of "<|endoftext|>" between them.
 """
 
-import argparse
 import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.command_line import ScriptParser, UserError, command
+from config.command_line import Count, Name, UserError, command, given
 from data.documents import write_documents
 from data.sources import Files, Hub
 from data.writer import load_tokenizer
 
-VAL_FRACTION = 0.0005  # as nanoGPT has it for OpenWebText
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Every option of data/prepare.py. A field's comment is its text in `--help`."""
+
+    program: ClassVar[str] = "data/prepare.py"
+    purpose: ClassVar[str] = "Prepare a data set from documents."
+
+    source: Name | None = None  # files or globs, with commas between them; None: the hub's documents
+    to: Name | None = None  # folder of the data set; None: the script's own
+    tokenizer: Name = "gpt2"  # tiktoken's name for it, or a tokenizer.json
+    limit: Count | None = None  # only the first so many documents
+    num_proc: Count | None = None  # processes that tokenize; None: one for each core
+    val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.0005  # of the documents; nanoGPT's for OpenWebText
 
 
-def prepare(
-    argv: list[str],
-    about: str = __doc__,
-    folder: Path | None = None,
-    hub: Hub | None = None,
-    val_fraction: float = VAL_FRACTION,
-) -> None:
-    """Run a command, by default on the documents of `hub` and into `folder`."""
-    given = parse(argv, about, folder, hub, val_fraction)
-    source = Files(given.source) if given.source else hub
-    assert source is not None, "the parser asks for --source where there is no hub"
-    tokenizer = load_tokenizer(given.tokenizer)
-    write_documents(given.to, source, tokenizer, given.val_fraction, given.limit, given.num_proc)
+def read_options(argv: list[str], hub: Hub | None, **defaults: Any) -> PrepareOptions:
+    """Read the command's options, where the hub's data set has other defaults. Raises UserError."""
+    options = PrepareOptions(**defaults | given(argv, PrepareOptions))
+    if options.to is None or (options.source is None and hub is None):
+        raise UserError("--source=<files> and --to=<folder> are needed; see --help")
+    return options
 
 
-def parse(
-    argv: list[str], about: str, folder: Path | None, hub: Hub | None, val_fraction: float = VAL_FRACTION
-) -> argparse.Namespace:
-    """Read the command's options. Raises UserError."""
-    parser = ScriptParser(about)
-    add = parser.add_argument
-    add("--source", nargs="+", metavar="FILE", required=not hub, help="files or globs (default: the hub's)")
-    add("--to", type=Path, metavar="FOLDER", required=not folder, default=folder, help="where to write")
-    add("--tokenizer", default="gpt2", help="tiktoken's name for it, or a tokenizer.json (default: gpt2)")
-    add("--limit", type=int, metavar="N", help="only the first N documents")
-    add("--num_proc", type=int, metavar="N", help="processes that tokenize (default: one for each core)")
-    add("--val_fraction", type=float, default=val_fraction, help="share of documents for validation")
-    given = parser.parse(argv)
-    for name in ("limit", "num_proc"):
-        if (value := getattr(given, name)) is not None and value < 1:
-            raise UserError(f"--{name}={value}: expected 1 or more")
-    if not 0 < given.val_fraction < 1:
-        raise UserError(f"--val_fraction={given.val_fraction}: expected a number between 0 and 1")
-    return given
+def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
+    """Run a command, by default on the documents of `hub`."""
+    options = read_options(argv, hub, **defaults)
+    source = Files(options.source.split(",")) if options.source else hub
+    assert source and options.to, "read_options asks for both"
+    tokenizer = load_tokenizer(options.tokenizer)
+    write_documents(
+        Path(options.to), source, tokenizer, options.val_fraction, options.limit, options.num_proc
+    )
 
 
 if __name__ == "__main__":

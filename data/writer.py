@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from config.command_line import UserError
-from config.files import GONE, read_text, write_whole, written
+from config.files import write_whole, written
 from data.dataset import FORMAT, SPLITS
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, Tokenizer
 
@@ -21,8 +21,8 @@ def load_tokenizer(name: str) -> Tokenizer:
     if not name.endswith(".json"):
         return TiktokenTokenizer(name)
     try:
-        return JsonTokenizer(read_text(Path(name).resolve()))  # the user's own path may be a link
-    except (*GONE, ValueError) as error:
+        return JsonTokenizer(Path(name).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
         raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
 
 
@@ -48,20 +48,14 @@ def write_dataset(
     with ExitStack() as stack:
         for split, tokens in splits.items():
             stack.enter_context(written(folder / f"{split}.bin", ADVICE)).write(tokens.data)
-        write_meta(folder, tokenizer, source, **describe_splits(splits))
+        counts = {split: len(tokens) for split, tokens in splits.items()}
+        sha256 = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
+        write_meta(folder, tokenizer, source, counts=counts, sha256=sha256)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:
     """Return the type of stored tokens: little-endian uint16, or uint32 above a vocabulary of 65,535."""
     return np.dtype("<u2" if vocab_size <= 65535 else "<u4")
-
-
-def describe_splits(splits: dict[str, np.ndarray]) -> dict:
-    """Return the entries of `meta.json` about splits that have one file each."""
-    return {
-        "counts": {split: len(tokens) for split, tokens in splits.items()},
-        "sha256": {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()},
-    }
 
 
 def write_meta(folder: Path, tokenizer: Tokenizer, source: str, **about_files) -> None:

@@ -7,8 +7,8 @@ parametrisation some grow with the width.
 
 import itertools
 import json
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from config.command_line import ScriptParser, command
+from config.command_line import command, given
 from config.files import read_json, write_whole
 from config.options import Options
 from experiments.learning_rate import KINDS, WIDTHS
@@ -36,10 +36,16 @@ PARTS = ("stream", "attention", "mlp", "logits")
 PATH = RESULTS / "coordinate_check.json"
 
 
+@dataclass(frozen=True)
+class CheckOptions:
+    program: ClassVar[str] = "-m experiments.coordinate_check"
+    purpose: ClassVar[str] = "Measure how large activations are, by width, over the first steps."
+
+    draw: bool = False  # measure nothing, draw what is there
+
+
 def main(argv: list[str]) -> None:
-    parser = ScriptParser(__doc__)
-    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
-    if not parser.parse(argv).draw:
+    if not CheckOptions(**given(argv, CheckOptions)).draw:
         measure_all()
     found = read_json(PATH)
     shape = len(KINDS), len(WIDTHS), SEEDS, 1 + STEPS, len(PARTS)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from config.command_line import UserError
-from config.files import read_json, read_text
+from config.files import read_json
 
 TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token")  # names that a template may use
 
@@ -17,7 +17,7 @@ def read_chat_template(folder: Path) -> tuple[str | None, dict[str, str]]:
         if isinstance(template, list):  # of named ones
             named = {x.get("name"): x.get("template") for x in template if isinstance(x, dict)}
             template = named.get("default")
-        template = read_text(file) if file.is_file() else template
+        template = file.read_text(encoding="utf-8") if file.is_file() else template
     except (AttributeError, TypeError, ValueError) as error:  # AttributeError, TypeError: of another type
         raise UserError(f"{folder}: its chat template cannot be read ({error}): download it again") from None
     tokens = {name: config.get(name) for name in TOKENS}

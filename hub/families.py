@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import jax
 from einops import rearrange
 
-from config.command_line import spell
-from config.files import is_number, is_whole
+from config.command_line import check_values, spell
 from model import GPTConfig
 
 
@@ -62,28 +61,18 @@ class Family:
     tensors: dict[str, Tensor]  # by our names
 
     def read_config(self, values: dict[str, Any]) -> GPTConfig:
-        """Read a config.json. Raises ValueError for a model that we do not compute."""
+        """Read a config.json. Raises UserError or ValueError for a model that we do not compute."""
         sizes = {}
         for ours, theirs in self.sizes.items():
-            default = getattr(GPTConfig, ours)
-            if default is not None or values.get(theirs) is not None:
-                sizes[ours] = read_number(values, theirs, float if isinstance(default, float) else int)
+            if getattr(GPTConfig, ours) is not None or values.get(theirs) is not None:
+                sizes[ours] = values.get(theirs)
         tied = values.get("tie_word_embeddings", self.tied)
-        if not isinstance(tied, bool):
-            raise ValueError(f"tie_word_embeddings is {spell(tied)}, expected true or false")
-        config = GPTConfig(**sizes, **self.read_rest(values), tie_embeddings=tied)
+        fields = sizes | self.read_rest(values) | {"tie_embeddings": tied}
+        config = GPTConfig(**check_values(fields, "", GPTConfig))
         # Rope has several spellings, which read_rest checks.
         rest = {name: ours for name, ours in self.write_rest(config).items() if not name.startswith("rope_")}
         check_entries(values, rest)
         return config
-
-
-def read_number(values: dict[str, Any], name: str, kind: type[int] | type[float]) -> Any:
-    """Return a number of config.json. Raises ValueError for what is none."""
-    value: Any = values.get(name)
-    if not (is_whole(value) if kind is int else is_number(value)):
-        raise ValueError(f"{name} is {spell(value)}, expected {'an integer' if kind is int else 'a number'}")
-    return kind(value)
 
 
 def check_entries(values: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -163,8 +152,8 @@ def read_llama(values: dict[str, Any]) -> dict[str, Any]:
         "norm": "rmsnorm",
         "mlp": "swiglu",
         "bias": False,
-        "rope_theta": read_number(rope, "rope_theta", float),
-        "rope_scaling": read_number(rope, "factor", float) if kind == "llama3" else 1.0,
+        "rope_theta": rope["rope_theta"],
+        "rope_scaling": rope.get("factor") if kind == "llama3" else 1.0,
     }
 
 
@@ -183,9 +172,7 @@ def write_llama(config: GPTConfig) -> dict[str, Any]:
 
 
 def read_mistral(values: dict[str, Any]) -> dict[str, Any]:
-    values = {"sliding_window": 4096} | values  # transformers' default
-    full = values["sliding_window"] is None
-    return read_llama(values) | {"window": None if full else read_number(values, "sliding_window", int)}
+    return read_llama(values) | {"window": values.get("sliding_window", 4096)}  # transformers' default
 
 
 LLAMA = Family(

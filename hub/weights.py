@@ -3,7 +3,7 @@
     pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
     model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
 
-Weights come from safetensors files alone, and go to their devices a tensor at a time.
+Weights come from safetensors files alone, and go to their devices an array at a time.
 """
 
 import os
@@ -11,16 +11,15 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
-from config.files import open_file, read_json, read_text, reading
+from config.files import read_json
 from data.tokenizer import check_description
 from hub.families import FAMILIES, GPT2, Family
 from model import GPT, GPTConfig
@@ -58,9 +57,8 @@ class Pretrained:
         return model
 
     def array(self, tensors: "Tensors", name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
-        """Load an array; fill one of blocks layer by layer."""
+        """Load an array, of which each device gets its part."""
         tensor = self.family.tensors[name]
-        sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
 
         def read(i: int | None, *shape: int) -> np.ndarray:
             theirs = tensors.read(tensor.name.format(i=i))
@@ -68,27 +66,18 @@ class Pretrained:
                 raise tensors.wrong(
                     f"tensor {tensor.name.format(i=i)} is {theirs.shape}, and config.json makes it {expected}"
                 )
-            return tensor.to_ours(theirs.astype(like.dtype, copy=False), self.config)
+            return tensor.to_ours(theirs, self.config)
 
-        if not name.startswith("blocks."):
-            rows = self.config.block_size if name == "wpe" else like.shape[0]
-            return place(read(None, rows, *like.shape[1:])[: like.shape[0]], sharding)
-        layers, *shape = like.shape
-        tensors.read(tensor.name.format(i=layers - 1))  # before memory is taken for a damaged number
-        of_a_layer = sharding
-        if isinstance(sharding, NamedSharding):
-            of_a_layer = NamedSharding(sharding.mesh, PartitionSpec(*sharding.spec[1:]))
-        # Donated, so that the device holds the array and one layer.
-        fill = jax.jit(
-            lambda array, layer, i: lax.dynamic_update_index_in_dim(array, layer, i, axis=0),
-            donate_argnums=0,
-            out_shardings=sharding,
-        )
-        array = jnp.zeros(like.shape, like.dtype, device=sharding)
-        for i in range(layers):
-            array = fill(array, place(read(i, *shape), of_a_layer), i)
-            array.block_until_ready()  # or the host would hold several layers
-        return array
+        def part(index: Any) -> np.ndarray:
+            rows, *rest = like.shape
+            if name.startswith("blocks."):
+                layers = range(rows)[index[0]]
+                return np.stack([read(i, *rest)[index[1:]].astype(like.dtype) for i in layers])
+            theirs = read(None, self.config.block_size if name == "wpe" else rows, *rest)
+            return theirs[:rows][index].astype(like.dtype)
+
+        sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
+        return jax.make_array_from_callback(like.shape, sharding, part)
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
@@ -96,7 +85,7 @@ class Pretrained:
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
             try:
-                return check_description({"type": "tokenizers", "json": read_text(path)})
+                return check_description({"type": "tokenizers", "json": path.read_text("utf-8")})
             except ValueError as error:
                 raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
@@ -135,7 +124,7 @@ def open_pretrained(name: str) -> Pretrained:
         if (family := FAMILIES.get(str(kind))) is None:
             raise ValueError(f"model_type is {spell(kind)}, and only {kinds} can be read")
         return Pretrained(folder, family, family.read_config(values))
-    except ValueError as error:  # not JSON, or not a model of ours
+    except (UserError, ValueError) as error:  # not JSON, or not a model of ours
         raise UserError(f"{path}: cannot be used: {error}") from None
 
 
@@ -155,8 +144,7 @@ class Tensors:
             )
         for path in paths:
             try:
-                with reading(path), open_file(path):  # which refuses what safe_open would follow
-                    file = safe_open(path, framework="numpy")
+                file = safe_open(path, framework="numpy")
             except (OSError, SafetensorError) as error:
                 raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
             for name in file.keys():
@@ -176,8 +164,3 @@ class Tensors:
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
-
-
-def place(array: np.ndarray, sharding: Sharding) -> jax.Array:
-    """Copy to each device its part of a host's array."""
-    return jax.make_array_from_callback(array.shape, sharding, lambda part: array[part])

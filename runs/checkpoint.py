@@ -27,7 +27,7 @@ from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from config.command_line import UserError
-from config.files import GONE, check_tree, first_line, reading, write_whole
+from config.files import GONE, first_line, write_whole
 from model import GPT
 from parallel.hosts import is_of_lost_process, on_process_0
 from parallel.sharding import leaf_name
@@ -69,7 +69,6 @@ class Checkpoints:
             multiprocessing_options=processes,
         )
         items = ("model", "optimizer", "manifest")
-        check_tree(self.folder)
         with refusing(self.folder, "cannot be read: delete metrics/metrics of a checkpoint if it is damaged"):
             self.manager = while_a_run_deletes(
                 lambda: ocp.CheckpointManager(self.folder, item_names=items, options=options)
@@ -135,9 +134,8 @@ class Checkpoints:
 
     def manifest(self, iteration: int) -> Manifest:
         """Read a checkpoint's manifest, with its own validation loss if that came later."""
-        manifest = read_manifest(path := self.folder / str(iteration))
-        with reading(path):
-            metrics = self.manager.metrics(iteration)
+        manifest = read_manifest(self.folder / str(iteration))
+        metrics = self.manager.metrics(iteration)
         return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:

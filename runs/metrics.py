@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from config.command_line import UserError
 from config.devices import peak_flops
-from config.files import GONE, first_line, open_file, read_text, reading, write_whole, written
+from config.files import GONE, first_line, open_file, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from runs.hardware import peak_memory
@@ -196,8 +196,8 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    with suppress(*GONE), reading(path), open_file(path) as file:
-        return file.read().splitlines()
+    with suppress(*GONE):
+        return path.read_bytes().splitlines()
     return []
 
 
@@ -219,7 +219,7 @@ def start_wandb(options: Options, resumed: bool):
             name=options.wandb_run_name,
             config=options.to_json(),
             dir=options.out_dir,
-            id=read_text(path).strip() if resumed and path.exists() else None,
+            id=path.read_text().strip() if resumed and path.exists() else None,
             resume="allow",
         )
         write_whole(path, run.id)

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.command_line import UserError
-from config.files import first_line, read_text, write_whole
+from config.files import first_line, write_whole
 from parallel.hosts import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
@@ -49,7 +49,7 @@ def acquire(lock: FileLock, holder: Path) -> None:
         write_whole(holder, f"process {os.getpid()} on {platform.node()}\n")
     except Timeout:
         with suppress(OSError, ValueError, UserError):  # it is being written, or damaged
-            by = first_line(ValueError(read_text(holder)))
+            by = first_line(ValueError(holder.read_text()))
         raise UserError(f"out_dir={folder} is in use by {by}: choose another, or stop that run") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:

@@ -311,7 +311,7 @@ GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
 @pytest.mark.parametrize(
     "line, says",
     [
-        ('{"ctx": "He", ', "JSONDecodeError"),
+        ('{"ctx": "He", ', "EOF while parsing"),
         ("[1, 2]", "TypeError"),
         (json.dumps(GOOD | {"endings": ["is.", "[step] "]}), "its context or an ending is empty"),
         (json.dumps(GOOD | {"label": 2}), "its label is 2, and it has 2 endings"),

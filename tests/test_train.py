@@ -433,7 +433,7 @@ def test_a_read_error_stops_the_run_and_moves_nothing(copied_run, tiny, unreadab
         path.unlink()
         path.mkdir()
     said = refusal(train.main, tiny(copied_run, init_from="auto", max_iters=21))
-    assert "cannot be read (" in said and "s a directory" in said and unreadable in said
+    assert "s a directory" in said and unreadable in said
     assert saved_iterations(copied_run) == [5, 10, 15, 20] and not (copied_run / "damaged").exists()
 
 

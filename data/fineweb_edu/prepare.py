@@ -16,4 +16,4 @@ from data.sources import Hub
 
 if __name__ == "__main__":
     hub = Hub("HuggingFaceFW/fineweb-edu", "sample-10BT")
-    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub))
+    command(lambda argv: prepare(argv, hub, to=str(Path(__file__).parent)))

@@ -18,4 +18,4 @@ from data.sources import Hub
 if __name__ == "__main__":
     # `datasets` runs no dataset script, which this repository has; the hub keeps a copy as Parquet.
     hub = Hub("Skylion007/openwebtext", revision="refs/convert/parquet")
-    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub))
+    command(lambda argv: prepare(argv, hub, to=str(Path(__file__).parent)))

@@ -11,15 +11,25 @@ import platform
 import re
 import sys
 import sysconfig
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.command_line import ScriptParser, UserError, command
+from config.command_line import Name, UserError, command, given
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
 SYMBOLS = "\n" + "".join(map(chr, range(ord(" "), ord("~") + 1)))
+
+
+@dataclass(frozen=True)
+class PythonOptions:
+    program: ClassVar[str] = "data/python_char/prepare.py"
+    purpose: ClassVar[str] = "Prepare the source of Python's standard library, with one token per character."
+
+    source: Name | None = None  # a folder of *.py; None: the standard library
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
@@ -27,10 +37,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
     files = sorted(library.glob("*.py"), key=lambda path: path.name)
     if not files:
         raise UserError(f"{library}: no *.py files there: give a folder with --source=<folder>")
-    try:
-        text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
-    except OSError as error:
-        raise UserError(f"{error.filename}: cannot be read ({error.strerror}): check it") from None
+    text = "".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
     text = text.replace("\t", "    ")
     kept = re.sub(r"[^\n -~]", "", text)
     whose = source or f"the Python {platform.python_version()} standard library"
@@ -42,9 +49,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
 
 
 def main(argv: list[str]) -> None:
-    parser = ScriptParser(__doc__)
-    parser.add_argument("--source", metavar="FOLDER", help="a folder of *.py (default: the standard library)")
-    prepare(Path(__file__).parent, parser.parse(argv).source)
+    prepare(Path(__file__).parent, **given(argv, PythonOptions))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Prepare tiny Shakespeare, the text of nanoGPT's first example, with one token per character.
 
-    python data/shakespeare_char/prepare.py [--source=<path or URL>]
+    python data/shakespeare_char/prepare.py [--source=<path or URL>] [--to=<folder>]
 
 The vocabulary is the characters that occur, sorted: 65 symbols. The first 90% are for training: 1,003,854 and
 111,540 tokens, as in nanoGPT. Any other UTF-8 text is prepared in the same way.
@@ -10,17 +10,28 @@ import hashlib
 import http.client
 import sys
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from config.command_line import ScriptParser, UserError, command
+from config.command_line import Name, UserError, command, given
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 TIMEOUT = 20  # seconds to wait for an answer of the network
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    program: ClassVar[str] = "data/shakespeare_char/prepare.py"
+    purpose: ClassVar[str] = "Prepare tiny Shakespeare, or another text, with one token per character."
+
+    source: Name | None = None  # a UTF-8 text's path or URL; None: tiny Shakespeare is downloaded
+    to: Name = str(Path(__file__).parent)  # folder of the data set
 
 
 def prepare(folder: Path, source: str | None = None) -> None:
@@ -52,14 +63,9 @@ def read_text(source: str | None) -> str:
     return text
 
 
-def parser(about: str) -> ScriptParser:
-    options = ScriptParser(about)
-    options.add_argument("--source", metavar="PATH", help="a text file or its URL (default: download it)")
-    return options
-
-
 def main(argv: list[str]) -> None:
-    prepare(Path(__file__).parent, parser(__doc__).parse(argv).source)
+    options = TextOptions(**given(argv, TextOptions))
+    prepare(Path(options.to), options.source)
 
 
 if __name__ == "__main__":

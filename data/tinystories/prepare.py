@@ -17,4 +17,4 @@ from data.sources import Hub
 
 if __name__ == "__main__":
     hub = Hub("roneneldan/TinyStories")
-    command(lambda argv: prepare(argv, __doc__, Path(__file__).parent, hub, val_fraction=0.005))
+    command(lambda argv: prepare(argv, hub, to=str(Path(__file__).parent), val_fraction=0.005))

@@ -3,8 +3,6 @@
 python -m parallel.pipeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
 """
 
-import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
-
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 

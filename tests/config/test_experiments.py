@@ -13,7 +13,7 @@ from model import GPT
 from training.state import model_config
 
 CONFIG = Path(__file__).parents[2] / "config"
-CODE = {"command_line", "devices", "files", "interrupt", "options"}
+CODE = {"command_line", "devices", "files", "options"}
 EXPERIMENTS = sorted({path.stem for path in CONFIG.glob("[!_]*.py")} - CODE)
 GPT2_SIZES = {"eval_gpt2": "gpt2", "eval_gpt2_medium": "gpt2-medium"}
 GPT2_SIZES |= {"eval_gpt2_large": "gpt2-large", "eval_gpt2_xl": "gpt2-xl"}

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from config.command_line import UserError
-from data import describe_chars
 from data.prepare import prepare
 from data.tokenizer import from_json
 from data.writer import load_tokenizer
@@ -126,25 +125,12 @@ def test_the_command_ends_in_one_line(tmp_path, name):
     assert done.returncode == 2 and missing in error_line(done.stderr) and done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "words, says",
-    [
-        (["--no_such=1"], "unrecognized arguments: --no_such=1"),
-        (["mine.txt"], "unrecognized arguments: mine.txt"),
-        (["--sourc=x"], "unrecognized arguments: --sourc=x"),
-        (["--source"], "--source: expected"),
-        (["--source="], "--source=: a value is missing"),
-        (["--source", ""], "a value is missing"),
-    ],
-)
-def test_a_mistake_in_the_words_of_a_script_is_one_line(words, says, capsys):
-    said = refusal(shakespeare.main, words)
-    assert says in said and said.endswith("see --help") and "usage" not in capsys.readouterr().err
-
-
-def test_a_missing_word_is_one_line():
-    assert "required: --to" in refusal(prepare, ["--source=x.jsonl"])
-    assert "required: --dataset" in refusal(describe_chars.main, [])
+def test_another_text_goes_where_to_says_and_a_missing_folder_or_source_is_named(tmp_path):
+    (tmp_path / "mine.txt").write_text("zebra")
+    shakespeare_char.main([f"--source={tmp_path / 'mine.txt'}", f"--to={tmp_path / 'set'}"])
+    assert text_of(tmp_path / "set") == "zebra"
+    for words in ([], ["--source=x.jsonl"], ["--to=x"]):
+        assert refusal(prepare, words).startswith("--source=<files> and --to=<folder> are needed")
 
 
 def test_shakespeare_in_tokens_is_split_by_characters_as_nanogpt_does(tmp_path, tokenizer_json, capsys):

@@ -3,7 +3,6 @@
 import importlib
 import json
 import pickle
-import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -138,11 +137,11 @@ def test_uint32_tokens(tmp_path):
 @pytest.mark.parametrize(
     "damage, says",
     [
-        (lambda path: path.unlink(), "cannot be read (No such file"),
-        (lambda path: path.write_bytes(b""), "0 bytes are not 103 tokens of uint16"),
-        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "205 bytes are not 103 tokens"),
-        (lambda path: path.write_bytes(path.read_bytes() + b"\0\0"), "208 bytes are not 103 tokens"),
-        (lambda path: flip_a_bit(path), "its sha256 is not the one in meta.json"),
+        (lambda path: path.unlink(), "cannot be read ([Errno 2] No such file"),
+        (lambda path: path.write_bytes(b""), "cannot be read ("),
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), "cannot be read ("),
+        (lambda path: path.write_bytes(path.read_bytes()[:-2]), "102 tokens are not the 103 of meta.json"),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0\0"), "104 tokens are not the 103"),
     ],
 )
 def test_a_damaged_bin_is_refused_at_open(dataset, damage, says):
@@ -152,15 +151,9 @@ def test_a_damaged_bin_is_refused_at_open(dataset, damage, says):
     batches(dataset, "val")  # the other split is still good
 
 
-def flip_a_bit(path):
-    whole = bytearray(path.read_bytes())
-    whole[100] ^= 1
-    path.write_bytes(whole)
-
-
 def test_ids_are_checked_as_they_are_drawn(dataset):
     """A large file is not read when it is opened, and it may change after that."""
-    edit_meta(dataset, vocab_size=60, sha256={})
+    edit_meta(dataset, vocab_size=60)
     draw = batches(dataset, batch_size=1, sampling="epoch")
     outcomes = []
     for i in range(12):
@@ -170,19 +163,6 @@ def test_ids_are_checked_as_they_are_drawn(dataset):
             assert str(error).startswith(f"{dataset / 'train.bin'}: token id ")
     assert sorted(outcomes) == [8, 16, 24, 32, 40, 48, 56]
     assert "does not fit vocab_size 60" in refusal(lambda: list(draw.every_window()))
-
-
-@pytest.mark.parametrize("sampling", ["random", "epoch"])
-def test_a_file_that_is_cut_short_while_it_is_read_is_named(dataset, sampling):
-    """Without a check the process would be killed as soon as it reads a page that is gone."""
-    path = dataset / "train.bin"
-    draw = batches(dataset, sampling=sampling)
-    passes = draw.every_window()
-    draw(0), next(passes)
-    with open(path, "r+b") as file:
-        file.truncate(0)
-    for read in (lambda: draw(1), lambda: next(passes), lambda: next(draw.every_window())):
-        assert refusal(read).startswith(f"{path}: the file was cut short")
 
 
 def test_a_split_shorter_than_a_window_is_refused(dataset):
@@ -195,9 +175,8 @@ def test_a_split_shorter_than_a_window_is_refused(dataset):
 
 def test_meta_says_what_was_written(dataset):
     meta = load_meta(str(dataset))
-    assert meta.sha256.keys() == {"train", "val"}
     char = {"type": "char", "symbols": SYMBOLS}
-    assert replace(meta, sha256={}) == Meta(1000, char, "uint16", {"train": 103, "val": 50})
+    assert meta == Meta(1000, char, "uint16", {"train": 103, "val": 50})
     assert load_meta(str(dataset), vocab_size=7).vocab_size == 7
 
 
@@ -210,7 +189,7 @@ def test_bins_without_meta_are_nanogpts(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     with open(tmp_path / "train.bin", "ab") as file:
         file.write(b"\0")
-    assert "train.bin: 201 bytes are not 100 tokens of uint16" in refusal(batches, tmp_path)
+    assert "train.bin: cannot be read" in refusal(batches, tmp_path)
 
 
 def test_a_pickle_is_never_read(tmp_path):
@@ -223,7 +202,7 @@ def test_a_pickle_is_never_read(tmp_path):
     (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Bomb()))
     np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
     said = refusal(load_meta, str(tmp_path))
-    assert "meta.pkl: a pickle can run code" in said and "--source=<the text" in said
+    assert "meta.pkl: a pickle can run code" in said and f"--source=<path> --to={tmp_path}" in said
     assert not opened.exists()
 
 
@@ -260,28 +239,6 @@ def test_any_damage_to_meta_is_one_line(dataset, shards):
 def test_a_shard_outside_of_its_folder_is_refused(dataset, name):
     edit_meta(dataset, shards={"train": [{"file": name, "tokens": 103}]})
     assert refusal(batches, dataset).startswith(f"{dataset / 'meta.json'}: shards.train.0.file cannot be")
-
-
-def test_a_flipped_bit_in_one_of_several_files_is_found(dataset):
-    shutil.copy(dataset / "train.bin", path := dataset / "train_00001.bin")
-    sha256 = json.loads((dataset / "meta.json").read_text())["sha256"]["train"]
-    files = [{"file": name, "tokens": 103, "sha256": sha256} for name in ("train.bin", path.name)]
-    edit_meta(dataset, shards={"train": files}, sha256={})
-    batches(dataset)
-    flip_a_bit(path)
-    assert refusal(batches, dataset).startswith(f"{path}: its sha256 is not the one in meta.json")
-
-
-def test_a_large_file_is_checked_once_and_again_when_it_has_changed(dataset, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(dataset_module, "CHECK_ALWAYS", 100)
-    for cache, notes in ((tmp_path / "cache", (1, 0)), ("/dev/null", (1, 1))):  # the second cannot be written
-        monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
-        for expected in notes:
-            batches(dataset)
-            assert capsys.readouterr().err.count("is read once to check it") == expected
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    flip_a_bit(dataset / "train.bin")
-    assert "its sha256 is not" in refusal(batches, dataset)
 
 
 # Finding and preparing
@@ -331,18 +288,3 @@ def test_no_other_data_set_is_prepared_unasked(data_folder, tmp_path, monkeypatc
     said = refusal(prepare_if_missing, name)
     assert said.startswith(f"dataset={name}: there is no ") and "run the prepare.py of that folder" in said
     assert said.endswith("or give another: linked, openwebtext, or a path")
-
-
-@pytest.mark.parametrize("name", ["train.bin", "meta.json"])
-def test_a_link_in_a_data_set_is_refused_and_one_to_it_is_good(tiny_data, tmp_path, name):
-    (tmp_path / "linked").symlink_to(tiny_data)
-    batches(str(tmp_path / "linked"))
-    copy = shutil.copytree(tiny_data, tmp_path / "copy")
-    (copy / name).unlink()
-    (copy / name).symlink_to(tiny_data / name)
-    assert f"{copy / name}: cannot be read (a link" in refusal(batches, str(copy))
-
-
-def test_a_split_may_have_more_tokens_than_32_bits_count():
-    """OpenWebText has 9,035,582,198."""
-    Meta(50257, None, "uint16", {"train": 9_035_582_198})

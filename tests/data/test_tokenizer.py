@@ -16,7 +16,6 @@ from data.tokenizer import (
     from_json,
 )
 from data.writer import load_tokenizer
-from tests.damage import answers
 
 TEXT = "héllo, wörld <|endoftext|> €😀"
 
@@ -139,7 +138,7 @@ def test_where_there_is_no_end_of_text():
 
 
 def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch, tmp_path):
-    with pytest.raises(UserError, match="'gpt-2'.*choose a tokenizer.json or one of .*gpt2, "):
+    with pytest.raises(UserError, match="'gpt-2'.*choose a tokenizer.json"):
         TiktokenTokenizer("gpt-2")
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
@@ -173,24 +172,6 @@ def test_a_missing_or_garbled_tokenizer_json_is_named(tmp_path, content):
         path.write_bytes(content)
     with pytest.raises(UserError, match=r"tokenizer\.json: cannot be read"):
         load_tokenizer(str(path))
-
-
-def test_any_damage_to_a_tokenizer_json_is_one_line(tokenizer_json, tmp_path):
-    path = tmp_path / "tokenizer.json"
-    values = json.loads(tokenizer_json.read_text())
-    values["model"]["vocab"] = {"<|endoftext|>": 0, "a": 1, "b": 2, "ab": 3}
-    path.write_text(json.dumps(values | {"model": values["model"] | {"merges": [["a", "b"]]}}))
-
-    def read():
-        tokenizer = load_tokenizer(str(path))
-        end_of_text(tokenizer.to_json())
-        tokenizer.decode(tokenizer.encode("ab<|endoftext|>"))
-
-    said = answers(path, read)
-    assert all(line is None or line.startswith(f"{path}: ") for line in said.values())
-    assert {what for what in said if what.endswith((" instead", "empty", "half"))} <= {
-        what for what, line in said.items() if line is not None
-    }
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ LEFT_OUT = {
     "data.*.prepare": "commands, each in the folder of its data set",
     "parallel.pipeline.__main__": "a command",
     "experiments.rented": "a command, which app.py starts on a rented machine",
-    "config.interrupt": "commands import it for what it does, and call nothing",
 }
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for _, path in modules()}
 SHOWN = re.compile(r"^::: (?P<name>\S+)$(?:\n    options: \{ members: \[(?P<members>[^\]]*)\])?", re.M)

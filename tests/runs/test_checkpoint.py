@@ -248,14 +248,6 @@ def test_only_wrong_contents_are_damage(error, said):
     assert why_unread(wrapped) == found
 
 
-def test_a_checkpoint_with_a_link_is_refused_before_orbax_follows_it(copied, tmp_path, tiny):
-    array = largest_file(tmp_path / "checkpoints" / "2")
-    array.rename(tmp_path / "array")
-    array.symlink_to(tmp_path / "array")
-    for read in (lambda: Checkpoints(str(tmp_path)), lambda: load_run(str(tmp_path))):
-        assert refusal(read).startswith(f"{array}: cannot be read (a link")
-
-
 def test_a_damaged_optimizer_is_named_but_one_can_sample(copied, tmp_path, tiny):
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "optimizer")
     assert str(tmp_path / "checkpoints" / "2") in refusal(Checkpoints(str(tmp_path)).restore, 2, tiny[0])

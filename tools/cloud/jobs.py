@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.command_line import UserError, check_value, given, option_types, split_options
-from config.files import is_plain_name
 from config.options import RESUMING, Options
 from data.dataset import SMALL_DATASETS, known_datasets
-from data.prepare import parse
+from data.prepare import read_options
 from data.sources import Hub
 from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
@@ -88,6 +88,11 @@ def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, str | 
     return run_script(str(folder / "prepare.py"), words, seconds)
 
 
+def is_plain_name(name: str) -> bool:
+    """Tell whether a name is that of a file in a folder, and no path out of it."""
+    return re.fullmatch(r"\w[\w.-]*", name, re.ASCII) is not None
+
+
 def has_script(dataset: str) -> bool:
     return is_plain_name(dataset) and (ROOT / "data" / dataset / "prepare.py").is_file()
 
@@ -136,10 +141,10 @@ def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTE
         known = ", ".join(known_datasets())
         raise UserError(f"prepare {name}: first comes the name of a data set: {known}, or a new one")
     if parent == MOUNTED and name not in SMALL_DATASETS:
-        arguments = parse(words, f"Prepare {name}.", Path(name), Hub(name) if has_script(name) else None)
-        if arguments.to != Path(name):
-            raise UserError(f"--to={arguments.to}: the Volume has it as data/{name}: leave it out")
-        if arguments.num_proc is None:  # Python would count the cores of the host
+        asked = read_options(words, Hub(name) if has_script(name) else None, to=name)
+        if asked.to != name:
+            raise UserError(f"--to={asked.to}: the Volume has it as data/{name}: leave it out")
+        if asked.num_proc is None:  # Python would count the cores of the host
             words.append(f"--num_proc={machine_of(options).cores}")
         check_files(words)
     return Job("prepare", words, parent / "data" / name)

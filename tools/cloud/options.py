@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from pydantic import Field
+
 from config.command_line import (
     Count,
     Name,
@@ -12,11 +14,10 @@ from config.command_line import (
     Positive,
     UserError,
     given,
-    matching,
     split_options,
 )
 
-RunName = Annotated[str, matching(r"\w[\w.-]*", "letters, digits, . _ and -")]
+RunName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 
 # Dollars an hour in Modal's default regions, without tax: `modal billing rates`.
 PRICES_READ = "September 2026"

@@ -7,8 +7,10 @@ import sys
 import time
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from config.command_line import UserError, given
-from config.files import GONE, parse_json
+from config.files import GONE
 from config.options import NOT_RESUMED, RESUMING, Options
 from tools.cloud import VOLUME, modal
 
@@ -41,7 +43,7 @@ class Runs:
 
     def options(self, run: str) -> Options | None:
         data = self.read(path := f"{run}/options.json")
-        return None if data is None else Options.from_json(parse_json(data.decode()), origin=path)
+        return None if data is None else Options.from_json(from_json(data), origin=path)
 
     def check(self, run: str) -> Options:
         """Return a run's options. Raises UserError."""

@@ -9,10 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from config.command_line import UserError, given
-from config.files import is_plain_name
 from config.options import Options
 from experiments.runner import Task, run
-from tools.cloud.jobs import Job, make_job, resume_options, run_job, words_on
+from tools.cloud.jobs import Job, is_plain_name, make_job, resume_options, run_job, words_on
 from tools.cloud.options import LaunchOptions
 from tools.cloud.places import Runs
 from tools.cloud.rent import announce, rent

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
+from pydantic_core import from_json
 
 from config.command_line import UserError
-from config.files import parse_json
 
 LENGTH_STEP = 64  # rows are as long as a multiple of this, which suits the kernels of accelerators
 
@@ -44,7 +44,7 @@ def read_examples(path: str) -> list[Example]:
 
 def parse_example(line: str, place: str) -> Example:
     try:
-        fields = parse_json(line)
+        fields = from_json(line)
         if "activity_label" in fields:
             context = f"{fields['activity_label']}: {fields['ctx_a']} {fields['ctx_b'].capitalize()}"
         else:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from config.command_line import UserError
-from config.files import open_file
 from config.options import RESUMING
 from data.tokenizer import Tokenizer
 from model import GPT
@@ -61,7 +60,7 @@ class Run:
     def records(self, offset: int) -> dict[str, Any]:
         """Return the records after `offset`, and the new offset; all records, if the run has begun anew."""
         begin, data = 0, b""
-        with suppress(OSError), open_file(Path(self.out_dir) / "metrics.jsonl") as opened:
+        with suppress(OSError), open(Path(self.out_dir) / "metrics.jsonl", "rb") as opened:
             begin = offset if offset <= os.fstat(opened.fileno()).st_size else 0
             opened.seek(begin)
             data = opened.read()

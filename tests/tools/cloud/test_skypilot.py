@@ -4,8 +4,6 @@ SkyPilot wants an older click than wandb does, so it cannot be in the same envir
 the tests: SKYPILOT_PYTHON names the Python of one that has it.
 """
 
-import config.interrupt  # noqa: F401  now: imported within a test, it would have Ctrl-C end them all
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """tools/cloud/sweep.py: which runs a sweep has, which of them are due, and how they are compared."""
 
-import config.interrupt  # noqa: F401  now: imported within a test, it would have Ctrl-C end them all
-
 import pytest
 
 import app
