@@ -20,7 +20,7 @@ import jax
 from config.command_line import command, given
 from config.options import Options, complete_options
 from parallel.sharding import StepBatches, sharding_table
-from runs.hardware import on_devices, reuse_freed_memory
+from runs.hardware import choose_deterministic_kernels, on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
 from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics, profile
@@ -35,6 +35,8 @@ def main(argv: list[str]) -> int:
     """Decide what to train, then on which devices, then train. Return the exit status."""
     asked = given(argv, Options)
     options = complete_options(asked, shape_of_weights)
+    if options.deterministic:
+        choose_deterministic_kernels()
     with on_devices(options):
         if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)
@@ -129,7 +131,7 @@ def train(
     metrics.catch_up()
     if status:
         checkpoints.save(state, manifest)
-        metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
+        print(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
     return status
 

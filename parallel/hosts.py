@@ -81,13 +81,11 @@ def launched_together(environment: Mapping[str, str]) -> bool:
 def abort(error: BaseException) -> NoReturn:
     """Print why this process ends, and end it without exit handlers."""
     status = 1
-    if is_of_lost_process(error):
+    if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError):
         text, status = str(error), 2
-    elif isinstance(error, KeyboardInterrupt):
-        text, status = "interrupted", 130
     else:
         text = "".join(traceback.format_exception(error))
     with suppress(RuntimeError, AssertionError):  # JAX finds no device, which is the error
@@ -98,17 +96,10 @@ def abort(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def is_of_lost_process(error: BaseException) -> bool:
-    return re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)) is not None
-
-
 def agree_on(options: Options) -> None:
     """Silence all processes but 0. Raises UserError where the processes have different options."""
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")
-    elif jax.process_count() > 1:  # JAX may end a process at any time, with a message of its own
-        note = f"note: {jax.process_count()} processes run together; when one is lost, JAX ends all: "
-        print(f"{note}then start all with --init_from=resume", file=sys.stderr)
     check_same(**{name: value for name, value in vars(options).items() if name != "process_id"})
 
 
