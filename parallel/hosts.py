@@ -2,7 +2,7 @@
 
     python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=0       on node0
     python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=1       on another
-    srun python train.py ...                                        JAX asks a launcher that it knows
+    srun python train.py ... --coordinator=auto         JAX asks SLURM, Open MPI, Kubernetes or a TPU pod
 
 All run the same program with the same options. Process 0 prints and writes for all.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -47,19 +47,20 @@ def hosts(options: Options) -> Generator[None]:
 
 def connect(options: Options) -> None:
     """Wait until all processes have started. Raises UserError."""
-    coordinator = None if options.coordinator == "auto" else options.coordinator
-    n, i = options.num_processes, options.process_id
-    by_hand = (coordinator, n, i) != (None, None, None)
-    if options.coordinator is None and not by_hand and not launched_together(os.environ):
+    address = options.coordinator
+    n = options.num_processes
+    i = options.process_id
+    if address is None and n is None and i is None:
         return
-    if by_hand:  # JAX aborts after five minutes of waiting: this line says for what
-        print(f"note: process {i} of {n} waits for the others at {coordinator}", file=sys.stderr)
+    ask_launcher = address == "auto" and n is None and i is None
+    if not ask_launcher:  # JAX aborts after five minutes of waiting: this line says for what
+        print(f"note: process {i} of {n} waits for the others at {address}", file=sys.stderr)
     try:
         jax.distributed.initialize(
-            coordinator,
+            None if address == "auto" else address,
             num_processes=n,
             process_id=i,
-            cluster_detection_method="deactivate" if by_hand else None,  # None: JAX asks the launcher
+            cluster_detection_method=None if ask_launcher else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     except (ValueError, RuntimeError) as error:
@@ -67,15 +68,6 @@ def connect(options: Options) -> None:
             f"JAX cannot find the other processes ({error}): give each one --coordinator=host:port, "
             "--num_processes and its --process_id, all three, or --coordinator=auto alone to ask the launcher"
         ) from None
-
-
-def launched_together(environment: Mapping[str, str]) -> bool:
-    """Tell whether SLURM's `srun`, Open MPI or a TPU pod on Kubernetes has started several processes."""
-    return (
-        int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
-        or int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
-        or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
-    )
 
 
 def abort(error: BaseException) -> NoReturn:

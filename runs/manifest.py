@@ -10,7 +10,7 @@ from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, SkipValidat
 from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError, spell
-from config.files import first_line, read_json, reading, write_whole
+from config.files import first_line, read_json, write_whole
 from config.options import LORA, NOT_RESUMED, SHAPE, Options
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
@@ -85,8 +85,7 @@ def write_options(options: Options) -> None:
 def latest_manifest(out_dir: str) -> Manifest:
     """Read the manifest of a run's newest checkpoint. Raises UserError."""
     folder = Path(out_dir).resolve() / "checkpoints"
-    with reading(folder):
-        saved = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+    saved = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     if not saved:
         raise UserError(f"{folder}: no checkpoint there to start from")
     return read_manifest(folder / str(max(saved)))
@@ -100,7 +99,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if (written := values.pop("format", 1)) != FORMAT:
             raise UserError(
                 f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
-                "only: use the version that wrote it, or train anew in another --out_dir"
+                "only: use the version that wrote it"
             )
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)

@@ -16,7 +16,6 @@ from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_pipeline
 from runs.checkpoint import Checkpoints, fingerprint
-from runs.hardware import host_bytes
 from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import partition_trainable, without_adapters
@@ -44,7 +43,6 @@ def open_run(options: Options, asked: frozenset[str]) -> Run:
     dataset = open_dataset(options)
     config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
-    check_memory(shapes, options)
     return Run(options, asked, checkpoints, resuming, dataset, config, shapes)
 
 
@@ -85,18 +83,6 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_pipeline(options)  # raises UserError for one that cannot be
     return config
-
-
-def check_memory(shapes: TrainState, options: Options) -> None:
-    """Raise UserError for what a CPU's memory cannot hold, for which the kernel would kill the program."""
-    tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
-    needed = 8 * tokens + sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(shapes))
-    there = host_bytes() * jax.process_count()
-    if jax.default_backend() == "cpu" and needed > there and not options.show_sharding:
-        raise UserError(
-            f"the state and a batch take at least {needed / 1e9:,.2f} GB, and there are {there / 1e9:,.2f}: "
-            "make the model, the context or the batch smaller"
-        )
 
 
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
@@ -161,9 +147,9 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
 
 
 def describe_model(run: Run) -> str:
-    dtype, (trained, frozen) = run.config.compute.dtype, partition_trainable(run.shapes.model)
-    n_trained, n_frozen = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (trained, frozen))
-    part = f", of which {n_trained:,} are trained," if n_frozen else ""
-    how = " (float32: --dtype=float32)" if run.options.dtype == "auto" and dtype == "bfloat16" else ""
-    kind = jax.devices()[0].device_kind
-    return f"{n_trained + n_frozen:,} parameters{part} on {kind}, products in {dtype}{how}"
+    """Return a line about the model: how large it is, and on what and how it is computed."""
+    trained, _ = partition_trainable(run.shapes.model)
+    total, n_trained = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (run.shapes.model, trained))
+    part = f", of which {n_trained:,} are trained," if n_trained < total else ""
+    how = f"on {jax.devices()[0].device_kind}, products in {run.config.compute.dtype}"
+    return f"{total:,} parameters{part} {how}"

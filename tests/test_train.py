@@ -576,20 +576,6 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 # Runs that cannot start
 
 
-HUGE = [  # terabytes; a larger integer is refused as an option
-    {"n_embd": 10**9},
-    {"n_layer": 10**9, "n_embd": 256},
-    {"batch_size": 2 * 10**9, "block_size": 200},
-]
-
-
-@pytest.mark.parametrize("changes", HUGE, ids=str)
-def test_a_run_that_cannot_fit_is_refused_before_it_is_made(tiny, tmp_path, changes):
-    said = refusal(train.main, tiny(tmp_path / "out", **changes))
-    assert said.startswith("the state and a batch take at least ") and " GB, and there are " in said
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     "changes, says",
     [

@@ -354,7 +354,7 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(copied, tmp_path, w
     for read in (latest_manifest, load_run):
         said = refusal(read, str(tmp_path))
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1!r}")
-        assert f"this version reads {FORMAT} only" in said and "--out_dir" in said
+        assert f"this version reads {FORMAT} only" in said
 
 
 def test_any_damage_to_a_manifest_is_one_line(tmp_path):
