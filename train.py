@@ -125,7 +125,7 @@ def train(
             with metrics.making_batch():
                 x, y = batches(i)
             state, report = step(state, x, y)
-            metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
+            metrics.step(i, report)  # reads step i - 1's report, while step i runs
         i += 1
 
     metrics.catch_up()

@@ -39,21 +39,21 @@ class Metrics:
         self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
-        self.records = keep_records(self.path, start) if self.primary else []
-        self.file = open(self.path, "a", buffering=1)  # flushes each line
-        evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
+        records = keep_records(self.path, start) if self.primary else []
+        evaluated = any(r["iter"] == start and "val/loss" in r for r in records)
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
+        self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
         self.speed = Speed(options, config, devices)
         self.making_batch = self.speed.making_batch
         self.pending = None  # the step whose metrics are not read yet
 
-    def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
+    def step(self, iteration: int, metrics: dict[str, jax.Array]) -> None:
         """Note a step that has just been started, and read the one before: so the device never waits."""
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
-        self.pending = iteration, metrics, epoch, ended, self.speed.batch_seconds
+        self.pending = iteration, metrics, ended, self.speed.batch_seconds
 
     def catch_up(self) -> None:
         """Read the last step, and keep the time until the next out of the speed."""
@@ -63,7 +63,7 @@ class Metrics:
     def _read_pending(self) -> None:
         if self.pending is None:
             return
-        iteration, metrics, epoch, ended, batch_seconds = self.pending
+        iteration, metrics, ended, batch_seconds = self.pending
         self.pending = None
         values = {name: float(x) for name, x in metrics.items()}  # waits for the step's end
         self.speed.ended(ended or time.perf_counter(), batch_seconds)
@@ -71,19 +71,16 @@ class Metrics:
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
             self._write({"iter": iteration, **values})
-            self._show(iteration, values, epoch)
+            self._show(iteration, **values)
 
-    def _show(self, iteration: int, values: dict[str, float], epoch: float | None) -> None:
+    def _show(self, iteration: int, loss: float, ms: float, tokens_per_second: float, **_) -> None:
         """Print a line of progress, unless one was printed just before."""
         if time.perf_counter() < self.shown + SHOW_EVERY:
             return
         self.shown = time.perf_counter()
-        passes = f"epoch {epoch:.2f}, " if epoch is not None else ""
-        speed = "{tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step".format(**values)
-        left = (self.options.max_iters - iteration) * values["ms"] / 60e3
-        print(
-            f"iter {iteration}: loss {values['loss']:.3f}, {passes}{speed}, {left:.0f} min left", flush=True
-        )
+        speed = f"{tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
+        left = (self.options.max_iters - iteration) * ms / 60e3
+        print(f"iter {iteration}: loss {loss:.3f}, {speed}, {left:.0f} min left", flush=True)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
@@ -94,7 +91,6 @@ class Metrics:
         print(f"iter {iteration}: {shown}", flush=True)
 
     def _write(self, record: dict[str, Any]) -> None:
-        self.records.append(record)
         try:
             self.file.write(json.dumps(record) + "\n")
         except OSError as error:
@@ -107,8 +103,8 @@ class Metrics:
             self.wandb.finish()
         with suppress(OSError, UserError):  # a full disk has ended the run, which says so
             self.file.close()
-            if self.primary and self.records:
-                draw(self.records, self.path.with_name("loss.png"))
+            if self.primary:
+                draw(read_records(self.path), self.path.with_name("loss.png"))
 
 
 class Speed:

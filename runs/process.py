@@ -66,9 +66,7 @@ def stop_signals() -> Generator[Callable[[], int]]:
     agreed = [] if together else received
 
     def receive(number, frame):
-        if received:
-            if number == SIGHUP:
-                return
+        if received and number != SIGHUP:
             raise KeyboardInterrupt
         received.append(number)
         # print may be at work right now.

@@ -48,7 +48,7 @@ def step(metrics, i, **changes):
     """Tell of step i, as train.py does."""
     with metrics.making_batch():
         pass
-    metrics.step(i, report(i, **changes), None)
+    metrics.step(i, report(i, **changes))
 
 
 def run(options, first, end, evaluate_at=()):
@@ -66,7 +66,6 @@ def run(options, first, end, evaluate_at=()):
 def test_records_have_their_fields_in_full_precision(options):
     metrics = run(options, 0, 4)
     metrics.evaluation(4, {"train": 1 / 3, "val": 2 / 3})
-    assert metrics.last_evaluation == 4
     *steps, evaluation = records(options.out_dir)
     assert evaluation == {"iter": 4, "train/loss": 1 / 3, "val/loss": 2 / 3}
     for i, record in enumerate(steps):
@@ -106,7 +105,7 @@ def test_a_resumed_run_repeats_no_record_and_keeps_the_others(options):
 def test_a_run_from_scratch_starts_without_the_old_records(options):
     run(options, 0, 3, evaluate_at=(0,)).close()
     metrics = start(options)
-    assert records(options.out_dir) == [] and metrics.last_evaluation is None
+    assert records(options.out_dir) == []
     metrics.close()
 
 
@@ -168,7 +167,7 @@ def test_a_line_of_progress_is_printed_now_and_then(options, capsys, clock):
     for i in range(4):
         with metrics.making_batch():
             clock.now += 6.0
-        metrics.step(i, report(i), None)
+        metrics.step(i, report(i))
     metrics.catch_up()
     metrics.close()
     speed = f"{TOKENS / 6:,.0f} tokens/s, 6000.0 ms/step, 6 min left"
@@ -180,7 +179,7 @@ def test_a_line_of_progress_is_printed_now_and_then(options, capsys, clock):
 def test_the_other_processes_write_nothing_and_find_a_divergence_too(options, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
     metrics = run(replace(options, wandb_log=True), 0, 3, evaluate_at=(0, 2))
-    assert metrics.last_evaluation == 2 and metrics.wandb is None
+    assert metrics.wandb is None
     step(metrics, 3, loss=np.nan)
     assert refusal(metrics.catch_up).startswith("iter 3: ")
     metrics.close()
@@ -246,7 +245,7 @@ def test_a_batch_counts_for_its_own_step_though_the_step_before_ends_later(clock
     for i, data in enumerate((1.0, 3.0)):
         with metrics.making_batch():
             clock.now += data
-        metrics.step(i, report(i), None)
+        metrics.step(i, report(i))
         clock.now += 10
     metrics.catch_up()
     assert [record["data_ms"] for record in records(options.out_dir)] == [1e3, 3e3]
