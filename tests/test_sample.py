@@ -139,8 +139,6 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
     [
         ("--num_samples=100000000", "too little memory: RESOURCE_EXHAUSTED"),
         ("--top_p=0", "--top_p is 0: it should be greater than 0"),
-        ("--top_p=1.01", "--top_p is 1.01: it should be less than or equal to 1"),
-        ("--temperature=-0.1", "--temperature is -0.1: it should be greater than or equal to 0"),
         ("--start=", "--start='': gives no token"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
@@ -165,11 +163,6 @@ def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
 def test_the_folder_of_a_run_in_place_of_weights_is_one_line(run):
     says = f"init_from={run} is the folder of a run: give --out_dir={run} instead"
     assert error(f"--init_from={run}", "--device=cpu") == says
-
-
-def test_a_run_whose_tokens_are_not_text_is_one_line(tmp_path):
-    numbers = save_random(tmp_path / "numbers", tokenizer=None)
-    assert "are not text" in error(f"--out_dir={numbers}", "--device=cpu")
 
 
 # --- as a command -----------------------------------------------------------------------------------------

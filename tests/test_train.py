@@ -391,10 +391,9 @@ def test_resume_refuses_another_model_or_optimizer(copied_run, name, ours, their
     assert contents(copied_run) == before
 
 
-@pytest.mark.parametrize("symbols", ["abc", "abcdefghijklmnopqrstuvwxyz.!"])
-def test_resume_refuses_another_vocabulary(copied_run, tmp_path, symbols):
+def test_resume_refuses_another_vocabulary(copied_run, tmp_path):
     other, ids = tmp_path / "other", np.zeros(50, int)
-    write_dataset(other, ids, ids, CharTokenizer(symbols), "a test")
+    write_dataset(other, ids, ids, CharTokenizer("abcdefghijklmnopqrstuvwxyz.!"), "a test")
     text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", f"--dataset={other}"])
     assert f"dataset={other}" in text and str(copied_run) in text
 
@@ -574,19 +573,6 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 
 
 # Runs that cannot start
-
-
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        ({"block_size": 1500}, "train.bin: 1500 tokens are fewer than block_size + 1 = 1501"),
-        ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
-        ({"dataset": "python_chr"}, "dataset=python_chr: there is no /"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):
-    assert says in refusal(train.main, tiny(tmp_path / "out", **changes))
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_answers_a_mistake_in_one_line_with_status_2(tiny, tmp_path):

@@ -20,7 +20,6 @@ from runs.load import load_run
 from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
-from training.optimizer import make_optimizer
 from training.recipe import compile_step
 from training.state import TrainState, create_state, model_config
 
@@ -97,13 +96,6 @@ def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
     checkpoints.wait()
     for i, expected in copies.items():
         assert_same(checkpoints.restore(i, state), expected)
-
-
-def test_a_run_may_go_on_with_another_clipping(tmp_path, tiny):
-    checkpoints = save(tmp_path, tiny[0], 4)
-    without = make_optimizer(replace(TINY, grad_clip=0.0), tiny[0].model).init(tiny[0].model)
-    restored = checkpoints.restore(4, TrainState(tiny[0].model, without, tiny[0].step))
-    assert_same(jax.tree.leaves(restored.opt_state), jax.tree.leaves(tiny[0].opt_state))
 
 
 # --- which are kept -----------------------------------------------------------------------------------------

@@ -51,9 +51,3 @@ def test_a_window_costs_as_many_keys_as_it_lets_a_token_read():
     # Two products of T x T count with both halves; the diagonal makes less than a key's difference.
     assert saved == pytest.approx(12 * 12 * 768 * 2 * not_read, rel=1 / not_read)
     assert flops_per_token(replace(gpt2, window=4096), T) == flops_per_token(gpt2, T)
-
-
-def test_attention_costs_what_the_sequence_is_long():
-    config = GPTConfig(block_size=1024, n_layer=3, n_embd=96)
-    more = flops_per_token(config, 256) - flops_per_token(replace(config, block_size=64), 64)
-    assert more == 12 * 3 * 96 * (256 - 64)
