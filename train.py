@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 import jax
 
-from config.command_line import command, given
-from config.options import Options, complete_options
+from config.command_line import command
+from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import choose_deterministic_kernels, on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
@@ -33,8 +33,7 @@ from training.state import TrainState
 
 def main(argv: list[str]) -> int:
     """Decide what to train, then on which devices, then train. Return the exit status."""
-    asked = given(argv, Options)
-    options = complete_options(asked, shape_of_weights)
+    options = parse_options(argv, shape_of_weights)
     if options.deterministic:
         choose_deterministic_kernels()
     with on_devices(options):
@@ -42,12 +41,12 @@ def main(argv: list[str]) -> int:
             iteration = save_merged(options.out_dir, options.lora_merge)
             print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
         elif options.show_sharding:
-            print(sharding_table(open_run(options, frozenset(asked)).shapes.model))
+            print(sharding_table(open_run(options).shapes.model))
         elif options.eval_only:
-            return evaluate_only(open_run(options, frozenset(asked)))
+            return evaluate_only(open_run(options))
         else:
             with locked(options.out_dir):
-                return start(open_run(options, frozenset(asked)))
+                return start(open_run(options))
     return 0
 
 

@@ -7,6 +7,7 @@ beside them has a checksum of each. A LoRA run stores its adapters; the manifest
 import hashlib
 import json
 import logging
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -32,9 +33,10 @@ from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
 
-# Orbax reports each save in a dozen lines, and leaves an event loop behind when it fails.
+# Orbax reports each save in a dozen lines, and leaves coroutines behind when it fails.
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
+sys.unraisablehook = lambda unraisable: None
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 

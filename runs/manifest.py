@@ -1,7 +1,6 @@
 """The manifest of a checkpoint: what it holds besides arrays. Reading it needs no devices."""
 
 import json
-from collections.abc import Collection
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
-from config.options import LORA, NOT_RESUMED, SHAPE, Options
+from config.options import LORA, SHAPE, Options
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
 
@@ -47,15 +46,10 @@ class Manifest:
         improved = self.best_val_loss is None or val_loss < self.best_val_loss
         return replace(self, best_val_loss=val_loss) if improved else self, improved
 
-    def resuming_from(self, saved: "Manifest", path: Path, asked: Collection[str]) -> "Manifest":
-        """Return the manifest of this run when it resumes from the checkpoint at `path`.
-
-        Raises UserError for an option that must be the checkpoint's, or that differs unasked.
-        """
-        free = {*NOT_RESUMED, *asked} - {*SHAPE, *LORA, "optimizer"}
-        for name, theirs in vars(saved.options).items():
-            if name not in free:
-                check_equal(name, getattr(self.options, name), theirs, path)
+    def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
+        """Return the manifest of this run when it resumes from the checkpoint at `path`. Raises UserError."""
+        for name in (*SHAPE, *LORA, "optimizer"):
+            check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
         return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
 

@@ -27,7 +27,6 @@ class Run:
     """All that is decided before a run's state is made."""
 
     options: Options
-    asked: frozenset[str]  # names of the options that the command line sets
     checkpoints: Checkpoints
     resuming: bool  # from the newest valid checkpoint
     dataset: Dataset
@@ -35,7 +34,7 @@ class Run:
     shapes: TrainState  # shapes, dtypes and shardings of its state
 
 
-def open_run(options: Options, asked: frozenset[str]) -> Run:
+def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split."""
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
@@ -43,7 +42,7 @@ def open_run(options: Options, asked: frozenset[str]) -> Run:
     dataset = open_dataset(options)
     config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
-    return Run(options, asked, checkpoints, resuming, dataset, config, shapes)
+    return Run(options, checkpoints, resuming, dataset, config, shapes)
 
 
 def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
@@ -115,7 +114,7 @@ def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]
         path = checkpoints.folder / str(iteration := iterations[-1])
         try:
             saved = checkpoints.manifest(iteration)
-            manifest = first.resuming_from(saved, path, run.asked)
+            manifest = first.resuming_from(saved, path)
             base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")

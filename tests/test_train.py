@@ -357,17 +357,6 @@ def test_resumes_with_the_runs_own_options(copied_run):
     assert iterations(copied_run, STEP) == list(range(22))
 
 
-def test_options_that_nobody_asked_for_are_those_of_the_checkpoint(copied_run, tmp_path):
-    path, again = copied_run / "options.json", [f"--out_dir={copied_run}", "--init_from=resume"]
-    path.write_text(path.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.03'))
-    before = contents(copied_run)
-    said = refusal(train.main, again)
-    assert said.startswith(f"learning_rate=0.03, but the checkpoint {copied_run}")
-    assert "has learning_rate=0.01: give --learning_rate=0.01, or" in said and contents(copied_run) == before
-    (config := tmp_path / "config.py").write_text("learning_rate = 0.01\n")  # a config file asks for it, too
-    assert train.main([str(config), *again]) == train.main([*again, "--max_iters=21"]) == 0
-
-
 def test_resumed_run_may_change_how_it_learns(copied_run):
     changes = ["--learning_rate=0.001", "--grad_clip=0", "--weight_decay=0", "--decay_lr=False"]
     train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=21", *changes])

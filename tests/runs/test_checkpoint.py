@@ -333,7 +333,7 @@ def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp
 
 def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
     ours = replace(MANIFEST, options=replace(TINY, learning_rate=1.0, out_dir="new"), best_val_loss=None)
-    going_on = ours.resuming_from(MANIFEST, Path("there"), asked={"learning_rate"})
+    going_on = ours.resuming_from(MANIFEST, Path("there"))
     assert going_on == replace(ours, best_val_loss=2.5)
 
 
