@@ -94,7 +94,7 @@ def wait_for_simulated_devices() -> None:
 
     With one thread each, all can come to wait in several sums at once.
     """
-    devices = jax.config.jax_num_cpu_devices  # ty: ignore[unresolved-attribute]
+    devices = jax.config.jax_num_cpu_devices  # ty: ignore[missing-attribute]
     if devices > 1:
         add_xla_flag("--xla_cpu_collective_call_warn_stuck_timeout_seconds", 10**6)
         add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 10**6)

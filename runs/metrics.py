@@ -202,7 +202,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     axes = (figure := Figure(layout="constrained")).subplots()
     for name, style in (("loss", "-"), ("train/loss", "o-"), ("val/loss", "o-")):
         points = {record["iter"]: record[name] for record in records if name in record}
-        axes.plot(points.keys(), points.values(), style, label=name, markersize=3, linewidth=0.8)
+        axes.plot(list(points), list(points.values()), style, label=name, markersize=3, linewidth=0.8)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.legend()
     with written(path, "make room there") as file:
