@@ -49,7 +49,6 @@ class Checkpoints:
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
-        self.damaged = self.folder.with_name("damaged")
         self.shared = shared
         processes = ocp.options.MultiprocessingOptions()
         if not shared:
@@ -84,9 +83,9 @@ class Checkpoints:
 
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint to `damaged`. Return its new path."""
-        place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
         with refusing(self.folder):
-            self.damaged.mkdir(exist_ok=True)
+            place.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process of this run was faster
                 (self.folder / str(iteration)).rename(place)
         self.manager.reload()

@@ -75,12 +75,15 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     """Load the base model of a checkpoint's adapters, if any. Raises UserError if it is another."""
     if (base := manifest.base) is None:
         return None
-    _, frozen = partition_trainable(shapes)
-    model = load_weights(base["init_from"], without_adapters(frozen))
+    run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
+    try:
+        model = load_weights(base["init_from"], without_adapters(frozen))
+    except UserError as error:  # a Damaged base is no damage to the adapters
+        raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
     if fingerprint(model) != base["fingerprint"]:
         raise UserError(
-            f"{checkpoints.folder.parent}: its adapters were trained beside other weights than "
-            f"{base['init_from']} has now: put those back, or train anew in another --out_dir"
+            f"{run}: its adapters were trained beside other weights than {base['init_from']} has now: "
+            "put those back, or train anew in another --out_dir"
         )
     return tree_of_arrays(arrays_by_name(model), frozen)
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-import tokenizers
 
 import sample
 from config.options import Options
@@ -190,11 +189,3 @@ def test_a_tokenizer_of_another_model_is_one_line(tmp_path):
     run = save_random(tmp_path, vocab_size=5)
     assert "that is not of the model's 5" in error(f"--out_dir={run}", "--start=j", "--device=cpu")
     sample.main([f"--out_dir={run}", "--start=R", "--device=cpu", "--max_new_tokens=3", "--num_samples=1"])
-
-
-def test_a_prompt_without_tokens_is_one_line(tmp_path):
-    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
-    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()  # which drops spaces and ends of lines
-    out = save_random(tmp_path, vocab_size=2, tokenizer={"type": "tokenizers", "json": words.to_str()})
-    # The default prompt is the end of a line.
-    assert error(f"--out_dir={out}", "--device=cpu").startswith(r"--start='\n': gives no token")

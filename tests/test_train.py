@@ -357,6 +357,12 @@ def test_resumes_with_the_runs_own_options(copied_run):
     assert iterations(copied_run, STEP) == list(range(22))
 
 
+def test_a_run_without_its_options_does_not_go_on_with_the_defaults(copied_run, tiny):
+    (copied_run / "options.json").unlink()
+    said = refusal(train.main, tiny(copied_run, init_from="resume"))
+    assert said.startswith(f"{copied_run / 'options.json'}: is missing")
+
+
 def test_resumed_run_may_change_how_it_learns(copied_run):
     changes = ["--learning_rate=0.001", "--grad_clip=0", "--weight_decay=0", "--decay_lr=False"]
     train.main([f"--out_dir={copied_run}", "--init_from=resume", "--max_iters=21", *changes])

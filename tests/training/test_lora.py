@@ -27,6 +27,7 @@ from tests.helpers import (
     random_batch,
     records,
     refusal,
+    saved_iterations,
 )
 from training.lora import add_adapters, merge, partition_trainable, without_adapters
 from training.recipe import compile_step
@@ -332,8 +333,10 @@ def test_adapters_of_another_base_or_of_none_are_refused(copies):
         text = refusal(main, [f"--out_dir={lora}", *arguments])
         assert f"{lora}: its adapters were trained beside other weights" in text
         assert str(base) in text
-    shutil.rmtree(base)
-    assert str(base) in refusal(sample.main, [f"--out_dir={lora}"])
+    shutil.rmtree(base / "checkpoints" / "11" / "model")  # a damaged base is no damage to the adapters
+    text = refusal(train.main, [f"--out_dir={lora}", "--init_from=resume", "--max_iters=11"])
+    assert "the base model of its adapters cannot be loaded" in text and str(base) in text
+    assert saved_iterations(lora) == [5, 10]
 
 
 def test_another_vocabulary_or_shape_than_the_bases_is_refused(tiny, base_run, tmp_path):
