@@ -51,7 +51,8 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
     if options.init_from in RESUMING:
-        if latest is not None and not (path := Path(options.out_dir, "options.json")).exists():
+        path = Path(options.out_dir, "options.json")
+        if latest is not None and not (options.eval_only or path.exists()):
             raise UserError(f"{path}: is missing, and says how this run learns: put it back")
         return latest is not None
     if latest is not None and not (options.eval_only or options.show_sharding or options.overwrite):
