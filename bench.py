@@ -34,7 +34,7 @@ from model import GPTConfig
 from parallel.mesh import check_fit, make_mesh
 from parallel.pipeline.loop import make_pipeline
 from runs.hardware import choose_device, describe_cpu
-from runs.sizes import check_training, flops_per_token
+from runs.sizes import flops_per_token
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
 from training.state import model_config
@@ -90,7 +90,6 @@ def measure(bench: BenchOptions, options: Options) -> None:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
     meta = load_meta(options.dataset, options.vocab_size)
     config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
-    check_training(config, options)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_pipeline(options)  # raises UserError for one that cannot be
     print(describe(config, options))

@@ -133,15 +133,18 @@ def follow(served: Served, options: ServeOptions, mesh: jax.sharding.Mesh) -> No
     checkpoints, seen = Checkpoints(options.out_dir), served.worker.version
     while True:
         time.sleep(LOOK)
-        checkpoints.look_again()
-        if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
-            continue
         try:
+            checkpoints.manager.reload()
+            if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
+                continue
             with jax.set_mesh(mesh):
                 model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
             if model.config != served.model.config:
                 raise UserError("the run has another shape now: start serve.py anew to follow it")
-        except UserError as error:  # a checkpoint may be complete a moment later
+        except (
+            UserError,
+            OSError,
+        ) as error:  # the run deletes one, or a checkpoint is complete a moment later
             print(f"note: {error}", file=sys.stderr, flush=True)
             continue
         seen = f"iter-{iteration}"

@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 import jax
 
-from config.command_line import command, given
-from config.options import Options, complete_options
+from config.command_line import command
+from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
-from runs.hardware import on_devices, reuse_freed_memory
+from runs.hardware import choose_deterministic_kernels, on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
 from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics, profile
@@ -31,19 +31,20 @@ from training.state import TrainState
 
 def main(argv: list[str]) -> int:
     """Decide what to train, then on which devices, then train. Return the exit status."""
-    asked = given(argv, Options)
-    options = complete_options(asked, shape_of_weights)
+    options = parse_options(argv, shape_of_weights)
+    if options.deterministic:
+        choose_deterministic_kernels()
     with on_devices(options):
         if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)
             print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
         elif options.show_sharding:
-            print(sharding_table(open_run(options, frozenset(asked)).shapes.model))
+            print(sharding_table(open_run(options).shapes.model))
         elif options.eval_only:
-            return evaluate_only(open_run(options, frozenset(asked)))
+            return evaluate_only(open_run(options))
         else:
             with locked(options.out_dir):
-                return start(open_run(options, frozenset(asked)))
+                return start(open_run(options))
     return 0
 
 
@@ -121,13 +122,13 @@ def train(
             with metrics.making_batch():
                 x, y = batches(i)
             state, report = step(state, x, y)
-            metrics.step(i, report, batches.epoch(i))  # reads step i - 1's report, while step i runs
+            metrics.step(i, report)  # reads step i - 1's report, while step i runs
         i += 1
 
     metrics.catch_up()
     if status:
         checkpoints.save(state, manifest)
-        metrics.say(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
+        print(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
     return status
 

@@ -134,6 +134,7 @@ class Options(ModelShape):
     # system
     device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = "auto"  # auto: JAX's choice
     dtype: Free[Literal["auto", "float32", "bfloat16"]] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    deterministic: Free[bool] = False  # a GPU computes the same bits in each run; its cost is unmeasured
     compilation_cache: Once[bool] = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     attention: Free[Literal["auto", "einsum", "cudnn", "splash"]] = "auto"  # auto: the fastest the device has
     unroll: Free[NonNegativeInt] = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower

@@ -51,10 +51,6 @@ class Batches:
         windows = self.tokens.read(starts.tolist(), self.block_size + 1)
         return windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
 
-    def epoch(self, i: int) -> float | None:
-        """Return how often the batches before batch i went through the split; None for random windows."""
-        return i * self.batch_size / self.windows_per_epoch if self.sampling == "epoch" else None
-
     def every_window(self, stride: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order as x, y: each token but the first is a target once.
 

@@ -2,7 +2,7 @@
 
     python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=0       on node0
     python train.py ... --coordinator=node0:1234 --num_processes=2 --process_id=1       on another
-    srun python train.py ...                                        JAX asks a launcher that it knows
+    srun python train.py ... --coordinator=auto         JAX asks SLURM, Open MPI, Kubernetes or a TPU pod
 
 All run the same program with the same options. Process 0 prints and writes for all.
 """
@@ -13,7 +13,7 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FunctionType, MethodType
@@ -47,19 +47,20 @@ def hosts(options: Options) -> Generator[None]:
 
 def connect(options: Options) -> None:
     """Wait until all processes have started. Raises UserError."""
-    coordinator = None if options.coordinator == "auto" else options.coordinator
-    n, i = options.num_processes, options.process_id
-    by_hand = (coordinator, n, i) != (None, None, None)
-    if options.coordinator is None and not by_hand and not launched_together(os.environ):
+    address = options.coordinator
+    n = options.num_processes
+    i = options.process_id
+    if address is None and n is None and i is None:
         return
-    if by_hand:  # JAX aborts after five minutes of waiting: this line says for what
-        print(f"note: process {i} of {n} waits for the others at {coordinator}", file=sys.stderr)
+    ask_launcher = address == "auto" and n is None and i is None
+    if not ask_launcher:  # JAX aborts after five minutes of waiting: this line says for what
+        print(f"note: process {i} of {n} waits for the others at {address}", file=sys.stderr)
     try:
         jax.distributed.initialize(
-            coordinator,
+            None if address == "auto" else address,
             num_processes=n,
             process_id=i,
-            cluster_detection_method="deactivate" if by_hand else None,  # None: JAX asks the launcher
+            cluster_detection_method=None if ask_launcher else "deactivate",
             heartbeat_timeout_seconds=HEARTBEAT,
         )
     except (ValueError, RuntimeError) as error:
@@ -69,25 +70,14 @@ def connect(options: Options) -> None:
         ) from None
 
 
-def launched_together(environment: Mapping[str, str]) -> bool:
-    """Tell whether SLURM's `srun`, Open MPI or a TPU pod on Kubernetes has started several processes."""
-    return (
-        int(environment.get("SLURM_STEP_NUM_TASKS", 1)) > 1
-        or int(environment.get("OMPI_COMM_WORLD_SIZE", 1)) > 1
-        or "," in environment.get("TPU_WORKER_HOSTNAMES", "")
-    )
-
-
 def abort(error: BaseException) -> NoReturn:
     """Print why this process ends, and end it without exit handlers."""
     status = 1
-    if is_of_lost_process(error):
+    if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError):
         text, status = str(error), 2
-    elif isinstance(error, KeyboardInterrupt):
-        text, status = "interrupted", 130
     else:
         text = "".join(traceback.format_exception(error))
     with suppress(RuntimeError, AssertionError):  # JAX finds no device, which is the error
@@ -98,17 +88,10 @@ def abort(error: BaseException) -> NoReturn:
     os._exit(status)
 
 
-def is_of_lost_process(error: BaseException) -> bool:
-    return re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)) is not None
-
-
 def agree_on(options: Options) -> None:
     """Silence all processes but 0. Raises UserError where the processes have different options."""
     if jax.process_index() > 0:
         sys.stdout = open(os.devnull, "w")
-    elif jax.process_count() > 1:  # JAX may end a process at any time, with a message of its own
-        note = f"note: {jax.process_count()} processes run together; when one is lost, JAX ends all: "
-        print(f"{note}then start all with --init_from=resume", file=sys.stderr)
     check_same(**{name: value for name, value in vars(options).items() if name != "process_id"})
 
 

@@ -133,7 +133,6 @@ class StepBatches:
     def __init__(self, options: Options, dataset: Dataset):
         A, B, T = self.shape = (options.gradient_accumulation_steps, options.batch_size, options.block_size)
         self.rows = Batches(dataset, "train", A * B, T, options.seed, options.sampling)
-        self.epoch = self.rows.epoch
 
     def __call__(self, i: int) -> tuple[Int[Array | np.ndarray, "A B T"], Int[Array | np.ndarray, "A B T"]]:
         x, y = self.rows(i)

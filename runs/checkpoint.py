@@ -7,15 +7,13 @@ beside them has a checksum of each. A LoRA run stores its adapters; the manifest
 import hashlib
 import json
 import logging
-import re
 import sys
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -29,20 +27,18 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 from config.command_line import UserError
 from config.files import GONE, first_line, write_whole
 from model import GPT
-from parallel.hosts import is_of_lost_process, on_process_0
+from parallel.hosts import on_process_0
 from parallel.sharding import leaf_name
 from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
 
-# Orbax reports each save in a dozen lines, and leaves an event loop behind when it fails.
+# Orbax reports each save in a dozen lines, and leaves coroutines behind when it fails.
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 sys.unraisablehook = lambda unraisable: None
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
-# What TensorStore and XLA say where a disk or memory fails.
-UNREADABLE = re.compile(r"os_error_code='(?!2'|20')|PERMISSION_DENIED|RESOURCE_EXHAUSTED")
 
 
 class Checkpoints:
@@ -53,7 +49,6 @@ class Checkpoints:
 
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
-        self.damaged = self.folder.with_name("damaged")
         self.shared = shared
         processes = ocp.options.MultiprocessingOptions()
         if not shared:
@@ -69,10 +64,8 @@ class Checkpoints:
             multiprocessing_options=processes,
         )
         items = ("model", "optimizer", "manifest")
-        with refusing(self.folder, "cannot be read: delete metrics/metrics of a checkpoint if it is damaged"):
-            self.manager = while_a_run_deletes(
-                lambda: ocp.CheckpointManager(self.folder, item_names=items, options=options)
-            )
+        with refusing(self.folder):
+            self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
         # runs/process.py asks JAX for signals, too: one would take the other's.
         self.manager.reached_preemption = lambda step: False
 
@@ -82,9 +75,6 @@ class Checkpoints:
     def iterations(self) -> list[int]:
         return sorted(self.manager.all_steps())
 
-    def look_again(self) -> None:
-        while_a_run_deletes(self.manager.reload)
-
     def delete_all(self) -> None:
         with refusing(self.folder):
             for iteration in self.iterations():
@@ -92,12 +82,12 @@ class Checkpoints:
 
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint to `damaged`. Return its new path."""
-        place = self.damaged / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
+        place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
         with refusing(self.folder):
-            self.damaged.mkdir(exist_ok=True)
+            place.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process of this run was faster
                 (self.folder / str(iteration)).rename(place)
-        self.look_again()
+        self.manager.reload()
         return place
 
     def save(self, state: TrainState, manifest: Manifest, val_loss: float | None = None) -> None:
@@ -109,7 +99,7 @@ class Checkpoints:
             if val_loss is not None:
                 metrics = self.folder / str(self.latest()) / "metrics" / "metrics"
                 on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
-                self.look_again()
+                self.manager.reload()
             return
         model = arrays_by_name(partition_trainable(state.model)[0])
         optimizer = arrays_by_name((state.opt_state, state.step))
@@ -158,19 +148,29 @@ class Checkpoints:
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here), trees
         )
         wanted = {item: ocp.args.StandardRestore(arrays_by_name(tree)) for item, tree in shapes.items()}
-        path, saved = self.folder / str(iteration), self.manifest(iteration).checksums
+        path = self.folder / str(iteration)
+        saved = self.manifest(iteration).checksums
         try:
             arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
             restored = {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
+        except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
+            raise
         except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
-            if unread := why_unread(error):
-                raise UserError(f"{path}: cannot be read ({unread}): put that right") from None
+            check_readable(path)
             raise Damaged(path, first_line(error)) from None
         if wrong:
             raise Damaged(path, f"{wrong[0]} is not what was saved")
         return restored
+
+
+def check_readable(folder: Path) -> None:
+    """Raise UserError where the disk or permissions keep a file from being read, which is no damage to it."""
+    with suppress(*GONE):
+        for path in folder.rglob("*"):
+            if not path.is_dir():
+                path.read_bytes()
 
 
 def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int]]:
@@ -210,32 +210,10 @@ def tree_of_arrays(arrays: dict[str, jax.Array], tree):
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in arrays_by_name(tree)])
 
 
-def while_a_run_deletes(look: Callable[[], Any]) -> Any:
-    """Have Orbax look into a folder, again where a run has just deleted what it saw."""
-    for _ in range(9):
-        with suppress(FileNotFoundError):
-            return look()
-    return look()
-
-
-def why_unread(error: BaseException | None) -> str | None:
-    """Say what kept a checkpoint from being read; None where its contents are wrong."""
-    while error is not None:
-        of_python = isinstance(error, (OSError, MemoryError)) and not isinstance(error, GONE)
-        if of_python or UNREADABLE.search(str(error)):
-            return first_line(error)
-        error = error.__cause__ or error.__context__
-    return None
-
-
 @contextmanager
-def refusing(
-    folder: Path, why: str = "cannot be written: make room there, or get the right to write"
-) -> Generator[None]:
-    """Turn what goes wrong within into a UserError, but for the loss of another process."""
+def refusing(folder: Path) -> Generator[None]:
+    """Turn what goes wrong within into a UserError."""
     try:
         yield
     except Exception as error:  # a full disk is an error of TensorStore's
-        if is_of_lost_process(error):
-            raise
-        raise UserError(f"{folder}: {why} ({first_line(error)})") from None
+        raise UserError(f"{folder}: cannot be read or written ({first_line(error)})") from None

@@ -5,7 +5,6 @@ import importlib.util
 import math
 import os
 import platform
-import re
 import sys
 import zlib
 from collections.abc import Generator
@@ -62,7 +61,10 @@ def on_devices(options) -> Generator[None]:
 def choose_device(device: str) -> None:
     """Choose the device before JAX starts. Raises UserError."""
     wait_for_simulated_devices()
-    compile_sooner(device)
+    accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
+    if device == "cpu" or device == "auto" and not accelerator:
+        # LLVM's level 1 instead of 3: it compiles sooner, and steps are as fast (docs/history.md).
+        add_xla_flag("--xla_backend_optimization_level", 1)
     # A CPU then computes on the main thread, where alone the C library keeps large freed blocks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     if device == "auto":
@@ -79,11 +81,12 @@ def choose_device(device: str) -> None:
         )
 
 
-def compile_sooner(device: str) -> None:
-    """Have XLA compile for a CPU at LLVM's level 1 instead of 3: steps are as fast (docs/benchmarks.md)."""
-    accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
-    if device == "cpu" or device == "auto" and not accelerator:
-        add_xla_flag("--xla_backend_optimization_level", 1)
+def choose_deterministic_kernels() -> None:
+    """Have a GPU's kernels add in a fixed order, cuDNN's attention too, and none be chosen by a measurement.
+
+    The flag implies `--xla_gpu_exclude_nondeterministic_ops` (openxla/xla#12520, #14125). A CPU ignores it.
+    """
+    add_xla_flag("--xla_gpu_deterministic_ops", "true")
 
 
 def wait_for_simulated_devices() -> None:
@@ -91,15 +94,14 @@ def wait_for_simulated_devices() -> None:
 
     With one thread each, all can come to wait in several sums at once.
     """
-    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
-    devices = max(jax.config.jax_num_cpu_devices, int(forced[1]) if forced else 1)  # ty: ignore[missing-attribute]
+    devices = jax.config.jax_num_cpu_devices  # ty: ignore[missing-attribute]
     if devices > 1:
         add_xla_flag("--xla_cpu_collective_call_warn_stuck_timeout_seconds", 10**6)
         add_xla_flag("--xla_cpu_collective_call_terminate_timeout_seconds", 10**6)
         os.environ.setdefault("PJRT_NPROC", str(4 * devices))
 
 
-def add_xla_flag(name: str, value: int) -> None:
+def add_xla_flag(name: str, value: int | str) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if name not in flags:  # the user's own counts
         os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import optax
 
 from config.command_line import UserError
 from config.options import SHAPE, Options
@@ -24,7 +22,7 @@ from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_ar
 from runs.manifest import Manifest, latest_manifest, write_options
 from runs.process import locked
 from training.lora import merge, partition_trainable, without_adapters
-from training.state import TrainState, create_state_around, model_config, shape_options, state_shapes
+from training.state import create_state_around, model_config, shape_options, state_shapes
 
 
 def is_run(folder: str) -> bool:
@@ -45,10 +43,7 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
     if description is not None:
         return from_json(description)
     place = f"out_dir={out_dir}" if init_from == "resume" else f"init_from={init_from}"
-    raise UserError(
-        f"{place}: there is no tokenizer.json, and without one its tokens are not text: put the model's own "
-        "beside weights, or name the run that they were exported from with --out_dir"
-    )
+    raise UserError(f"{place}: its tokens are not text: put the model's tokenizer.json beside its weights")
 
 
 def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
@@ -81,11 +76,9 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     if (base := manifest.base) is None:
         return None
     run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
-    if Path(base["init_from"]).resolve() == run:  # as where the base was replaced by its adapters
-        raise UserError(f"{run}: the run is the base of its own adapters: put the base back there")
     try:
         model = load_weights(base["init_from"], without_adapters(frozen))
-    except UserError as error:
+    except UserError as error:  # a Damaged base is no damage to the adapters
         raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
     if fingerprint(model) != base["fingerprint"]:
         raise UserError(
@@ -127,7 +120,7 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
 
 
 def save_merged(out_dir: str, to: str) -> int:
-    """Save a run's latest model, its adapters merged, as a run in `to`. Return its iteration."""
+    """Begin a run in `to` with a run's latest model, its adapters merged. Return that one's iteration."""
     model, manifest, iteration = load_run_with_adapters(out_dir)
     if not manifest.options.lora_rank:
         raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
@@ -135,14 +128,9 @@ def save_merged(out_dir: str, to: str) -> int:
     if checkpoints.latest() is not None:
         raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
     options = replace(manifest.options, out_dir=to, lora_rank=0)
-    state, step = create_state_around(merge(model), options), jnp.asarray(iteration, jnp.int32)
-    # The new moments count from 0. The learning rate, whose state has a count as well, goes on with the run.
-    opt_state = optax.tree.set(
-        state.opt_state, lambda path, _: path[-1].tuple_name == "ScaleByScheduleState", count=step
-    )
-    state = TrainState(state.model, opt_state, step)
     with locked(to):
         write_options(options)
+        state = create_state_around(merge(model), options)
         checkpoints.save(state, replace(manifest, options=options, base=None))
         checkpoints.wait()
     return iteration

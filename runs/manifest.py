@@ -1,7 +1,6 @@
 """The manifest of a checkpoint: what it holds besides arrays. Reading it needs no devices."""
 
 import json
-from collections.abc import Collection
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +10,7 @@ from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
-from config.options import LORA, NOT_RESUMED, SHAPE, Options
+from config.options import LORA, SHAPE, Options
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
 
@@ -47,15 +46,10 @@ class Manifest:
         improved = self.best_val_loss is None or val_loss < self.best_val_loss
         return replace(self, best_val_loss=val_loss) if improved else self, improved
 
-    def resuming_from(self, saved: "Manifest", path: Path, asked: Collection[str]) -> "Manifest":
-        """Return the manifest of this run when it resumes from the checkpoint at `path`.
-
-        Raises UserError for an option that must be the checkpoint's, or that differs unasked.
-        """
-        free = {*NOT_RESUMED, *asked} - {*SHAPE, *LORA, "optimizer"}
-        for name, theirs in vars(saved.options).items():
-            if name not in free:
-                check_equal(name, getattr(self.options, name), theirs, path)
+    def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
+        """Return the manifest of this run when it resumes from the checkpoint at `path`. Raises UserError."""
+        for name in (*SHAPE, *LORA, "optimizer"):
+            check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
         return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
 
@@ -85,7 +79,7 @@ def write_options(options: Options) -> None:
 def latest_manifest(out_dir: str) -> Manifest:
     """Read the manifest of a run's newest checkpoint. Raises UserError."""
     folder = Path(out_dir).resolve() / "checkpoints"
-    saved = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
+    saved = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
     if not saved:
         raise UserError(f"{folder}: no checkpoint there to start from")
     return read_manifest(folder / str(max(saved)))
@@ -99,7 +93,7 @@ def read_manifest(checkpoint: Path) -> Manifest:
         if (written := values.pop("format", 1)) != FORMAT:
             raise UserError(
                 f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
-                "only: use the version that wrote it, or train anew in another --out_dir"
+                "only: use the version that wrote it"
             )
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)

@@ -1,9 +1,8 @@
-"""A run made visible: progress bar, metrics.jsonl, loss.png, Weights & Biases, a profile."""
+"""A run made visible: lines of progress, metrics.jsonl, loss.png, Weights & Biases, a profile."""
 
-import io
 import json
 import math
-import sys
+import os
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -13,67 +12,48 @@ from typing import Annotated, Any
 import jax
 from jax.experimental.multihost_utils import broadcast_one_to_all
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
-from tqdm import tqdm
 
 from config.command_line import UserError
 from config.devices import peak_flops
-from config.files import GONE, first_line, open_file, write_whole, written
+from config.files import GONE, first_line, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from runs.hardware import peak_memory
 from runs.sizes import flops_per_token
 
-LOG_EVERY = 30  # seconds between lines in a log
+SHOW_EVERY = 10  # seconds between lines of progress
 FIRST, LAST = 10, 13  # steps of a profile, from 0: those before still fill caches and buffers
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
 RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
-
-
-class Lines(io.TextIOBase):
-    """The file of a bar in a log: each state is a line of stderr."""
-
-    def write(self, text: str) -> int:
-        if line := text.strip("\r\n "):
-            print(line, file=sys.stderr, flush=True)
-        return len(text)
 
 
 class Metrics:
     """The records of a run: a JSON object in `metrics.jsonl` for each logged step and each evaluation.
 
     A step's has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`, an evaluation's `iter`,
-    `train/loss` and `val/loss`. Process 0 alone writes and shows.
+    `train/loss` and `val/loss`. Process 0 alone writes; the others cannot print (parallel/hosts.py).
     """
 
     def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
         self.options = options
         self.primary = jax.process_index() == 0
-        self.path = Path(options.out_dir) / "metrics.jsonl"
+        self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
-        self.records = keep_records(self.path, start) if self.primary else []
-        self.file = open_file(self.path, "a") if self.primary else None
-        evaluated = any(r["iter"] == start and "val/loss" in r for r in self.records)
+        records = keep_records(self.path, start) if self.primary else []
+        evaluated = any(r["iter"] == start and "val/loss" in r for r in records)
         self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
-        terminal = sys.stderr.isatty()
-        self.bar = tqdm(
-            initial=start,
-            total=options.max_iters,
-            unit="step",
-            dynamic_ncols=terminal,
-            mininterval=0.5 if terminal else LOG_EVERY,
-            file=sys.stderr if terminal else Lines(),
-            disable=not self.primary,
-        )
+        self.file = open(self.path, "a", buffering=1)  # flushes each line
+        self.shown = -math.inf  # when a line of progress was
         self.speed = Speed(options, config, devices)
         self.making_batch = self.speed.making_batch
         self.pending = None  # the step whose metrics are not read yet
 
-    def step(self, iteration: int, metrics: dict[str, jax.Array], epoch: float | None) -> None:
+    def step(self, iteration: int, metrics: dict[str, jax.Array]) -> None:
         """Note a step that has just been started, and read the one before: so the device never waits."""
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]
-        self.pending = iteration, metrics, epoch, ended, self.speed.batch_seconds
+        self.pending = iteration, metrics, ended, self.speed.batch_seconds
 
     def catch_up(self) -> None:
         """Read the last step, and keep the time until the next out of the speed."""
@@ -83,51 +63,48 @@ class Metrics:
     def _read_pending(self) -> None:
         if self.pending is None:
             return
-        iteration, metrics, epoch, ended, batch_seconds = self.pending
+        iteration, metrics, ended, batch_seconds = self.pending
         self.pending = None
         values = {name: float(x) for name, x in metrics.items()}  # waits for the step's end
         self.speed.ended(ended or time.perf_counter(), batch_seconds)
         check_finite(iteration, {name: values[name] for name in ("loss", "grad_norm")})
-        self.bar.update()
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
             self._write({"iter": iteration, **values})
-            passes = f"epoch {epoch:.2f}, " if epoch is not None else ""
-            shown = "loss {loss:.3f}, {passes}{tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
-            self.bar.set_postfix_str(shown.format(passes=passes, **values), refresh=False)
+            self._show(iteration, **values)
+
+    def _show(self, iteration: int, loss: float, ms: float, tokens_per_second: float, **_) -> None:
+        """Print a line of progress, unless one was printed just before."""
+        if time.perf_counter() < self.shown + SHOW_EVERY:
+            return
+        self.shown = time.perf_counter()
+        speed = f"{tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
+        left = (self.options.max_iters - iteration) * ms / 60e3
+        print(f"iter {iteration}: loss {loss:.3f}, {speed}, {left:.0f} min left", flush=True)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
         check_finite(iteration, record)
         self.last_evaluation = iteration
         self._write({"iter": iteration} | record)
-        self.say(f"iter {iteration}: " + ", ".join(f"{split} loss {x:.4f}" for split, x in losses.items()))
+        shown = ", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items())
+        print(f"iter {iteration}: {shown}", flush=True)
 
     def _write(self, record: dict[str, Any]) -> None:
-        if self.file is None:
-            return
-        self.records.append(record)
         try:
             self.file.write(json.dumps(record) + "\n")
-            self.file.flush()
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written ({error.strerror}): make room there") from None
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 
-    def say(self, text: str) -> None:
-        """Print a line above the bar."""
-        if self.primary:
-            self.bar.write(text)
-
     def close(self) -> None:
-        self.bar.close()
         if self.wandb is not None:
             self.wandb.finish()
-        if self.file is not None:
-            with suppress(OSError, UserError):  # a full disk has ended the run, which says so
-                self.file.close()
-                draw(self.records, self.path.with_name("loss.png"))
+        with suppress(OSError, UserError):  # a full disk has ended the run, which says so
+            self.file.close()
+            if self.primary:
+                draw(read_records(self.path), self.path.with_name("loss.png"))
 
 
 class Speed:
@@ -176,28 +153,17 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
 
 
 def keep_records(path: Path, start: int) -> list[dict[str, Any]]:
-    """Drop the steps from `start` on and the evaluations after it. Return the other records.
-
-    The file as it was goes to `metrics.dropped.jsonl`.
-    """
-    lines = read_lines(path)
-    found = list(filter(None, map(parse_record, lines))) if start > 0 else []
+    """Drop the steps from `start` on and the evaluations after it from the file. Return the other records."""
+    found = read_records(path) if start > 0 else []
     records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
-    if len(records) < len(lines):
-        aside = path.with_name("metrics.dropped.jsonl")
-        write_whole(aside, b"\n".join([*read_lines(aside), *lines, b""]).decode(errors="replace"))
     write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
     return records
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl, if it is there, without its damaged lines."""
-    return list(filter(None, map(parse_record, read_lines(path))))
-
-
-def read_lines(path: Path) -> list[bytes]:
-    with suppress(*GONE):
-        return path.read_bytes().splitlines()
+    with suppress(*GONE), path.open("rb") as file:
+        return list(filter(None, map(parse_record, file)))
     return []
 
 
@@ -229,18 +195,15 @@ def start_wandb(options: Options, resumed: bool):
         raise UserError(f"wandb_log=True: {first_line(error)}: {remedies}") from None
 
 
-def draw(records: list[dict], path: Path) -> None:
-    if not records:
-        return
+def draw(records: list[dict[str, Any]], path: Path) -> None:
+    """Draw the curves of the losses."""
     from matplotlib.figure import Figure  # here: it takes half a second
 
-    axes = (figure := Figure(figsize=(7, 4.5), layout="constrained")).subplots()
-    for name, label in (("loss", "batch"), ("train/loss", "train"), ("val/loss", "val")):
-        if points := [(r["iter"], r[name]) for r in records if name in r]:
-            style: dict[str, Any] = {"lw": 0.6, "alpha": 0.5} if name == "loss" else {"marker": "o", "ms": 3}
-            axes.plot(*zip(*points, strict=True), label=label, **style)
+    axes = (figure := Figure(layout="constrained")).subplots()
+    for name, style in (("loss", "-"), ("train/loss", "o-"), ("val/loss", "o-")):
+        points = {record["iter"]: record[name] for record in records if name in record}
+        axes.plot(list(points), list(points.values()), style, label=name, markersize=3, linewidth=0.8)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
-    axes.grid(alpha=0.3)
     axes.legend()
     with written(path, "make room there") as file:
         figure.savefig(file, format="png", dpi=120)
@@ -257,4 +220,4 @@ def profile(folder: str, step: int, compiled: jax.stages.Compiled, metrics: Metr
     else:
         jax.profiler.stop_trace()
         trace = f"{folder}/plugins/profile/*/perfetto_trace.json.gz"
-        metrics.say(f"profile: steps {FIRST} to {LAST} of this run: open {trace} at https://ui.perfetto.dev")
+        print(f"profile: steps {FIRST} to {LAST} of this run: open {trace} at https://ui.perfetto.dev")

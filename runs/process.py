@@ -2,7 +2,6 @@
 
 import errno
 import os
-import platform
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -15,7 +14,6 @@ from filelock import FileLock, Timeout
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.command_line import UserError
-from config.files import first_line, write_whole
 from parallel.hosts import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
@@ -27,30 +25,26 @@ def locked(out_dir: str) -> Generator[None]:
     """Within, process 0 of this run holds the lock of `out_dir`. Raises UserError when another run does."""
     folder = Path(out_dir)
     lock = FileLock(folder / "lock", timeout=0, fallback_to_soft=False)
-    holder = folder / "lock.txt"  # Windows lets nobody read a file that is locked
     try:
-        on_process_0(acquire, lock, holder)
+        on_process_0(acquire, lock, folder)
         yield
     finally:
         if lock.is_locked:
             with suppress(OSError):
-                holder.unlink()
                 (folder / "lock").unlink()  # while it is held: another program that has it open notices
                 folder.rmdir()  # succeeds for a run that has not begun to write
             lock.release()
 
 
-def acquire(lock: FileLock, holder: Path) -> None:
-    """Take the lock, which ends with the program, and note who holds it. Raises UserError."""
-    folder, by = holder.parent, "another program"
+def acquire(lock: FileLock, folder: Path) -> None:
+    """Take the lock, which ends with the program. Raises UserError."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-        write_whole(holder, f"process {os.getpid()} on {platform.node()}\n")
     except Timeout:
-        with suppress(OSError, ValueError, UserError):  # it is being written, or damaged
-            by = first_line(ValueError(holder.read_text()))
-        raise UserError(f"out_dir={folder} is in use by {by}: choose another, or stop that run") from None
+        raise UserError(
+            f"out_dir={folder} is in use by another run: choose another, or stop that run"
+        ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise UserError(
@@ -66,13 +60,13 @@ def stop_signals() -> Generator[Callable[[], int]]:
     A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times, which stays
     ignored under nohup. Of many processes, JAX tells all at the same call: all call equally often.
     """
-    received, calls, together = [], count(1), jax.process_count() > 1
+    together = jax.process_count() > 1
+    calls = count(1)
+    received = []
     agreed = [] if together else received
 
     def receive(number, frame):
-        if received:
-            if number == SIGHUP:
-                return
+        if received and number != SIGHUP:
             raise KeyboardInterrupt
         received.append(number)
         # print may be at work right now.

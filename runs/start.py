@@ -1,6 +1,5 @@
 """Start a run in a straight line: its folder, its data set, its model, its first state."""
 
-import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from parallel.pipeline.loop import make_pipeline
 from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest
-from runs.sizes import check_training
 from training.lora import partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
@@ -29,7 +27,6 @@ class Run:
     """All that is decided before a run's state is made."""
 
     options: Options
-    asked: frozenset[str]  # names of the options that the command line sets
     checkpoints: Checkpoints
     resuming: bool  # from the newest valid checkpoint
     dataset: Dataset
@@ -37,7 +34,7 @@ class Run:
     shapes: TrainState  # shapes, dtypes and shardings of its state
 
 
-def open_run(options: Options, asked: frozenset[str]) -> Run:
+def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split."""
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
@@ -45,7 +42,7 @@ def open_run(options: Options, asked: frozenset[str]) -> Run:
     dataset = open_dataset(options)
     config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
-    return Run(options, asked, checkpoints, resuming, dataset, config, shapes)
+    return Run(options, checkpoints, resuming, dataset, config, shapes)
 
 
 def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
@@ -53,12 +50,10 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
     latest = checkpoints.latest()
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
-    if options.init_from == "auto" and latest is None and os.path.lexists(checkpoints.damaged):
-        raise UserError(
-            f"{checkpoints.damaged}: holds all checkpoints of this run: move one back to "
-            f"{checkpoints.folder}/<iteration>, or start anew with --init_from=scratch"
-        )
     if options.init_from in RESUMING:
+        path = Path(options.out_dir, "options.json")
+        if latest is not None and not (options.eval_only or path.exists()):
+            raise UserError(f"{path}: is missing, and says how this run learns: put it back")
         return latest is not None
     if latest is not None and not (options.eval_only or options.show_sharding or options.overwrite):
         raise UserError(
@@ -77,7 +72,7 @@ def open_dataset(options: Options) -> Dataset:
 
 
 def choose_config(options: Options, meta: Meta) -> GPTConfig:
-    """Describe the model. Raises UserError for one that cannot fit, or that the mesh cannot split."""
+    """Describe the model. Raises UserError for one that the data or the mesh do not suit."""
     vocab_size = options.vocab_size or meta.vocab_size
     eot = end_of_text(meta.tokenizer)
     needed = eot + 1 if meta is NANOGPT and eot is not None else meta.vocab_size  # NANOGPT's is padded
@@ -87,7 +82,6 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
             f"{vocab_size}: choose a data set of the model's own tokens"
         )
     config = model_config(options, vocab_size, eot)
-    check_training(config, options, planned=options.show_sharding)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_pipeline(options)  # raises UserError for one that cannot be
     return config
@@ -113,28 +107,28 @@ def starting_state(run: Run) -> tuple[TrainState, Manifest]:
 
 
 def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]:
-    """Restore the newest valid checkpoint. Damaged ones are named and moved to `damaged`.
+    """Restore the newest valid checkpoint. Damaged ones before the last are moved to `damaged`.
 
     Many processes then end, since perhaps only one of them has noticed.
     """
     checkpoints = run.checkpoints
-    while iterations := checkpoints.iterations():
+    while True:
+        iterations = checkpoints.iterations()
         path = checkpoints.folder / str(iteration := iterations[-1])
         try:
             saved = checkpoints.manifest(iteration)
-            manifest = first.resuming_from(saved, path, run.asked)
+            manifest = first.resuming_from(saved, path)
             base = load_base(checkpoints, saved, run.shapes.model)
             state = checkpoints.restore(iteration, run.shapes, base)
             print(f"resuming at iter {iteration}, from {path}")
             return state, manifest
         except Damaged as damage:
-            if run.options.eval_only:  # which only reads
+            if run.options.eval_only or len(iterations) == 1:
                 raise
             place = checkpoints.set_aside(iteration)
             if jax.process_count() > 1:
                 raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
             print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
-    raise UserError(f"{checkpoints.folder}: no checkpoint there is valid: start with --init_from=scratch")
 
 
 def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
@@ -143,10 +137,9 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
         manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
-    elif (theirs := open_pretrained(options.init_from).tokenizer()) != manifest.tokenizer:
-        differs = f"dataset={options.dataset} is not of {options.init_from}'s own tokens"
-        unknown = f"{options.init_from} does not say which tokens it has learned"
-        print(f"note: {differs if theirs else unknown}", file=sys.stderr)
+    elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
+        known = f"{options.init_from} is not known to have learned the tokens of"
+        print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
@@ -156,9 +149,9 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
 
 
 def describe_model(run: Run) -> str:
-    dtype, (trained, frozen) = run.config.compute.dtype, partition_trainable(run.shapes.model)
-    n_trained, n_frozen = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (trained, frozen))
-    part = f", of which {n_trained:,} are trained," if n_frozen else ""
-    how = " (float32: --dtype=float32)" if run.options.dtype == "auto" and dtype == "bfloat16" else ""
-    kind = jax.devices()[0].device_kind
-    return f"{n_trained + n_frozen:,} parameters{part} on {kind}, products in {dtype}{how}"
+    """Return a line about the model: how large it is, and on what and how it is computed."""
+    trained, _ = partition_trainable(run.shapes.model)
+    total, n_trained = (sum(x.size for x in jax.tree.leaves(tree)) for tree in (run.shapes.model, trained))
+    part = f", of which {n_trained:,} are trained," if n_trained < total else ""
+    how = f"on {jax.devices()[0].device_kind}, products in {run.config.compute.dtype}"
+    return f"{total:,} parameters{part} {how}"

@@ -357,15 +357,10 @@ def test_resumes_with_the_runs_own_options(copied_run):
     assert iterations(copied_run, STEP) == list(range(22))
 
 
-def test_options_that_nobody_asked_for_are_those_of_the_checkpoint(copied_run, tmp_path):
-    path, again = copied_run / "options.json", [f"--out_dir={copied_run}", "--init_from=resume"]
-    path.write_text(path.read_text().replace('"learning_rate": 0.01', '"learning_rate": 0.03'))
-    before = contents(copied_run)
-    said = refusal(train.main, again)
-    assert said.startswith(f"learning_rate=0.03, but the checkpoint {copied_run}")
-    assert "has learning_rate=0.01: give --learning_rate=0.01, or" in said and contents(copied_run) == before
-    (config := tmp_path / "config.py").write_text("learning_rate = 0.01\n")  # a config file asks for it, too
-    assert train.main([str(config), *again]) == train.main([*again, "--max_iters=21"]) == 0
+def test_a_run_without_its_options_does_not_go_on_with_the_defaults(copied_run, tiny):
+    (copied_run / "options.json").unlink()
+    said = refusal(train.main, tiny(copied_run, init_from="resume"))
+    assert said.startswith(f"{copied_run / 'options.json'}: is missing")
 
 
 def test_resumed_run_may_change_how_it_learns(copied_run):
@@ -391,10 +386,9 @@ def test_resume_refuses_another_model_or_optimizer(copied_run, name, ours, their
     assert contents(copied_run) == before
 
 
-@pytest.mark.parametrize("symbols", ["abc", "abcdefghijklmnopqrstuvwxyz.!"])
-def test_resume_refuses_another_vocabulary(copied_run, tmp_path, symbols):
+def test_resume_refuses_another_vocabulary(copied_run, tmp_path):
     other, ids = tmp_path / "other", np.zeros(50, int)
-    write_dataset(other, ids, ids, CharTokenizer(symbols), "a test")
+    write_dataset(other, ids, ids, CharTokenizer("abcdefghijklmnopqrstuvwxyz.!"), "a test")
     text = refusal(train.main, [f"--out_dir={copied_run}", "--init_from=resume", f"--dataset={other}"])
     assert f"dataset={other}" in text and str(copied_run) in text
 
@@ -418,46 +412,34 @@ def test_a_run_goes_on_from_the_newest_checkpoint_that_is_whole(first_run, copie
     assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
 
 
-def test_where_no_checkpoint_is_whole_a_run_says_so_and_loses_none(copied_run, tiny):
+@pytest.mark.parametrize("init_from", ["resume", "auto"])
+def test_where_no_checkpoint_is_whole_a_run_does_not_start_anew(copied_run, tiny, init_from):
     for iteration in saved_iterations(copied_run):
         spoil(copied_run / "checkpoints" / str(iteration))
-    assert "no checkpoint there is valid" in refusal(train.main, tiny(copied_run, init_from="resume"))
-    assert len(list((copied_run / "damaged").iterdir())) == 4
+    for _ in range(2):  # as a launcher may try again
+        said = refusal(train.main, tiny(copied_run, init_from=init_from))
+        assert said.startswith(f"{copied_run / 'checkpoints' / '5'}: the checkpoint is damaged")
+    assert saved_iterations(copied_run) == [5] and len(list((copied_run / "damaged").iterdir())) == 3
 
 
-@pytest.mark.parametrize("unreadable", ["manifest/metadata", "model/_METADATA"])
-def test_a_read_error_stops_the_run_and_moves_nothing(copied_run, tiny, unreadable):
+def test_a_read_error_stops_the_run_and_moves_nothing(copied_run, tiny):
     """A folder in a file's place is one that the kernel reports to every user, root included."""
     for iteration in saved_iterations(copied_run):
-        path = copied_run / "checkpoints" / str(iteration) / unreadable
+        path = copied_run / "checkpoints" / str(iteration) / "manifest" / "metadata"
         path.unlink()
         path.mkdir()
     said = refusal(train.main, tiny(copied_run, init_from="auto", max_iters=21))
-    assert "s a directory" in said and unreadable in said
+    assert "s a directory" in said
     assert saved_iterations(copied_run) == [5, 10, 15, 20] and not (copied_run / "damaged").exists()
 
 
-def test_auto_does_not_start_anew_beside_damaged_checkpoints(copied_run, tiny):
-    (copied_run / "damaged").mkdir()
-    for path in (copied_run / "checkpoints").iterdir():
-        path.rename(copied_run / "damaged" / path.name)
-    before = contents(copied_run)
-    said = refusal(train.main, tiny(copied_run, init_from="auto"))
-    assert (
-        said.startswith(f"{copied_run / 'damaged'}: holds all checkpoints") and "--init_from=scratch" in said
-    )
-    assert contents(copied_run) == before
+TRAPS = ("metrics.jsonl", "lock", f".loss.png.{os.getpid()}.tmp")
 
 
-TRAPS = ("metrics.dropped.jsonl", "lock", f".loss.png.{os.getpid()}.tmp", ".loss.png.tmp")
-
-
-@pytest.mark.parametrize("name", TRAPS, ids=["dropped", "lock", "own temporary", "temporary"])
+@pytest.mark.parametrize("name", TRAPS, ids=["metrics", "lock", "temporary"])
 @pytest.mark.parametrize("hard", [False, True])
 def test_a_run_folder_of_somebody_else_writes_only_into_itself(copied_run, tiny, tmp_path, name, hard):
     (outside := tmp_path / "outside").write_bytes(b"kept\n")
-    with open(copied_run / "metrics.jsonl", "a") as file:
-        file.write("touch owned\n")
     (copied_run / name).unlink(missing_ok=True)
     (os.link if hard else os.symlink)(outside, copied_run / name)
     with contextlib.suppress(SystemExit), contextlib.redirect_stderr(io.StringIO()):
@@ -586,19 +568,6 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 
 
 # Runs that cannot start
-
-
-@pytest.mark.parametrize(
-    "changes, says",
-    [
-        ({"block_size": 1500}, "train.bin: 1500 tokens are fewer than block_size + 1 = 1501"),
-        ({"block_size": 400}, "val.bin: 300 tokens are fewer than block_size + 1 = 401"),
-        ({"dataset": "python_chr"}, "dataset=python_chr: there is no /"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(tiny, tmp_path, changes, says):
-    assert says in refusal(train.main, tiny(tmp_path / "out", **changes))
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_command_answers_a_mistake_in_one_line_with_status_2(tiny, tmp_path):

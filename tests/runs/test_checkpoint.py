@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.checkpoint import Checkpoints, checksum, checksums, while_a_run_deletes, why_unread
+from runs.checkpoint import Checkpoints, checksum, checksums
 from runs.load import load_run
 from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
-from training.optimizer import make_optimizer
 from training.recipe import compile_step
 from training.state import TrainState, create_state, model_config
 
@@ -96,22 +96,6 @@ def test_training_goes_on_while_a_state_is_saved(tmp_path, tiny):
     checkpoints.wait()
     for i, expected in copies.items():
         assert_same(checkpoints.restore(i, state), expected)
-
-
-def test_a_run_may_go_on_with_another_clipping(tmp_path, tiny):
-    checkpoints = save(tmp_path, tiny[0], 4)
-    without = make_optimizer(replace(TINY, grad_clip=0.0), tiny[0].model).init(tiny[0].model)
-    restored = checkpoints.restore(4, TrainState(tiny[0].model, without, tiny[0].step))
-    assert_same(jax.tree.leaves(restored.opt_state), jax.tree.leaves(tiny[0].opt_state))
-
-
-def test_nothing_is_pickled(tmp_path, tiny):
-    save(tmp_path, tiny[0], 1)
-    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert len(files) > 5
-    for content in files:
-        assert not (content[:1] == b"\x80" and content[-1:] == b".")  # as every pickle since protocol 2
-        assert b"numpy" not in content and b"training.state" not in content  # as a pickle names its classes
 
 
 # --- which are kept -----------------------------------------------------------------------------------------
@@ -224,42 +208,22 @@ def test_a_checksum_is_the_same_on_any_mesh():
         assert checksums({"model": {"x": sharded}}) == checksums({"model": {"x": x}})
 
 
-@pytest.mark.parametrize(
-    "error, said",
-    [
-        (OSError(5, "Input/output error", "there/file"), "Input/output error: 'there/file'"),
-        (MemoryError(), "MemoryError"),
-        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes."), "Out of memory allocating 9"),
-        (
-            ValueError("NOT_FOUND: Error reading \"a\": Error reading there: No device [os_error_code='19']"),
-            "there: No device",
-        ),
-        (ValueError("NOT_FOUND: there: No such file [os_error_code='2']"), None),
-        (ValueError("DATA_LOSS: Error reading there: CRC-32C checksum verification failed"), None),
-        (FileNotFoundError(2, "No such file"), None),
-        (KeyError("tree_metadata"), None),
-    ],
-)
-def test_only_wrong_contents_are_damage(error, said):
-    found = why_unread(error)
-    assert found is None if said is None else said in found
-    wrapped = Exception("reading an array")
-    wrapped.__cause__ = error  # as Orbax raises it
-    assert why_unread(wrapped) == found
+def test_a_file_that_cannot_be_read_is_no_damage(copied, tmp_path, tiny, monkeypatch):
+    largest_file(tmp_path / "checkpoints" / "2" / "model").write_bytes(b"")
+
+    def read_bytes(path):
+        raise OSError(5, "Input/output error", str(path))
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    with pytest.raises(UserError, match="cannot be read .Input/output error") as unread:
+        Checkpoints(str(tmp_path)).restore(2, tiny[0])
+    assert not isinstance(unread.value, Damaged)
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(copied, tmp_path, tiny):
     shutil.rmtree(tmp_path / "checkpoints" / "2" / "optimizer")
     assert str(tmp_path / "checkpoints" / "2") in refusal(Checkpoints(str(tmp_path)).restore, 2, tiny[0])
     assert_same(load_run(str(tmp_path))[0], tiny[0].model)
-
-
-def test_a_damaged_validation_loss_is_one_line_and_the_checkpoint_good_without_it(copied, tmp_path, tiny):
-    path = tmp_path / "checkpoints" / "1" / "metrics" / "metrics"
-    path.write_text('{"val_l')
-    assert "delete metrics/metrics of a checkpoint" in refusal(Checkpoints, str(tmp_path))
-    path.unlink()
-    assert_same(Checkpoints(str(tmp_path)).restore(1, tiny[0]), at(tiny[0], 1))
 
 
 def test_a_model_of_another_shape_is_refused(two_checkpoints):
@@ -296,7 +260,7 @@ except UserError as error:
 def test_a_disk_that_fills_up_leaves_the_checkpoint_before(tmp_path, tiny):
     save(tmp_path, tiny[0], 1)
     done = run_python("-c", FILL, tmp_path)
-    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot be written")
+    assert done.stdout.startswith(f"{tmp_path / 'checkpoints'}: cannot be read or written")
     assert done.stdout.count("\n") == 1 and "Traceback" not in done.stderr
     unfinished = [path.name for path in (tmp_path / "checkpoints").iterdir() if path.name != "1"]
     assert unfinished and "2" not in unfinished  # what a killed process leaves, too
@@ -361,7 +325,7 @@ def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp
 
 def test_a_run_that_goes_on_keeps_its_own_options_and_the_best_loss():
     ours = replace(MANIFEST, options=replace(TINY, learning_rate=1.0, out_dir="new"), best_val_loss=None)
-    going_on = ours.resuming_from(MANIFEST, Path("there"), asked={"learning_rate"})
+    going_on = ours.resuming_from(MANIFEST, Path("there"))
     assert going_on == replace(ours, best_val_loss=2.5)
 
 
@@ -374,7 +338,7 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(copied, tmp_path, w
     for read in (latest_manifest, load_run):
         said = refusal(read, str(tmp_path))
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1!r}")
-        assert f"this version reads {FORMAT} only" in said and "--out_dir" in said
+        assert f"this version reads {FORMAT} only" in said
 
 
 def test_any_damage_to_a_manifest_is_one_line(tmp_path):
@@ -386,14 +350,3 @@ def test_any_damage_to_a_manifest_is_one_line(tmp_path):
     # Some values may be others.
     free = ("options", "vocab_size", "tokenizer", "best_val_loss", "base", "checksums")
     assert_named(path, lambda: read_manifest(tmp_path / "2"), free, tmp_path / "2")
-
-
-def test_a_reader_looks_again_where_a_run_deletes_meanwhile():
-    looks = iter([FileNotFoundError(2, "gone"), FileNotFoundError(2, "gone"), None])
-
-    def look():
-        if (error := next(looks)) is not None:
-            raise error
-        return "found"
-
-    assert while_a_run_deletes(look) == "found"

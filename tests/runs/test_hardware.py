@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runs.hardware import compile_sooner, wait_for_simulated_devices
-from tests.helpers import newest_checkpoint, run_python
+from runs.hardware import choose_device, wait_for_simulated_devices
+from tests.helpers import losses, newest_checkpoint, run_python
 
 
 @pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=5"])
@@ -40,9 +40,25 @@ def test_programs_for_a_cpu_compile_sooner_unless_the_user_says_otherwise(
 ):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name in found)
     monkeypatch.setenv("XLA_FLAGS", given)
-    compile_sooner(device)
+    choose_device(device)
     flags = dict(flag.split("=") for flag in os.environ["XLA_FLAGS"].split())
     assert flags.get("--xla_backend_optimization_level") == level
+
+
+TRAIN = """
+import os, sys, train
+train.main(sys.argv[1:])
+print(os.environ["XLA_FLAGS"])
+"""
+
+
+def test_deterministic_sets_the_flag_of_gpus_before_jax_starts_and_changes_nothing_on_a_cpu(tiny, tmp_path):
+    """Whether a GPU then computes the same bits twice, no test can say without one."""
+    for name in ("True", "False"):
+        done = run_python("-c", TRAIN, *tiny(tmp_path / name, max_iters=2, deterministic=name))
+        assert done.returncode == 0, done.stderr
+        assert ("--xla_gpu_deterministic_ops=true" in done.stdout) == (name == "True")
+    assert losses(tmp_path / "True") == losses(tmp_path / "False")
 
 
 HIDDEN = """

@@ -68,7 +68,7 @@ class TrainLoop:
             with self.metrics.making_batch():
                 batch = self.batches(self.i)
             self.step.state, report = self.step.train_step(self.step.state, *batch)
-            self.metrics.step(self.i, report, self.batches.epoch(self.i))
+            self.metrics.step(self.i, report)
             self.i += 1
         self.metrics.catch_up()
         jax.block_until_ready(self.step.state)

@@ -16,7 +16,6 @@ from data.tokenizer import end_of_text
 from model import GPTConfig
 from parallel.mesh import check_fit, mesh_of, parse
 from parallel.pipeline.loop import make_pipeline
-from runs.sizes import check_training
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.target import Target, absent_devices
@@ -79,7 +78,6 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         )
     with jax.set_mesh(mesh_of(absent_devices(target.text), tuple(sizes.values()))):
         config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
-        check_training(config, options, planned=True)
         check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
         make_pipeline(options)  # raises UserError for one that cannot be
         shapes = state_shapes(config, options)
