@@ -13,6 +13,7 @@ fetch. Words that are not options of the launcher (python app.py --help) go to i
 if __name__ == "__main__":
     import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on
 
+import difflib
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -34,7 +35,7 @@ MODAL_ERRORS = (modal.exception.Error,) if modal else ()
 def start(argv: list[str]) -> int:
     """Run a command. Return its status. Raises UserError."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # stops a run as Ctrl-C does
-    name, argv = (argv[0], argv[1:]) if argv and argv[0] in COMMANDS else ("train", argv)
+    name, argv = split_command(argv)
     options, words = split_launch(argv, COMMANDS[name].defaults)
     if first := name == "train" and not words:
         print(FIRST)
@@ -54,6 +55,17 @@ def start(argv: list[str]) -> int:
     except MODAL_ERRORS as error:
         raise UserError(f"Modal: {error}") from None
     return status if status >= 0 else 128 - status  # for a signal, the status that a shell has
+
+
+def split_command(argv: list[str]) -> tuple[str, list[str]]:
+    """Return a command's name and the words for it. A config or an option comes first for `train` alone."""
+    if not argv or argv[0].startswith("-") or argv[0].endswith(".py"):
+        return "train", argv
+    if argv[0] not in COMMANDS:
+        nearest = difflib.get_close_matches(argv[0], COMMANDS, n=1)
+        advice = f"did you mean {nearest[0]}? " if nearest else ""
+        raise UserError(f"{argv[0]} is not a command; {advice}There are {', '.join(COMMANDS)}")
+    return argv[0], argv[1:]
 
 
 def look(name: str, words: list[str], options: LaunchOptions) -> int:
@@ -93,13 +105,13 @@ def job_here(name: str, words: list[str], options: LaunchOptions, first: bool) -
     return Job(name, [*words, "--init_from=auto"] if first else words, folder, sample=first)
 
 
-def words_to(name: str, *more: str) -> Callable[..., None]:
+def entrypoint(name: str, *first: str) -> Callable[..., None]:
     """Return an entrypoint that takes bare words: Modal refuses a value for a `bool` parameter."""
 
     def run(*arglist: str) -> None:
         import config.interrupt  # noqa: F401  now: imported by a script later, it would take Ctrl-C from Modal
 
-        command(lambda _: start([name, *more, *arglist]))
+        command(lambda _: start([*first, *arglist]))
 
     # Modal takes no function that is defined in another, as its qualified name would say.
     run.__qualname__ = f"{name}_entrypoint"
@@ -111,9 +123,9 @@ if modal is not None:
     for each in COMMANDS:
         more = ["--run-on-remote"] if each in ("list", "watch") else []
         globals()[each] = modal.App(f"{VOLUME}-{each}")
-        globals()[each].local_entrypoint(name=each)(words_to(each, *more))
+        globals()[each].local_entrypoint(name=each)(entrypoint(each, each, *more))
     # `modal run app.py` takes the entrypoint that is a name of the module.
-    main = modal.App(VOLUME).local_entrypoint()(words_to("train"))
+    main = modal.App(VOLUME).local_entrypoint()(entrypoint("main"))
 
 if __name__ == "__main__":
     command(start)

@@ -91,6 +91,7 @@ def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkey
 @pytest.mark.parametrize(
     "words, says",
     [
+        ("trian", "trian is not a command; did you mean train? There are train, sample, prepare, "),
         ("--n_layers=2", "--n_layers is not an option; did you mean n_layer?"),
         ("config/nosuch.py", "config/nosuch.py: there is no such config file"),
         ("--gpu", "--gpu needs a value"),
