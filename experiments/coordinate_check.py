@@ -17,7 +17,7 @@ import pandas as pd
 from tqdm import tqdm
 
 from config.command_line import ScriptParser, command
-from config.files import read_json, write_whole
+from config.files import write_whole
 from config.options import Options
 from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import RESULTS, machine
@@ -37,30 +37,22 @@ PATH = RESULTS / "coordinate_check.json"
 
 
 def main(argv: list[str]) -> None:
-    parser = ScriptParser(__doc__)
-    parser.add_argument("--draw", action="store_true", help="measure nothing, draw what is there")
-    if not parser.parse(argv).draw:
-        measure_all()
-    found = read_json(PATH)
-    shape = len(KINDS), len(WIDTHS), SEEDS, 1 + STEPS, len(PARTS)
-    sizes = np.array([run["sizes"] for run in found["runs"]]).reshape(shape)
-    write_whole(PATH.with_suffix(".md"), table(sizes, found["made"]), "make room there")
-    save_svg(PATH.with_suffix(".svg"), lambda figure: draw(figure, sizes))
-    print(f"the table: {PATH.with_suffix('.md')}")
-
-
-def measure_all() -> None:
+    """Measure all widths, and write the sizes, the table and the plot."""
+    ScriptParser(__doc__).parse(argv)
     keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
-    lines = []
+    runs, made = [], machine()
     with jax.set_mesh(make_mesh("data:1")):
         for kind, width, seed in tqdm(list(itertools.product(KINDS, WIDTHS, range(1, SEEDS + 1)))):
-            sizes = measure(KINDS[kind] | {"n_embd": width, "n_head": 4, "seed": seed})
-            run = {"kind": kind, "width": width, "seed": seed, "sizes": sizes}
-            lines.append(json.dumps(run, ensure_ascii=False))
-    runs = ",\n".join(lines)
-    text = f'{{"made": {json.dumps(machine())},\n"runs": [\n{runs}\n]}}\n'
-    write_whole(PATH, text, "make room there")
+            found = measure(KINDS[kind] | {"n_embd": width, "n_head": 4, "seed": seed})
+            runs.append({"kind": kind, "width": width, "seed": seed, "sizes": found})
+    shape = len(KINDS), len(WIDTHS), SEEDS, 1 + STEPS, len(PARTS)
+    sizes = np.array([run["sizes"] for run in runs]).reshape(shape)
+    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
+    write_whole(PATH, f'{{"made": {json.dumps(made)},\n"runs": [\n{lines}\n]}}\n', "make room there")
+    write_whole(PATH.with_suffix(".md"), table(sizes, made), "make room there")
+    save_svg(PATH.with_suffix(".svg"), lambda figure: draw(figure, sizes))
+    print(f"the table: {PATH.with_suffix('.md')}")
 
 
 def measure(own: dict[str, Any]) -> list[list[float]]:
