@@ -27,6 +27,7 @@ from typing import ClassVar
 import jax
 
 from config.command_line import Count, UserError, command, given
+from config.files import write_whole
 from config.options import Options
 from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
@@ -259,3 +260,25 @@ def result_of(task: Task, status: int) -> dict | None:
         "data": data_mark(task.dataset),
         **machine(),
     }
+
+
+def train_rented(argv: list[str]) -> int:
+    """Train one run with train.py's options, and leave `result.json` in its folder. Return 1 if it failed.
+
+    `app.py experiment` starts this in a container, and reads the result from the Volume.
+    """
+    values = given(argv, Options)
+    folder, seed = Path(values.pop("out_dir")), values.pop("seed")
+    task = Task("", folder.name, values, seed, folder)
+
+    def leave(task: Task, result: dict) -> None:
+        device = jax.devices()[0]  # now: the run has freed its memory
+        machine = {} if device.platform == "cpu" else {"cpu": device.device_kind}
+        write_whole(folder / "result.json", json.dumps(result | machine))
+
+    prepare_if_missing(task.dataset)
+    return train_all([task], 1, leave)
+
+
+if __name__ == "__main__":
+    command(train_rented)

@@ -43,7 +43,7 @@ COMMANDS = {
     "profile": Command("train.py", (*PROFILE, "--wandb_log=False"), ("profile",), SHORT),
     "export": Command("export.py", ("--out_dir={run}", "--to={run}/export"), ("export",), ON_CPUS),
     "serve": Command("serve.py", defaults={"retries": 0}),
-    "experiment": Command("experiments/rented.py", defaults=BRIEF),
+    "experiment": Command("experiments/runner.py", defaults=BRIEF),
     **dict.fromkeys(("sweep", "list", "watch", "fetch"), Command()),
 }
 

@@ -49,12 +49,8 @@ def parse_example(line: str, place: str) -> Example:
             context = f"{fields['activity_label']}: {fields['ctx_a']} {fields['ctx_b'].capitalize()}"
         else:
             context = fields["ctx"]
-        if not isinstance(fields["endings"], list):
-            raise ValueError("its endings are no list")
         context, *endings = map(clean, [context, *fields["endings"]])
         label = int(fields["label"])  # it is a string in Hugging Face's copy
-        if not all(map(str.strip, [context, *endings])):
-            raise ValueError("its context or an ending is empty")
         if not 0 <= label < len(endings):
             raise ValueError(f"its label is {label}, and it has {len(endings)} endings")
     except (ValueError, TypeError, LookupError, AttributeError) as error:
