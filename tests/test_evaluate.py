@@ -280,7 +280,6 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, refere
     [
         ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),
         ("--block_size=17", "--block_size is 17, but the model reads 16: give 1 to 16"),
-        ("--hellaswag=nowhere.jsonl", "--hellaswag=nowhere.jsonl: cannot be read"),
         ("--hellaswag=/dev/null", "--hellaswag=/dev/null: there is no example in it"),
         ("--mesh=data:8 --batch_size=6", "batch_size=6 must be a multiple of data x fsdp = 8"),
     ],
@@ -312,7 +311,6 @@ GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
     "line, says",
     [
         ('{"ctx": "He", ', "JSONDecodeError"),
-        ("[1, 2]", "TypeError"),
         (json.dumps(GOOD | {"label": 2}), "its label is 2, and it has 2 endings"),
         (json.dumps(GOOD | {"label": ""}), "invalid literal for int()"),  # as in the test set
         (json.dumps(GOOD | {"endings": ["is.", "ran!"]}), "lacks '!'"),

@@ -18,7 +18,6 @@ from experiments.report import (
     describe,
     difference,
     markdown,
-    seed_interval,
 )
 from tests.helpers import ROOT, newest_checkpoint, records, refusal, start_python, wait_until
 from tools.benchmarks import variants
@@ -273,12 +272,6 @@ def test_steps_of_a_ladder_are_compared_with_the_one_below(experiment, tmp_path)
     losses = {FAST: [2.0, 2.2], SLOW: [1.5, 1.7], "more": [1.4, 1.65]}
     text = markdown(recorded(replace(experiment, sets=sets, upward=True), tmp_path, losses))
     assert "against the row above" in text and "| more | 1.5250 ± 0.1768 | -0.0750 ± " in text
-
-
-def test_one_more_seed_ends_within_its_interval_in_19_cases_of_20():
-    drawn = np.random.default_rng(0).normal(2.0, 0.01, (3000, 6))
-    inside = [abs(row[5] - row[:5].mean()) <= seed_interval(pd.Series(row[:5])) for row in drawn]
-    assert np.mean(inside) == pytest.approx(0.95, abs=0.012)  # three standard errors
 
 
 def test_a_best_rate_is_named_with_those_that_noise_does_not_set_apart_from_it(experiment, tmp_path):
