@@ -6,8 +6,8 @@
     python app.py NAME ...                                          without --run-on-remote, in either form
     python app.py NAME --dry-run ...                                what would run there, and at what cost
 
-NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, experiment, list, watch or
-fetch. Words that are not options of the launcher (python app.py --help) go to its script.
+NAME is train, sample, prepare, evaluate, bench, profile, export, serve, sweep, list, watch or fetch. Words
+that are not options of the launcher (python app.py --help) go to its script.
 """
 
 if __name__ == "__main__":
@@ -26,6 +26,7 @@ from tools.cloud.jobs import COMMANDS, Job, make_job, preparing_job, run_job, wo
 from tools.cloud.options import LaunchOptions, split_launch
 from tools.cloud.places import Runs
 from tools.cloud.supervise import ROOT
+from tools.cloud.sweep import run_sweep
 
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
 SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}
@@ -44,10 +45,8 @@ def start(argv: list[str]) -> int:
     try:
         if name in ("list", "watch", "fetch"):
             status = look(name, words, options)
-        elif name in ("sweep", "experiment"):
-            from tools.cloud import sweep  # late: it imports JAX
-
-            status = (sweep.run_sweep if name == "sweep" else sweep.run_experiment)(words, options, remote)
+        elif name == "sweep":
+            status = run_sweep(words, options, remote)
         elif remote:
             status = launch(replace(make_job(name, words, options), sample=first), options)
         else:

@@ -3,7 +3,6 @@
     python -m experiments.precision                 train what is missing, then write the table and the plot
     python -m experiments.precision --time          time each set's step, by turns
     python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
-    modal run app.py::experiment --run-on-remote true precision     on rented machines: docs/cloud.md
 
 A killed run goes on from its last checkpoint; one whose result is in experiments/results/ is not repeated.
 """
@@ -27,7 +26,6 @@ from typing import ClassVar
 import jax
 
 from config.command_line import Count, UserError, command, given
-from config.files import write_whole
 from config.options import Options
 from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
@@ -77,10 +75,8 @@ def main(experiments: list[Experiment]) -> None:
     command(lambda argv: run(experiments, argv))
 
 
-def run(
-    experiments: list[Experiment], argv: list[str], results: Path = RESULTS, train: Callable | None = None
-) -> int:
-    """Do as the command line says, training by `train` or `train_all`. Return 1 if a run failed."""
+def run(experiments: list[Experiment], argv: list[str], results: Path = RESULTS) -> int:
+    """Do as the command line says. Return 1 if a run failed."""
     asked = RunnerOptions(**given(argv, RunnerOptions))
     chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
     if not chosen:
@@ -96,7 +92,6 @@ def run(
 
     def keep(task: Task, result: dict) -> None:
         record = Record(records[task.experiment].experiment, results)  # another process may write, too
-        record.check_data(task.dataset, result.get("data"))  # a rented machine's are known now
         record.add(task.label, result)
         print(f"{task}: val loss {result['val'] or 'diverged'}", flush=True)
 
@@ -106,15 +101,13 @@ def run(
             for record in records.values():
                 time_steps(record, labels(record.experiment, asked.only))
         elif not asked.draw:
-            for task in due if train is None else ():
+            for task in due:
                 prepare_if_missing(task.dataset)
                 records[task.experiment].check_data(task.dataset, data_mark(task.dataset))
-            failed = (train or train_all)(due, asked.jobs, keep)
+            failed = train_all(due, asked.jobs, keep)
     finally:  # whatever stopped it, the tables have what is done
-        for before in records.values():
-            record = Record(before.experiment, results)
-            if train is None or record.sets != before.sets:  # a launch may only print its cost
-                write_report(record)
+        for record in records.values():
+            write_report(Record(record.experiment, results))
     return 1 if failed else 0
 
 
@@ -260,25 +253,3 @@ def result_of(task: Task, status: int) -> dict | None:
         "data": data_mark(task.dataset),
         **machine(),
     }
-
-
-def train_rented(argv: list[str]) -> int:
-    """Train one run with train.py's options, and leave `result.json` in its folder. Return 1 if it failed.
-
-    `app.py experiment` starts this in a container, and reads the result from the Volume.
-    """
-    values = given(argv, Options)
-    folder, seed = Path(values.pop("out_dir")), values.pop("seed")
-    task = Task("", folder.name, values, seed, folder)
-
-    def leave(task: Task, result: dict) -> None:
-        device = jax.devices()[0]  # now: the run has freed its memory
-        machine = {} if device.platform == "cpu" else {"cpu": device.device_kind}
-        write_whole(folder / "result.json", json.dumps(result | machine))
-
-    prepare_if_missing(task.dataset)
-    return train_all([task], 1, leave)
-
-
-if __name__ == "__main__":
-    command(train_rented)

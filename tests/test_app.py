@@ -19,7 +19,6 @@ from config.options import Options
 from tests.helpers import (
     DEADLINE,
     ROOT,
-    contents,
     error_line,
     newest_checkpoint,
     refusal,
@@ -104,7 +103,6 @@ def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkey
         ("prepare mine --source README.md", "README.md: it would be looked for in the Volume"),
         ("prepare ../x", "first comes the name of a data set: "),
         ("prepare openwebtext --limits=3", "--limits"),
-        ("experiment runner", "experiment runner: expected the name of a program"),
         ("fetch", "--run-name is missing: fetch needs one"),
         ("list big", "big: expected a config file"),
     ],
@@ -139,17 +137,6 @@ def test_every_command_says_first_what_it_can_cost_and_runs(words, cost, script,
     assert app.start([*words.split(), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert f"costs at most {cost}" in printed and f": {script}" in printed
-
-
-def test_an_experiment_says_the_price_of_what_it_lacks_and_writes_nothing(capsys):
-    results = ROOT / "experiments" / "results"
-    before = contents(results)
-    app.start(["experiment", "precision", "--seeds=99", "--only=bfloat16", "--dry-run"])
-    first, *jobs = capsys.readouterr().out.splitlines()
-    assert first.startswith("costs at most $") and contents(results) == before
-    seeds = [int(re.search(r" --seed=(\d+) ", line)[1]) for line in jobs]
-    assert seeds == list(range(100 - len(seeds), 100)) and len(seeds) > 80
-    assert all("--device=cuda" in line and "/vol/runs/precision.bfloat16." in line for line in jobs)
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ ALLOWED = {
     "experiments": {
         *("config", "data", "model", "parallel", "runs", "training", "tools.benchmarks", "tools.inside")
     },
-    "tools.cloud": {"config", "data", "experiments", "runs"},
+    "tools.cloud": {"config", "data", "runs"},
 }
 # The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)

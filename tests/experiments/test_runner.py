@@ -39,8 +39,8 @@ def experiment(tiny_data):
 def run(tmp_path):
     """`run(experiment, "--list", ...)` does what the command line says, in the test's folder."""
 
-    def call(experiment, *argv, train=None):
-        return runner.run([experiment], [f"--out={tmp_path / 'out'}", *argv], tmp_path, train)
+    def call(experiment, *argv):
+        return runner.run([experiment], [f"--out={tmp_path / 'out'}", *argv], tmp_path)
 
     return call
 
@@ -69,13 +69,9 @@ def test_runs_that_read_other_data_are_not_mixed(experiment, run, tmp_path):
     recorded(experiment, tmp_path, {FAST: [2.0]}, data="0123456789ab")
     before = (tmp_path / "small.json").read_bytes()
     other = "small.json: its runs have read another .*tiny \\(0123456789ab..., not [0-9a-f]{12}..., "
-
-    def rented(due, jobs, ended):  # a machine that has prepared its own data
-        ended(due[0], {"data": "ba9876543210"})
-
-    for argv, train in (([], None), ([f"--only={SLOW}"], None), ([], rented)):
+    for argv in ([], [f"--only={SLOW}"]):
         with pytest.raises(UserError, match=other):
-            run(experiment, *argv, train=train)
+            run(experiment, *argv)
     assert not (tmp_path / "out").exists() and (tmp_path / "small.json").read_bytes() == before
 
 

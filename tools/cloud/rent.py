@@ -93,7 +93,7 @@ def check_job(runs: Runs, job: Job) -> None:
     """Raise UserError for a missing run or data, or a run in use."""
     if job.of_a_run:
         runs.check(job.name)
-    if job.command in container.CLAIMED:
+    if job.command == "train":
         container.claim(job.name)
     large = job.dataset and job.dataset not in SMALL_DATASETS
     if large and not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
