@@ -35,16 +35,10 @@ def test_an_example_is_read_as_the_harness_reads_it(tmp_path):
     )
 
 
-CLEANED = {  # by `preprocess` of the harness's version 0.4.13
-    "[header] How to  cook [title] Buy eggs.   ": " How to cook. Buy eggs.",
-    "  a [step] b [title] c": "a b. c",
-    " [title] x": " x",
-    "a  [substeps]  b": "a  b",
-}
-
-
 def test_marks_are_cleaned_away_as_the_harness_does():
-    assert {text: clean(text) for text in CLEANED} == CLEANED
+    """By `preprocess` of its version 0.4.13."""
+    assert clean("[header] How to  cook [title] Buy eggs.   ") == " How to cook. Buy eggs."
+    assert clean("  a [step] b  [substeps]  c") == "a b  c"
 
 
 def test_a_row_reads_context_and_ending_and_predicts_the_ending():
