@@ -19,9 +19,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import modal
+
 from config.command_line import UserError, command, given
 from config.options import Options
-from tools.cloud import VOLUME, modal, places, rent
+from tools.cloud import VOLUME, places, rent
 from tools.cloud.jobs import COMMANDS, Job, make_job, preparing_job, run_job, words_on
 from tools.cloud.options import LaunchOptions, split_launch
 from tools.cloud.places import Runs
@@ -30,7 +32,6 @@ from tools.cloud.sweep import run_sweep
 
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
 SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}
-MODAL_ERRORS = (modal.exception.Error,) if modal else ()
 
 
 def start(argv: list[str]) -> int:
@@ -51,7 +52,7 @@ def start(argv: list[str]) -> int:
             status = launch(replace(make_job(name, words, options), sample=first), options)
         else:
             status, _ = run_job(job_here(name, words, options, first))
-    except MODAL_ERRORS as error:
+    except modal.exception.Error as error:
         raise UserError(f"Modal: {error}") from None
     return status if status >= 0 else 128 - status  # for a signal, the status that a shell has
 
@@ -117,14 +118,13 @@ def entrypoint(name: str, *first: str) -> Callable[..., None]:
     return run
 
 
-if modal is not None:
-    # Without functions, which Modal would build before an entrypoint runs, even for a run here.
-    for each in COMMANDS:
-        more = ["--run-on-remote"] if each in ("list", "watch") else []
-        globals()[each] = modal.App(f"{VOLUME}-{each}")
-        globals()[each].local_entrypoint(name=each)(entrypoint(each, each, *more))
-    # `modal run app.py` takes the entrypoint that is a name of the module.
-    main = modal.App(VOLUME).local_entrypoint()(entrypoint("main"))
+# Apps without functions, which Modal would build before an entrypoint runs, even for a run here.
+for each in COMMANDS:
+    more = ["--run-on-remote"] if each in ("list", "watch") else []
+    globals()[each] = modal.App(f"{VOLUME}-{each}")
+    globals()[each].local_entrypoint(name=each)(entrypoint(each, each, *more))
+# `modal run app.py` takes the entrypoint that is a name of the module.
+main = modal.App(VOLUME).local_entrypoint()(entrypoint("main"))
 
 if __name__ == "__main__":
     command(start)

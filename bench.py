@@ -140,7 +140,7 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
     }
     if isinstance(variant, JaxStep):
         plan = variant.train_step.memory_analysis()
-        needed = plan.argument_size_in_bytes + plan.temp_size_in_bytes if plan else None
+        needed = plan.argument_size_in_bytes + plan.temp_size_in_bytes if plan else 0
         figures |= {"compile_seconds": variant.compile_seconds, "memory_bytes": needed}
     return figures
 
@@ -191,17 +191,15 @@ def table(figures: list[dict[str, Any]]) -> str:
     return "\n".join(rows)
 
 
-def details(figures: dict[str, Any]) -> str:
+def details(step: dict[str, Any]) -> str:
     """Format what else is known of the JAX step."""
-    flops = figures["flops_per_second"]
-    per_token = flops / figures["tokens_per_second"]
-    lines = {"model FLOP/s": f"{flops / 1e12:.3g} TFLOP/s, {per_token / 1e6:.4g} MFLOP per token"}
-    if figures["mfu"]:
-        lines["MFU"] = f"{figures['mfu']:.1%} of the peak in config/devices.py"
-    lines["compile time"] = f"{figures['compile_seconds']:.1f} s"
-    if needed := figures["memory_bytes"]:
-        lines["memory"] = f"{needed / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)"
-    return "\n".join([f"\n{figures['name']}", *(f"{name:28}{text}" for name, text in lines.items())])
+    lines = {
+        "model FLOP/s": f"{step['flops_per_second'] / 1e12:.3g} TFLOP/s",
+        "MFU": f"{step['mfu']:.1%}" if step["mfu"] else f"none: no peak is known in {step['dtype']}",
+        "compile time": f"{step['compile_seconds']:.1f} s",
+        "memory": f"{step['memory_bytes'] / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)",
+    }
+    return "\n".join([f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())])
 
 
 if __name__ == "__main__":

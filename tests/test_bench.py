@@ -73,13 +73,11 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path):
     assert figures(output, "the loop adds") == [25.0]
     # Each variant runs once to warm up, once as a pilot, and in each of 9 turns once untimed and once timed.
     assert clock.steps == 2 * (1 + 1 + 9 * 2)
-    assert row(output, "compile time") == "3.0 s"
-    assert "MB (XLA's plan" in row(output, "memory")
     # The matrices: q, k, v and c_proj (D, D), the MLP's three (D, 128), the head. And attention's T x T.
     D, T = 32, 16
     flops = 6 * (2 * (4 * D * D + 3 * D * 128) + 33 * D) + 12 * 2 * T * D
-    expected = f"{flops * TOKENS / 0.25 / 1e12:.3g} TFLOP/s, {flops / 1e6:.4g} MFLOP per token"
-    assert row(output, "model FLOP/s") == expected
+    assert row(output, "model FLOP/s") == f"{flops * TOKENS / 0.25 / 1e12:.3g} TFLOP/s"
+    assert row(output, "compile time") == "3.0 s" and "MB (XLA's plan" in row(output, "memory")
 
     (line,) = (tmp_path / "figures.json").read_text().splitlines()
     record = json.loads(line)

@@ -9,9 +9,11 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+import modal
+
 from config.command_line import UserError
 from data.dataset import SMALL_DATASETS, is_prepared
-from tools.cloud import MOUNTED, VOLUME, modal
+from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.jobs import Job, prepare, resume_options, run_job
 from tools.cloud.options import LaunchOptions
 from tools.cloud.supervise import ROOT
@@ -85,7 +87,7 @@ def claim(name: str, ours: str | None = None) -> None:
             )
 
 
-def open_calls() -> "modal.Dict":
+def open_calls() -> modal.Dict:
     return modal.Dict.from_name(VOLUME, create_if_missing=True)
 
 

@@ -7,20 +7,20 @@ import sys
 import time
 from pathlib import Path
 
+import modal
+
 from config.command_line import UserError, given
 from config.files import GONE, parse_json
 from config.options import NOT_RESUMED, RESUMING, Options
-from tools.cloud import VOLUME, modal
+from tools.cloud import VOLUME
 
-MISSING = (*GONE, modal.exception.NotFoundError) if modal else GONE
+MISSING = (*GONE, modal.exception.NotFoundError)
 
 
 class Runs:
-    """The runs in the Volume, or here. Raises UserError without Modal's client."""
+    """The runs in the Volume, or here."""
 
     def __init__(self, remote: bool):
-        if remote and modal is None:
-            raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
         self.volume = modal.Volume.from_name(VOLUME, create_if_missing=True) if remote else None
 
     def names(self, folder: str = "", root: str = "runs") -> list[str]:
