@@ -71,7 +71,9 @@ def split_command(argv: list[str]) -> tuple[str, list[str]]:
 def look(name: str, words: list[str], options: LaunchOptions) -> int:
     given(words, LaunchOptions)
     if name == "list":
-        places.list_runs(Runs(options.run_on_remote))
+        runs = Runs(options.run_on_remote)
+        names = [run for run in runs.names() if "options.json" in runs.names(run)]
+        print("\n".join(runs.summary(run)[1] for run in names) or "no run is there")
     elif not options.run_name:
         raise UserError(f"--run-name is missing: {name} needs one, and list shows those that are there")
     elif name == "watch":

@@ -78,11 +78,6 @@ class Runs:
         return not asked.get("eval_only") and saved >= asked.get("max_iters", theirs.max_iters)
 
 
-def list_runs(runs: Runs) -> None:
-    names = [run for run in runs.names() if "options.json" in runs.names(run)]
-    print("\n".join(runs.summary(run)[1] for run in names) or "no run is there")
-
-
 def watch(runs: Runs, run: str) -> None:
     """Print a run's records as they come, until max_iters."""
     shown, last = 0, runs.check(run).max_iters
