@@ -7,8 +7,6 @@
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
 begin `stride` tokens apart, and each counts the predictions that the one before has not made. So all tokens,
 except at the very beginning, are predicted from at least block_size - stride tokens before them.
-A smaller stride costs more, and gives a trained model a lower loss. The default, half of block_size, reads
-each token twice; block_size gives the loss of `train.py --eval_iters=-1`.
 """
 
 import config.interrupt  # noqa: F401  Ctrl-C is quiet from here on

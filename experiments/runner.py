@@ -30,6 +30,10 @@ from config.options import Options
 from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
 from experiments.report import write_report
+from parallel.mesh import make_mesh
+from runs.hardware import choose_device
+from runs.start import choose_config, open_dataset
+from tools.benchmarks.variants import JaxStep, take_turns
 
 EQUAL_TIME = "_equal_time"  # ends such experiments' names
 
@@ -147,11 +151,6 @@ def print_list(record: Record, asked: RunnerOptions) -> None:
 
 def time_steps(record: Record, labels: list[str]) -> None:
     """Write the median time of a step to the record. By turns, other programs slow all sets alike."""
-    from parallel.mesh import make_mesh  # here: a launcher does not need these, and rented machines lack one
-    from runs.hardware import choose_device
-    from runs.start import choose_config, open_dataset
-    from tools.benchmarks.variants import JaxStep, take_turns
-
     choose_device("auto")
     with jax.set_mesh(make_mesh("data:1")):
         steps = []
