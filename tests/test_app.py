@@ -97,7 +97,6 @@ def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkey
         ("--run-name=a/b", "--run_name is 'a/b': expected letters"),
         ("--out_dir=/", "--run_name is '': expected letters"),
         ("--overwrite=True", "modal volume rm -r nanojaxgpt runs/out"),
-        ("evaluate --run-name=x --hellaswag=README.md", "modal volume put nanojaxgpt README.md README.md"),
         ("prepare openwebtext --to=/x", "--to=/x: the Volume has it as data/openwebtext"),
         ("prepare mine --source README.md", "README.md: it would be looked for in the Volume"),
         ("prepare ../x", "first comes the name of a data set: "),

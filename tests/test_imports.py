@@ -21,7 +21,6 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     # The tools: the core goes on without them, and without what follows.
     "tools.inside": {"layers", "model"},
-    "tools.evaluation": {"config", "data", "model", "parallel", "training"},
     "tools.benchmarks": {
         *("config", "data", "generation", "model", "parallel", "runs", "training"),
     },
