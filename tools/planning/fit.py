@@ -86,10 +86,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         except jax.errors.JaxRuntimeError as error:
             peak = needed_bytes(str(error))
             if peak is None:
-                raise UserError(
-                    f"--on={target.text}: XLA cannot compile this step, with "
-                    f"attention={config.compute.attention}, mesh={options.mesh}: {str(error)[:500]}"
-                ) from error
+                raise UserError(f"--on={target.text}: XLA cannot compile this step: {error}") from error
             needed, text = dict(peak=peak), None
         seconds = time.perf_counter() - start
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)

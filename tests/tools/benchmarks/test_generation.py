@@ -29,7 +29,7 @@ def test_decoding_is_reported_for_one_text_and_for_several_at_once(monkeypatch, 
     monkeypatch.setattr("time.perf_counter", lambda: 0.5 * next(times))  # each takes 0.5 s
     figures = generation.report_decoding(TINY, Options(n_layer=2, n_head=4, n_embd=32, block_size=16))
     assert calls == [0, 1, 4, 16] * (1 + generation.TURNS)
-    rows = [line.split()[-2] for line in capsys.readouterr().out.splitlines()[2:]]
+    rows = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == ["200", "200", "800", "3,200"]
     assert [x["tokens_per_second"] for x in figures] == [200, 200, 800, 3200]
 
