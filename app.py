@@ -31,7 +31,7 @@ from tools.cloud.supervise import ROOT
 from tools.cloud.sweep import run_sweep
 
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
-SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0}
+SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0, "run_name": "out-quickstart"}
 
 
 def start(argv: list[str]) -> int:
@@ -100,9 +100,8 @@ def launch(job: Job, options: LaunchOptions) -> int:
 def job_here(name: str, words: list[str], options: LaunchOptions, first: bool) -> Job:
     if name == "prepare":
         return preparing_job(words, options, ROOT)
-    run = options.run_name or ("out-quickstart" if first else "")
-    folder = Path(run or Options.out_dir)
-    if run:
+    folder = Path(options.run_name or Options.out_dir)
+    if options.run_name:
         words = [*words, *words_on(name, folder)]
     return Job(name, [*words, "--init_from=auto"] if first else words, folder, sample=first)
 
