@@ -8,41 +8,47 @@
 
 It takes train.py's config files and options too, and `--steps=N`: the timed steps of each variant, without
 which there are about 10 seconds' worth, at least 3. `--vocab_size` need not be given for a prepared data set.
+`--json=FILE` appends the figures, the command and the machine to a file, as one line of JSON.
 
 Variants take turns, a block of about half a second each, so that other programs slow all of them alike. A
 block is timed as one, because train.py does not wait for the device after every step either.
 """
 
 import importlib.util
+import json
 import os
 import platform
 import re
+import shlex
+import subprocess
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
 
-from config.command_line import Count, UserError, command, split_options
+from config.command_line import Count, Name, UserError, command, split_options
 from config.devices import peak_flops
+from config.files import check_writable, open_file
 from config.options import Options, parse_options
 from data.dataset import load_meta
-from data.tokenizer import end_of_text
 from model import GPTConfig
-from parallel.mesh import check_fit, make_mesh
-from parallel.pipeline.loop import make_pipeline
+from parallel.mesh import make_mesh
 from runs.hardware import choose_device, describe_cpu
 from runs.sizes import flops_per_token
+from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
-from training.state import model_config
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
-    *("optimizer", "attention_gate", "mup_base_width", "document_mask", "window"),
-    *("rope_scaling", "norm_eps", "lora_rank", "qk_norm"),
+    *("optimizer", "attention_gate", "mup_base_width", "document_mask", "window", "position", "norm"),
+    *("norm_eps", "n_kv_head", "tie_embeddings", "lora_rank", "qk_norm"),
 )
 
 
@@ -55,43 +61,43 @@ class BenchOptions:
     loop: bool = False
     decode: bool = False
     serve: bool = False
+    json: Name | None = None
 
 
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    bench, argv = split_options(argv, BenchOptions)
-    options = parse_options(argv)
+    bench, words = split_options(argv, BenchOptions)
+    options = parse_options(words)
+    if bench.json:
+        check_writable(Path(bench.json), "choose another --json")
     if bench.vs:
         check_twin(options)
         # Else JAX takes three quarters of a GPU's memory at once.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
     with jax.set_mesh(make_mesh(options.mesh)):
-        if bench.serve:
-            report_serving(options)
-        else:
-            measure(bench, options)
+        figures = report_serving(options) if bench.serve else measure(bench, options)
+        if bench.json:
+            with open_file(Path(bench.json), "ab") as file:
+                file.write(json.dumps(record(argv, figures)).encode() + b"\n")
 
 
 def check_twin(options: Options) -> None:
     """Raise UserError without PyTorch, and for options with which its step would be another one than ours."""
     if importlib.util.find_spec("torch") is None:
         raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
-    given = {name: getattr(options, name) for name in JAX_ALONE}
-    lacks = [f"{name}={value}" for name, value in given.items() if value != getattr(Options, name)]
-    if lacks:
+    changed = [name for name in JAX_ALONE if getattr(options, name) != getattr(Options, name)]
+    changed += ["mlp"] if options.mlp == "relu2" else []
+    if lacks := [f"{name}={getattr(options, name)}" for name in changed]:
         raise UserError(f"--vs=torch: PyTorch's step here does not have {', '.join(lacks)}: leave that out")
 
 
-def measure(bench: BenchOptions, options: Options) -> None:
-    """Measure what was asked for on the device mesh, and print it."""
+def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
+    """Measure what was asked for on the device mesh, print it, and return the figures of each variant."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
-    meta = load_meta(options.dataset, options.vocab_size)
-    config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
-    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
-    make_pipeline(options)  # raises UserError for one that cannot be
+    config = choose_config(options, load_meta(options.dataset, options.vocab_size))
     print(describe(config, options))
     if bench.decode:
         return report_decoding(config, options)
@@ -103,11 +109,56 @@ def measure(bench: BenchOptions, options: Options) -> None:
         if bench.vs:
             variants += rivals(step, stack)
         times = take_turns(variants, bench.steps)
-    print(table(times, step.tokens))
+    figures = [figures_of(variant, times[variant.name], step) for variant in variants]
+    print(table(figures))
     if bench.loop:
         pairs = zip(times[step.name], times[TrainLoop.name], strict=True)  # neighbours in time
         print(f"{'the loop adds':28}{median(loop / bare for bare, loop in pairs) - 1:10.2%}")
-    print(details(step, median(times[step.name])))
+    print(details(figures[0]))
+    return figures
+
+
+def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, Any]:
+    """Return a variant's figures, given the seconds of its steps; `mfu` is None where no peak is known.
+
+    The spread leaves out a tenth at either end.
+    """
+    middle, (low, high) = median(seconds), np.quantile(seconds, (0.1, 0.9))
+    flops = flops_per_token(step.config, step.options.block_size) * step.tokens / middle
+    peak = peak_flops(jax.devices()[0].device_kind) if variant.dtype == "bfloat16" else None
+    figures = {
+        "name": variant.name,
+        "dtype": variant.dtype,
+        "ms": 1e3 * middle,
+        "min_ms": 1e3 * min(seconds),
+        "spread": (high - low) / middle,
+        "tokens_per_second": step.tokens / middle,
+        "flops_per_second": flops,
+        "mfu": flops / jax.sharding.get_mesh().size / peak if peak else None,
+    }
+    if isinstance(variant, JaxStep):
+        plan = variant.train_step.memory_analysis()
+        needed = plan.argument_size_in_bytes + plan.temp_size_in_bytes if plan else 0
+        figures |= {"compile_seconds": variant.compile_seconds, "memory_bytes": needed}
+    return figures
+
+
+def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return what `--json` writes: the command, where it ran and with what, and its figures."""
+    here = shlex.quote(str(Path(__file__).parent))
+    failed, commit = subprocess.getstatusoutput(f"git -C {here} rev-parse HEAD")
+    packages = {name: version(name) for name in ("jax", "jaxlib")}
+    return {
+        "command": shlex.join(["python", "bench.py", *argv]),
+        "devices": jax.sharding.get_mesh().size,
+        "device": jax.devices()[0].device_kind,
+        "cpu": describe_cpu(),
+        "cores": os.cpu_count(),
+        "versions": packages | {"python": platform.python_version()},
+        "commit": None if failed else commit,
+        "date": date.today().isoformat(),
+        "figures": figures,
+    }
 
 
 # What is printed
@@ -126,45 +177,27 @@ def describe(config: GPTConfig, options: Options) -> str:
     )
 
 
-def table(times: dict[str, list[float]], tokens: int) -> str:
-    """Format ms per step, tokens/s at the median, and next to PyTorch's best in float32.
-
-    The spread leaves out a tenth at either end.
-    """
-    medians = {name: median(seconds) for name, seconds in times.items()}
-    best = min((medians[name] for name in times if re.fullmatch("PyTorch .* float32", name)), default=None)
-    rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}{' of PyTorch' * bool(best)}"]
-    for name, seconds in times.items():
-        low, high = np.quantile(seconds, (0.1, 0.9))
-        rows.append(
-            f"{name:28}{1e3 * medians[name]:10.2f}{1e3 * min(seconds):10.2f}"
-            f"{(high - low) / medians[name]:9.0%}{tokens / medians[name]:12,.0f}"
-            + (f"{best / medians[name]:10.2f}x" if best else "")
-        )
+def table(figures: list[dict[str, Any]]) -> str:
+    """Format the variants' figures, next to PyTorch's best in float32 if there is one."""
+    in_float32 = [x["ms"] for x in figures if re.fullmatch("PyTorch .* float32", x["name"])]
+    rows = [
+        f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}{' of PyTorch' * bool(in_float32)}"
+    ]
+    for x in figures:
+        row = "{name:28}{ms:10.2f}{min_ms:10.2f}{spread:9.0%}{tokens_per_second:12,.0f}".format(**x)
+        rows.append(row + (f"{min(in_float32) / x['ms']:10.2f}x" if in_float32 else ""))
     return "\n".join(rows)
 
 
-def details(step: JaxStep, seconds: float) -> str:
-    """Describe the step that takes `seconds`."""
-    flops = flops_per_token(step.config, step.options.block_size)
-    per_second = flops * step.tokens / seconds
+def details(step: dict[str, Any]) -> str:
+    """Format what else is known of the JAX step."""
     lines = {
-        "model FLOP/s": f"{per_second / 1e12:.3g} TFLOP/s, {flops / 1e6:.4g} MFLOP per token",
-        "MFU": mfu(per_second / jax.sharding.get_mesh().size, step.dtype, jax.devices()[0].device_kind),
-        "compile time": f"{step.compile_seconds:.1f} s",
+        "model FLOP/s": f"{step['flops_per_second'] / 1e12:.3g} TFLOP/s",
+        "MFU": f"{step['mfu']:.1%}" if step["mfu"] else f"none: no peak is known in {step['dtype']}",
+        "compile time": f"{step['compile_seconds']:.1f} s",
+        "memory": f"{step['memory_bytes'] / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)",
     }
-    if plan := step.train_step.memory_analysis():
-        needed = plan.argument_size_in_bytes + plan.temp_size_in_bytes
-        lines["memory"] = f"{needed / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)"
-    return "\n".join([f"\n{step.name}", *(f"{name:28}{text}" for name, text in lines.items())])
-
-
-def mfu(flops_per_second: float, dtype: str, device_kind: str) -> str:
-    """Express model FLOP/s as a share of the device's peak, which is known for bfloat16 alone."""
-    peak = peak_flops(device_kind)
-    if dtype != "bfloat16" or peak is None:
-        return f"none: config/devices.py has no peak of {device_kind} in {dtype}"
-    return f"{flops_per_second / peak:.1%} of {peak / 1e12:.0f} TFLOP/s"
+    return "\n".join([f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())])
 
 
 if __name__ == "__main__":

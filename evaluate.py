@@ -1,26 +1,28 @@
-"""Evaluate a trained model: its loss on an entire split of a data set, or its accuracy on HellaSwag.
+"""Evaluate a trained model: its loss on an entire split of a data set.
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
     python evaluate.py --init_from=gpt2 --dataset=shakespeare
-    python evaluate.py --out_dir=out --hellaswag=hellaswag_val.jsonl --json=result.json
+    python evaluate.py --out_dir=out --split=train --json=result.json
 
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
 begin `stride` tokens apart, and each counts the predictions that the one before has not made. So all tokens,
 except at the very beginning, are predicted from at least block_size - stride tokens before them.
-A smaller stride costs more, and gives a trained model a lower loss. The default, half of block_size, reads
-each token twice; block_size gives the loss of `train.py --eval_iters=-1`.
 """
 
 import json
 import math
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import equinox as eqx
 import jax
 import numpy as np
-from jaxtyping import Int
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int
+from tqdm import tqdm
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
@@ -31,11 +33,11 @@ from data.tokenizer import end_of_text, from_json
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import check_fit
+from parallel.sharding import batch_shape, distribute
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
-from tools.evaluation.hellaswag import accuracies, read_examples, tokenize_examples
-from tools.evaluation.score import score
+from training.chunked_loss import nats_of_rows
 
 PIECE = 2**16  # tokens that are decoded at once
 
@@ -45,13 +47,12 @@ class EvaluateOptions(ModelOptions):
     """The options of evaluate.py. The comment after a field is its text in `--help`."""
 
     program: ClassVar[str] = "evaluate.py"
-    purpose: ClassVar[str] = "Evaluate a trained model: its loss on a data set, or HellaSwag."
+    purpose: ClassVar[str] = "Evaluate a trained model: its loss on a data set."
 
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # split of the data set
     block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
-    hellaswag: Name | None = None  # JSONL file of HellaSwag's examples to score, in place of a data set
     batch_size: Count = 8  # rows computed at once, by all devices together
     json: Name | None = None  # file to write the result to as well
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
@@ -73,7 +74,7 @@ def main(argv: list[str]) -> None:
         if T > most:
             raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
-        result = (evaluate_hellaswag if options.hellaswag else evaluate_split)(model, tokenizer, options, T)
+        result = evaluate_split(model, tokenizer, options, T)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", advice)
 
@@ -86,8 +87,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     name, dataset = find_dataset(tokenizer, options)
     batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n = len(batches.tokens) - 1
-    windows, shape = batches.every_window(stride), (options.batch_size, T)
-    nats, seconds = score(model, windows, shape, n, batches.tokens.paths[0])
+    nats, seconds = score(model, batches, stride)
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
     pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
@@ -101,6 +101,32 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
         **{"tokens": n, "bytes": n_bytes, "loss": loss, "perplexity": perplexity},
         **{"bits_per_byte": per_byte, "tokens_per_second": n / seconds},
     }
+
+
+def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, " R"], float]:
+    """Return -log p summed over each window's targets, in nats, and the seconds that took once compiled.
+
+    Raises UserError for tokens that the model does not know.
+    """
+    tokens, V = batches.tokens, model.config.vocab_size
+    batch = batch_shape(batches.batch_size, batches.block_size)
+    compiled = jax.jit(score_rows).lower(model, batch, batch).compile()
+    nats = []
+    quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal
+    start = time.perf_counter()
+    with tqdm(total=len(tokens) - 1, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
+        for x, y in batches.every_window(stride):
+            if (largest := max(x.max(), y.max())) >= V:
+                raise UserError(f"{tokens.paths[0]}: token {largest} is not of the model's vocabulary of {V}")
+            nats.append(compiled(model, distribute(x), distribute(y)))
+            bar.update((y >= 0).sum())
+    return np.concatenate([np.asarray(rows) for rows in nats]), time.perf_counter() - start
+
+
+def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
+    """Return -log p summed over each row's targets, replicated, so that every process has all of it."""
+    nats = nats_of_rows(model.features(x), model.head, y, model.config.compute)
+    return eqx.filter_shard(nats, PartitionSpec())
 
 
 def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str, Dataset]:
@@ -123,28 +149,6 @@ def bytes_of_text(pieces: Iterable[Int[np.ndarray, " N"]], tokenizer: dict | Non
     decode, eot = from_json(tokenizer).stream(), end_of_text(tokenizer)
     n_bytes = sum(len(decode(ids[ids != eot]).encode()) for ids in pieces)
     return n_bytes + len(decode([], final=True).encode())
-
-
-def evaluate_hellaswag(
-    model: GPT, tokenizer: dict | None, options: EvaluateOptions, T: int
-) -> dict[str, Any]:
-    """Print and return the accuracies on the examples of the HellaSwag file. Raises UserError."""
-    if tokenizer is None:
-        raise UserError("--hellaswag is text, and no tokenizer is known for this model: evaluate another")
-    path, B = str(options.hellaswag), options.batch_size
-    examples = read_examples(path)
-    x, y = tokenize_examples(examples, from_json(tokenizer).encode, T)
-    R, T = x.shape
-    x = np.pad(x, ((0, -R % B), (0, 0))).reshape(-1, B, T)
-    y = np.pad(y, ((0, -R % B), (0, 0)), constant_values=-1).reshape(-1, B, T)
-    nats, seconds = score(model, zip(x, y, strict=True), (B, T), int((y >= 0).sum()), path)
-    found = accuracies(examples, nats[:R])
-    speed = len(examples) / seconds
-    print(
-        f"{path}: acc {found['acc']:.2%}, acc_norm {found['acc_norm']:.2%} (per character) "
-        f"of {len(examples):,} examples, {speed:,.1f} examples/s"
-    )
-    return {"hellaswag": path, "examples": len(examples), **found, "examples_per_second": speed}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from experiments.record import MINIATURE, Experiment, Record
-from experiments.report import draw_means
 from experiments.runner import main
 
 TARGET = 2.2  # nats per token
@@ -59,21 +58,11 @@ def findings(record: Record) -> list[str]:
     return lines
 
 
-def draw(axes, record: Record) -> None:
-    steps = reached(record)
-    steps.index = steps.index * LENGTH
-    draw_means(axes, f"steps to {TARGET}", steps)
-    draw_means(axes, f"thousands of tokens to {TARGET}", steps.mul(steps.index / 1e3, axis=0))
-    axes.set(xscale="log", yscale="log", xlabel="tokens in a batch")
-    axes.legend()
-
-
 EXPERIMENTS = [
     Experiment(
         name="batch_size",
         question="How many steps and tokens does a given loss take, at each batch size?",
         sets={f"batch {rows}": options(rows) for rows in ROWS},
-        draw=draw,
         findings=findings,
     )
 ]

@@ -7,8 +7,8 @@ parametrisation some grow with the width.
 
 import itertools
 import json
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 from tqdm import tqdm
 
-from config.command_line import command, given
-from config.files import read_json, write_whole
+from config.command_line import UserError, command
+from config.files import write_whole
 from config.options import Options
 from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import RESULTS, machine
@@ -36,37 +36,24 @@ PARTS = ("stream", "attention", "mlp", "logits")
 PATH = RESULTS / "coordinate_check.json"
 
 
-@dataclass(frozen=True)
-class CheckOptions:
-    program: ClassVar[str] = "-m experiments.coordinate_check"
-    purpose: ClassVar[str] = "Measure how large activations are, by width, over the first steps."
-
-    draw: bool = False  # measure nothing, draw what is there
-
-
 def main(argv: list[str]) -> None:
-    if not CheckOptions(**given(argv, CheckOptions)).draw:
-        measure_all()
-    found = read_json(PATH)
-    shape = len(KINDS), len(WIDTHS), SEEDS, 1 + STEPS, len(PARTS)
-    sizes = np.array([run["sizes"] for run in found["runs"]]).reshape(shape)
-    write_whole(PATH.with_suffix(".md"), table(sizes, found["made"]), "make room there")
-    save_svg(PATH.with_suffix(".svg"), lambda figure: draw(figure, sizes))
-    print(f"the table: {PATH.with_suffix('.md')}")
-
-
-def measure_all() -> None:
+    """Measure all widths, and write the sizes, the table and the plot."""
+    if argv:
+        raise UserError(f"{argv[0]}: expected no options")
     keep_compiled_programs()  # which a seed does not change
     choose_device("auto")
-    lines = []
+    runs, made = [], machine()
     with jax.set_mesh(make_mesh("data:1")):
         for kind, width, seed in tqdm(list(itertools.product(KINDS, WIDTHS, range(1, SEEDS + 1)))):
-            sizes = measure(KINDS[kind] | {"n_embd": width, "n_head": 4, "seed": seed})
-            run = {"kind": kind, "width": width, "seed": seed, "sizes": sizes}
-            lines.append(json.dumps(run, ensure_ascii=False))
-    runs = ",\n".join(lines)
-    text = f'{{"made": {json.dumps(machine())},\n"runs": [\n{runs}\n]}}\n'
-    write_whole(PATH, text, "make room there")
+            found = measure(KINDS[kind] | {"n_embd": width, "n_head": 4, "seed": seed})
+            runs.append({"kind": kind, "width": width, "seed": seed, "sizes": found})
+    shape = len(KINDS), len(WIDTHS), SEEDS, 1 + STEPS, len(PARTS)
+    sizes = np.array([run["sizes"] for run in runs]).reshape(shape)
+    lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
+    write_whole(PATH, f'{{"made": {json.dumps(made)},\n"runs": [\n{lines}\n]}}\n', "make room there")
+    write_whole(PATH.with_suffix(".md"), table(sizes, made), "make room there")
+    save_svg(PATH.with_suffix(".svg"), lambda figure: draw(figure, sizes))
+    print(f"the table: {PATH.with_suffix('.md')}")
 
 
 def measure(own: dict[str, Any]) -> list[list[float]]:

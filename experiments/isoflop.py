@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from experiments.record import Experiment, Record
-from experiments.report import draw_lines
 from experiments.runner import main
 from model import GPTConfig
 from runs.sizes import flops_per_token
@@ -118,20 +117,11 @@ def findings(record: Record) -> list[str]:
     return lines
 
 
-def draw(axes, record: Record) -> None:
-    draw_lines(axes, record)
-    for budget, size in minima(complete(record)).items():
-        width = np.sqrt(size / (12 * LAYERS))
-        axes.axvline(width, lw=0.8, ls="--", color="gray")
-        axes.annotate(flops(budget), (width, 0.02), ("data", "axes fraction"), fontsize="small", rotation=90)
-
-
 EXPERIMENTS = [
     Experiment(
         name="isoflop",
         question="Which size of model makes the most of a budget of FLOPs?",
         sets={label(b, width): options(b, width) for b, widths in WIDTHS.items() for width in widths},
-        draw=draw,
         findings=findings,
         lines={flops(b): [label(b, width) for width in widths] for b, widths in WIDTHS.items()},
         x="n_embd",

@@ -6,7 +6,6 @@ alone is measured at nanoGPT's learning rate; those that allow a higher one gain
 """
 
 from experiments.record import TAKEN_OUT, Experiment
-from experiments.report import draw_dots
 from experiments.runner import main
 
 NANOGPT = {"mlp": "gelu"}
@@ -50,7 +49,6 @@ def alone(name: str, base: dict) -> Experiment:
         question=f"What does each change to nanoGPT's recipe do, in {base['max_iters']} steps on {name}?",
         sets={"nanoGPT": base} | {label: base | change for label, change in CHANGES.items()},
         program="ladder",
-        draw=draw_dots,
         removed=dict.fromkeys(REMOVED, TAKEN_OUT),
     )
 
@@ -65,7 +63,6 @@ def on_top(name: str, base: dict) -> Experiment:
         question=f"And what does each on top of those before it, in {base['max_iters']} steps on {name}?",
         sets=sets,
         program="ladder",
-        draw=draw_dots,
         removed={f"+ {x}": TAKEN_OUT if x in REMOVED else "on top of value embeddings" for x in gone},
         upward=True,
     )

@@ -43,7 +43,6 @@ class Experiment:
     program: str = ""  # its module, if that has another name
     lines: dict[str, list[str]] = field(default_factory=dict)  # of the plot: option sets in order, by name
     x: str = "learning_rate"  # the option in which the sets of a line differ
-    draw: Callable[[Any, "Record"], None] | None = None  # into axes; None: lines, or curves
     findings: Callable[["Record"], list[str]] | None = None  # below the table; None: the best of each line
     config: str = "config/train_shakespeare_char_cpu.py"
     seeds: int = 5

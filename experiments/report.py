@@ -27,7 +27,7 @@ def write_report(record: Record) -> None:
         axes = figure.subplots()
         axes.set_title(experiment.question, fontsize="medium", wrap=True)
         axes.grid(alpha=0.3)
-        (experiment.draw or (draw_lines if experiment.lines else draw_curves))(axes, record)
+        (draw_lines if experiment.lines else draw_dots)(axes, record)
 
     save_svg(path.with_suffix(".svg"), fill)
     print(f"the table: {path}")
@@ -139,25 +139,12 @@ def provenance(record: Record) -> list[str]:
         f"Made by `python -m experiments.{experiment.program or experiment.name}`: {len(runs)} runs of "
         f"`{experiment.config}`, {hours:.1f} hours by the clock ({' to '.join(days)})."
     ]
-    for cpu, own in runs.groupby("cpu"):
-        lines.append(f"On {cpu}: {seeds_of_each(own, list(experiment.sets))}.")
+    lines += [f"On {cpu}: {n} runs." for cpu, n in runs["cpu"].value_counts(sort=False).items()]
     lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
     if experiment.removed:
         lines.append(f"Rows with brackets need options that are gone. Commit {LAST_COMMIT} has them.")
     timed = {entry["timed"] for entry in map(record.entry, experiment.sets) if "timed" in entry}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]
-
-
-def seeds_of_each(runs: pd.DataFrame, labels: list[str]) -> str:
-    """Name these runs' seeds, and their option sets among all `labels`."""
-    seeds = runs.groupby("set", sort=False)["seed"].agg(lambda found: ", ".join(map(str, found)))
-    named = []
-    for seed, own in seeds.groupby(seeds, sort=False):
-        others = [label for label in labels if label not in own.index]
-        but = f" but `{'`, `'.join(others)}`" if others else ""
-        of = f"all{but}" if len(others) < len(own) else f"`{'`, `'.join(own.index)}`"
-        named.append(f"seed {seed} of {of}")
-    return "; ".join(named)
 
 
 # The plots
@@ -181,13 +168,6 @@ def draw_means(axes: Any, name: str, values: pd.DataFrame, band: bool = False) -
         axes.fill_between(mean.index, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, lw=0)
     else:
         axes.errorbar(mean.index, mean, spread, marker="o", ms=4, lw=1, capsize=3, label=name)
-
-
-def draw_curves(axes: Any, record: Record) -> None:
-    for label in record.experiment.sets:
-        draw_curve(axes, record, label)
-    axes.set(xlabel="step", ylabel="validation loss (nats per token)")
-    axes.legend(fontsize="small")
 
 
 def draw_curve(axes: Any, record: Record, label: str) -> None:

@@ -3,7 +3,6 @@
     python -m experiments.precision                 train what is missing, then write the table and the plot
     python -m experiments.precision --time          time each set's step, by turns
     python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
-    modal run app.py::experiment --run-on-remote true precision     on rented machines: docs/cloud.md
 
 A killed run goes on from its last checkpoint; one whose result is in experiments/results/ is not repeated.
 """
@@ -31,6 +30,10 @@ from config.options import Options
 from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
 from experiments.report import write_report
+from parallel.mesh import make_mesh
+from runs.hardware import choose_device
+from runs.start import choose_config, open_dataset
+from tools.benchmarks.variants import JaxStep, take_turns
 
 EQUAL_TIME = "_equal_time"  # ends such experiments' names
 
@@ -76,10 +79,8 @@ def main(experiments: list[Experiment]) -> None:
     command(lambda argv: run(experiments, argv))
 
 
-def run(
-    experiments: list[Experiment], argv: list[str], results: Path = RESULTS, train: Callable | None = None
-) -> int:
-    """Do as the command line says, training by `train` or `train_all`. Return 1 if a run failed."""
+def run(experiments: list[Experiment], argv: list[str], results: Path = RESULTS) -> int:
+    """Do as the command line says. Return 1 if a run failed."""
     asked = RunnerOptions(**given(argv, RunnerOptions))
     chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
     if not chosen:
@@ -95,7 +96,6 @@ def run(
 
     def keep(task: Task, result: dict) -> None:
         record = Record(records[task.experiment].experiment, results)  # another process may write, too
-        record.check_data(task.dataset, result.get("data"))  # a rented machine's are known now
         record.add(task.label, result)
         print(f"{task}: val loss {result['val'] or 'diverged'}", flush=True)
 
@@ -105,15 +105,13 @@ def run(
             for record in records.values():
                 time_steps(record, labels(record.experiment, asked.only))
         elif not asked.draw:
-            for task in due if train is None else ():
+            for task in due:
                 prepare_if_missing(task.dataset)
                 records[task.experiment].check_data(task.dataset, data_mark(task.dataset))
-            failed = (train or train_all)(due, asked.jobs, keep)
+            failed = train_all(due, asked.jobs, keep)
     finally:  # whatever stopped it, the tables have what is done
-        for before in records.values():
-            record = Record(before.experiment, results)
-            if train is None or record.sets != before.sets:  # a launch may only print its cost
-                write_report(record)
+        for record in records.values():
+            write_report(Record(record.experiment, results))
     return 1 if failed else 0
 
 
@@ -153,11 +151,6 @@ def print_list(record: Record, asked: RunnerOptions) -> None:
 
 def time_steps(record: Record, labels: list[str]) -> None:
     """Write the median time of a step to the record. By turns, other programs slow all sets alike."""
-    from parallel.mesh import make_mesh  # here: a launcher does not need these, and rented machines lack one
-    from runs.hardware import choose_device
-    from runs.start import choose_config, open_dataset
-    from tools.benchmarks.variants import JaxStep, take_turns
-
     choose_device("auto")
     with jax.set_mesh(make_mesh("data:1")):
         steps = []

@@ -1,7 +1,6 @@
 """app.py as its user meets it, without an account. At Modal: tests/tools/cloud."""
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from config.options import Options
 from tests.helpers import (
     DEADLINE,
     ROOT,
-    contents,
     error_line,
     newest_checkpoint,
     refusal,
@@ -89,24 +87,18 @@ def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkey
 @pytest.mark.parametrize(
     "words, says",
     [
+        ("trian", "trian is not a command; did you mean train? There are train, sample, prepare, "),
         ("--n_layers=2", "--n_layers is not an option; did you mean n_layer?"),
-        ("config/nosuch.py", "config/nosuch.py:1: FileNotFoundError"),
-        ("--gpu", "--gpu needs a value"),
         ("--gpu=H1000", "--gpu=H1000: expected one of none, T4, L4, A10,"),
         ("--gpu=H100:9", "--gpu=H100:9: expected"),
         ("--n_layer=2 --gpu=H100", "that is above --max-dollars=20: give --max-dollars=53"),
-        ("--dry-run=maybe", "--dry_run is 'maybe': it should be a valid boolean"),
         ("--run-name=a/b", "--run_name is 'a/b': String should match"),
         ("--out_dir=/", "--run_name is '': String should match"),
         ("--overwrite=True", "modal volume rm -r nanojaxgpt runs/out"),
-        ("evaluate --run-name=x --hellaswag=README.md", "modal volume put nanojaxgpt README.md README.md"),
         ("prepare openwebtext --to=/x", "--to=/x: the Volume has it as data/openwebtext"),
         ("prepare mine --source README.md", "README.md: it would be looked for in the Volume"),
-        ("sample --run-name=x --num_sample=3", "--num_sample is not an option; did you mean num_samples?"),
         ("prepare ../x", "first comes the name of a data set: "),
-        ("prepare mine", "--source"),
         ("prepare openwebtext --limits=3", "--limits"),
-        ("experiment runner", "experiment runner: expected the name of a program"),
         ("fetch", "--run-name is missing: fetch needs one"),
         ("list big", "big: expected a config file"),
     ],
@@ -129,7 +121,6 @@ def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may
         ("", "$0.62: 0.5 h x $1.25 (L4, ", "train.py --dataset=python_char "),
         ("config/quickstart.py --gpu=H100 --timeout-hours=2", "$26.37: 3 attempts x 2 h x ", "train.py "),
         ("sample --run-name=x", "$1.55: 1 h ", "sample.py --device=cuda --out_dir=/vol/runs/x"),
-        ("evaluate --run-name=x", "$1.55: 1 h ", "evaluate.py "),
         ("profile config/quickstart.py", "$1.55: 1 h ", "train.py --device=cuda "),
         ("bench --steps=3", "$1.55: 1 h ", "bench.py --device=cuda --steps=3"),
         ("export --run-name=x", "$0.63: 1 h x $0.63 (none, 4 cores, ", "export.py --out_dir="),
@@ -142,17 +133,6 @@ def test_every_command_says_first_what_it_can_cost_and_runs(words, cost, script,
     assert app.start([*words.split(), "--dry-run"]) == 0
     printed = capsys.readouterr().out
     assert f"costs at most {cost}" in printed and f": {script}" in printed
-
-
-def test_an_experiment_says_the_price_of_what_it_lacks_and_writes_nothing(capsys):
-    results = ROOT / "experiments" / "results"
-    before = contents(results)
-    app.start(["experiment", "precision", "--seeds=99", "--only=bfloat16", "--dry-run"])
-    first, *jobs = capsys.readouterr().out.splitlines()
-    assert first.startswith("costs at most $") and contents(results) == before
-    seeds = [int(re.search(r" --seed=(\d+) ", line)[1]) for line in jobs]
-    assert seeds == list(range(100 - len(seeds), 100)) and len(seeds) > 80
-    assert all("--device=cuda" in line and "/vol/runs/precision.bfloat16." in line for line in jobs)
 
 
 @pytest.fixture
@@ -194,20 +174,15 @@ def test_without_a_word_it_trains_the_quickstart_and_shows_a_sample(started, cap
 
 @pytest.mark.slow
 @no_network
-def test_here_it_needs_neither_modal_nor_a_network(tiny, tmp_path):
-    (tmp_path / "modal.py").write_text("raise ImportError('not installed')")
-
+def test_here_it_needs_no_network(tiny, tmp_path):
     def alone(*words):
         command = ["unshare", "-rn", sys.executable, ROOT / "app.py", *words]
-        environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     run = alone(*tiny("out"), "--run-name=mine", "--run-on-remote", "false")
     assert run.returncode == 0 and saved_iterations(tmp_path / "mine") == [5, 10]
     run = alone(*tiny("out", n_head=3))
     assert run.returncode == 2 and error_line(run.stderr)
-    run = alone("--run-on-remote", *tiny("out", dataset="tiny"))
-    assert run.returncode == 2 and "pip install modal" in error_line(run.stderr)
     run = alone("--dry-run", *tiny("out", dataset="tiny"), "--gpu=H100:8")
     assert run.returncode == 0 and "3 attempts x 4 h" in run.stdout
 

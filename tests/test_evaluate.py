@@ -10,11 +10,9 @@ import math
 import shutil
 import string
 from dataclasses import replace
-from functools import cache
 from types import SimpleNamespace
 
 import equinox as eqx
-import jax
 import numpy as np
 import pytest
 import torch
@@ -22,15 +20,11 @@ import torch
 import evaluate
 import train
 from config.options import Options
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
+from data.tokenizer import CharTokenizer, TiktokenTokenizer
 from data.writer import write_dataset
-from parallel.mesh import make_mesh
-from runs.load import load_run
 from runs.manifest import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
 from tests.reference import CONFIGS, as_gpt, random_reference
-from tools.evaluation.hellaswag import clean, read_examples, tokenize_examples
-from tools.evaluation.score import score
 from training.state import create_state, model_config
 
 SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
@@ -138,9 +132,9 @@ def test_neither_the_mesh_nor_the_batch_changes_anything(result, option):
 
 @pytest.fixture
 def four_seconds(monkeypatch):
-    """Between two looks at the clock, `score` finds that 4 seconds have passed."""
+    """Between two looks at the clock, 4 seconds have passed."""
     clock = itertools.count(0.0, 4.0)
-    monkeypatch.setattr("tools.evaluation.score.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("evaluate.time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
 
 def test_what_it_says_is_what_it_writes(result, dataset, capsys, four_seconds):
@@ -188,81 +182,11 @@ def wordless(dataset, tmp_path):
     return folder
 
 
-def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, jsonl, tmp_path, result, capsys):
+def test_tokens_that_are_not_text_have_a_loss_only(reference, wordless, tmp_path, result, capsys):
     run = save_reference(tmp_path / "run", reference, wordless, tokenizer=None)
-    assert "no tokenizer is known" in error(f"--out_dir={run}", f"--hellaswag={jsonl}")
     found = result(out_dir=run)
     assert "no bits per byte" in capsys.readouterr().out
     assert found["loss"] == result()["loss"] and found["bits_per_byte"] is None
-
-
-# --- HellaSwag --------------------------------------------------------------------------------------------
-
-ENDINGS = ["sits.", "runs to sea.", "is 6 m 5 cm.", "eats 3."]
-
-
-def random_example(rng, longest):
-    """With the fields of the official files, and WikiHow's marks in places."""
-    words = ["a man", "the cat", "[header] How to", "swim", "in 3", "[title] Go.", "a red boat"]
-    a, b = (" ".join(rng.choice(words, size=rng.integers(1, longest))) for _ in range(2))
-    endings = rng.permutation([*ENDINGS[1:], "[step] " + ENDINGS[0]]).tolist()
-    label = int(rng.integers(4))
-    return dict(activity_label="Sport", ctx_a=a, ctx_b=b, ctx=f"{a} {b}", endings=endings, label=label)
-
-
-@pytest.fixture(scope="module")
-def jsonl(tmp_path_factory):
-    rng = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("hellaswag") / "val.jsonl"
-    short = {"ctx": "He", "endings": ["is.", "ran.", "ate 3."], "label": "2"}  # fits in T, has no ctx_a
-    examples = [short] + [random_example(rng, longest) for longest in (2, 3, 5) for _ in range(5)]
-    path.write_text("\n".join(map(json.dumps, examples)) + "\n\n", encoding="utf-8")
-    return path
-
-
-@cache
-def nats_of_endings(reference, path):
-    """For each example its label, endings and -log p of each ending, computed by itself."""
-    found = []
-    for line in path.read_text().splitlines()[:-1]:
-        fields = json.loads(line)
-        context = fields["ctx"]
-        if "ctx_a" in fields:
-            context = clean(f"Sport: {fields['ctx_a']} {fields['ctx_b'].capitalize()}")
-        endings = [clean(ending) for ending in fields["endings"]]
-        nats = []
-        for ending in endings:
-            tokens = TOKENIZER.encode(f"{context} {ending}")
-            n = len(tokens) - len(context.rstrip())  # a token per character
-            tokens = tokens[-(T + 1) :].astype(np.int64)
-            table = log_probabilities(reference, tokens[None, :-1])[0]
-            nats.append(-sum(table[i - 1, tokens[i]] for i in range(len(tokens) - n, len(tokens))))
-        found.append((int(fields["label"]), endings, np.array(nats)))
-    return found
-
-
-def test_the_score_of_each_ending_is_that_of_transformers(run, jsonl, reference):
-    with jax.set_mesh(make_mesh("data:1")):
-        model, tokenizer, _ = load_run(str(run))
-        examples = read_examples(str(jsonl))
-        x, y = tokenize_examples(examples, from_json(tokenizer).encode, T)
-        nats, _ = score(model, [(x, y)], x.shape, (y >= 0).sum(), jsonl)
-    expected = nats_of_endings(reference, jsonl)
-    assert [example.endings for example in examples] == [endings for _, endings, _ in expected]
-    np.testing.assert_allclose(nats, np.concatenate([nats for *_, nats in expected]), rtol=FLOAT32_ROUNDING)
-
-
-@pytest.mark.parametrize("options", [{}, {"mesh": "data:4,tensor:2", "batch_size": 12}])
-def test_the_accuracies_are_those_of_the_scores(result, jsonl, reference, options, capsys, four_seconds):
-    expected = nats_of_endings(reference, jsonl)
-    acc = np.mean([nats.argmin() == label for label, _, nats in expected])
-    acc_norm = np.mean([(nats / [len(e) for e in ends]).argmin() == label for label, ends, nats in expected])
-    assert 0 < acc < 1 and acc != acc_norm
-    found = result(hellaswag=jsonl, **options)
-    assert (found["examples"], found["acc"], found["acc_norm"]) == (16, acc, acc_norm)
-    assert found["examples_per_second"] == 16 / 4
-    said = f"{jsonl}: acc {acc:.2%}, acc_norm {acc_norm:.2%} (per character) of 16 examples, 4.0 examples/s"
-    assert capsys.readouterr().out == f"{said}\n"
 
 
 # --- bad requests -----------------------------------------------------------------------------------------
@@ -280,8 +204,6 @@ def test_a_model_of_hugging_faces_format_is_evaluated_as_a_run_is(result, refere
     [
         ("--stride=17", "--stride is 17, but the model reads 16 tokens at once: give 1 to 16"),
         ("--block_size=17", "--block_size is 17, but the model reads 16: give 1 to 16"),
-        ("--hellaswag=nowhere.jsonl", "--hellaswag=nowhere.jsonl: cannot be read"),
-        ("--hellaswag=/dev/null", "--hellaswag=/dev/null: there is no example in it"),
         ("--mesh=data:8 --batch_size=6", "batch_size=6 must be a multiple of data x fsdp = 8"),
     ],
 )
@@ -303,25 +225,3 @@ def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
-
-
-GOOD = {"ctx": "He", "endings": ["is.", "ran."], "label": 1}
-
-
-@pytest.mark.parametrize(
-    "line, says",
-    [
-        ('{"ctx": "He", ', "EOF while parsing"),
-        ("[1, 2]", "TypeError"),
-        (json.dumps(GOOD | {"endings": ["is.", "[step] "]}), "its context or an ending is empty"),
-        (json.dumps(GOOD | {"label": 2}), "its label is 2, and it has 2 endings"),
-        (json.dumps(GOOD | {"label": ""}), "invalid literal for int()"),  # as in the test set
-        (json.dumps(GOOD | {"endings": ["is.", "ran!"]}), "lacks '!'"),
-        (json.dumps(GOOD | {"endings": ["is.", "a" * 16]}), "an ending has 17 tokens, the model predicts"),
-    ],
-)
-def test_a_bad_example_names_its_line(run, tmp_path, line, says):
-    path = tmp_path / "bad.jsonl"
-    path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n")
-    text = error(f"--out_dir={run}", f"--hellaswag={path}")
-    assert text.startswith(f"{path}:3: ") and says in text

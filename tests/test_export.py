@@ -105,8 +105,6 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (dict(), ["for GPT2LMHeadModel: mlp=swiglu, not gelu;", "position=learned, not rope"]),
         (dict(n_head=32), ["for LlamaForCausalLM: rope needs an even head size"]),
         (dict(mlp="gelu", bias=True, n_kv_head=2), ["for GPT2LMHeadModel: n_kv_head=2, not 4;"]),
-        (LLAMA | dict(qk_norm=True), ["for LlamaForCausalLM: qk_norm=True, not False"]),
-        (LLAMA | dict(bias=True), ["for LlamaForCausalLM: bias=True, not False"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
         (LLAMA | dict(attention_gate=True), ["for LlamaForCausalLM: attention_gate=True, not False;"]),
     ],
@@ -128,7 +126,6 @@ def test_a_folder_with_something_in_it_is_left_alone(tmp_path):
 
 
 def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(tmp_path):
-    assert "no checkpoint there" in refused(tmp_path / "none", tmp_path / "to")
     run = a_run(tmp_path / "run", TINY)
     assert "for GPT2LMHeadModel: mlp=swiglu, not gelu;" in refused(run, tmp_path / "to")
     text = refused(run, tmp_path / "to", "--format=peft")
@@ -197,14 +194,8 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
     "name, targets, theirs",
     [
         ("gpt2", "all", GPT2_ALL),
-        pytest.param("gpt2", "c_q,c_k,c_v", {"attn.c_attn": 3}, marks=pytest.mark.slow),
         ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
-        pytest.param(
-            *("gpt2", "c_k,c_proj", {"attn.c_attn": 1, "attn.c_proj": 1, "mlp.c_proj": 1}),
-            marks=pytest.mark.slow,
-        ),
         pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        pytest.param("llama", "attn.c_proj", {"self_attn.o_proj": 1}, marks=pytest.mark.slow),
     ],
 )
 def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):

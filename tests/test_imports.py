@@ -21,7 +21,6 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     # The tools: the core goes on without them, and without what follows.
     "tools.inside": {"layers", "model"},
-    "tools.evaluation": {"config", "data", "model", "parallel", "training"},
     "tools.benchmarks": {
         *("config", "data", "generation", "model", "parallel", "runs", "training"),
     },
@@ -30,7 +29,7 @@ ALLOWED = {
     "experiments": {
         *("config", "data", "model", "parallel", "runs", "training", "tools.benchmarks", "tools.inside")
     },
-    "tools.cloud": {"config", "data", "experiments", "runs"},
+    "tools.cloud": {"config", "data", "runs"},
 }
 # The figures of the pages look into every folder, and no folder into them.
 ALLOWED["docs"] = set(ALLOWED)

@@ -20,7 +20,6 @@ LEFT_OUT = {
     "docs.*": "they draw and check the pages",
     "data.*.prepare": "commands, each in the folder of its data set",
     "parallel.pipeline.__main__": "a command",
-    "experiments.rented": "a command, which app.py starts on a rented machine",
 }
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for _, path in modules()}
 SHOWN = re.compile(r"^::: (?P<name>\S+)$(?:\n    options: \{ members: \[(?P<members>[^\]]*)\])?", re.M)

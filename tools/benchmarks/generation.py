@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import partial
+from statistics import median
+from typing import Any
 
 import equinox as eqx
 import httpx2
@@ -29,21 +31,24 @@ TURNS = 5
 # Decoding
 
 
-def report_decoding(config: GPTConfig, options: Options) -> None:
-    """Print tokens/s without the cache, and with it for more and more texts at once."""
+def report_decoding(config: GPTConfig, options: Options) -> list[dict[str, Any]]:
+    """Print and return tokens/s without the cache, and with it for more and more texts at once."""
     model = create_state(config, options).model
     ways: dict[str, tuple[int, Callable]] = {"whole context for each token": (1, partial(recompute, model))}
     ways |= {f"with the cache, {n} at once": (n, partial(decode, model, n)) for n in ROWS}
     times = {name: [] for name in ways}
     for _ in range(TURNS + 1):
         for name, (_, write) in ways.items():
-            start = time.perf_counter(), time.process_time()
+            start = time.perf_counter()
             write()
-            times[name].append(np.subtract((time.perf_counter(), time.process_time()), start))
-    print(f"\n{f'{NEW} tokens each, greedy':32}{'tokens/s':>12}{'tokens/CPU s':>16}")
+            times[name].append(time.perf_counter() - start)
+    print(f"\n{f'{NEW} tokens each, greedy':32}{'tokens/s':>12}")
+    figures = []
     for name, (n, _) in ways.items():
-        wall, cpu = n * NEW / np.median(times[name][1:], axis=0)  # the first turn compiles
-        print(f"{name:32}{wall:12,.0f}{cpu:16,.0f}")
+        rate = n * NEW / median(times[name][1:])  # the first turn compiles
+        print(f"{name:32}{rate:12,.0f}")
+        figures.append({"name": name, "tokens_per_second": rate})
+    return figures
 
 
 def decode(model: GPT, n: int) -> np.ndarray:
@@ -71,8 +76,9 @@ def likeliest_next(model: GPT, context, length):
 # The server: serve.py, in a process of its own. Its clients are here.
 
 
-def report_serving(options: Options) -> None:
-    """Print what clients of a server of the run in out_dir see, when 1, 4 or 16 ask at a time."""
+def report_serving(options: Options) -> list[dict[str, Any]]:
+    """Print and return what clients of a server of out_dir's run see, when 1, 4 or 16 ask at a time."""
+    figures = []
     with serving(options) as (url, model):
         asyncio.run(ask_together(url, model, max(ROWS), max(ROWS)))  # warms up
         print(
@@ -86,6 +92,10 @@ def report_serving(options: Options) -> None:
             quantiles = [1e3 * np.quantile(x, q) for x in (first, np.concatenate(gaps)) for q in (0.5, 0.95)]
             row = "{:20.1f}{:7.1f}{:20.1f}{:7.1f}".format(*quantiles)
             print(f"{f'{clients} at a time':20}{rate:12,.0f}{row}", flush=True)
+            names = ("first_token_ms", "first_token_ms_p95", "between_parts_ms", "between_parts_ms_p95")
+            own = dict(zip(names, quantiles, strict=True))
+            figures.append({"name": f"{clients} at a time", "tokens_per_second": rate, **own})
+    return figures
 
 
 @contextmanager

@@ -24,33 +24,28 @@ class GPT(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
         self.wte = nn.Embedding(config.vocab_size, config.n_embd)
-        self.wpe = nn.Embedding(config.block_size, config.n_embd) if config.position == "learned" else None
+        self.wpe = nn.Embedding(config.block_size, config.n_embd)
         self.drop = nn.Dropout(config.dropout)
         self.blocks = nn.Sequential(*(Block(config) for _ in range(config.n_layer)))
-        self.ln_f = make_norm(config, config.n_embd)
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        if config.tie_embeddings:
-            self.lm_head.weight = self.wte.weight
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
         for name, p in self.named_parameters():
             if p.dim() >= 2:
                 nn.init.normal_(p, std=config.residual_std if name.endswith("c_proj.weight") else 0.02)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the mean cross entropy; tokens and targets are (B, T)."""
-        x = self.wte(tokens)
-        if self.wpe is not None:
-            x = x + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
-        x = self.blocks(self.drop(x))
-        logits = self.lm_head(self.ln_f(x))
+        positions = torch.arange(tokens.size(1), device=tokens.device)
+        x = self.blocks(self.drop(self.wte(tokens) + self.wpe(positions)))
+        logits = F.linear(self.ln_f(x), self.wte.weight)
         return F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1), ignore_index=-1)
 
 
 class Block(nn.Module):
     def __init__(self, config: GPTConfig):
         super().__init__()
-        self.ln_1 = make_norm(config, config.n_embd)
+        self.ln_1 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.attn = CausalSelfAttention(config)
-        self.ln_2 = make_norm(config, config.n_embd)
+        self.ln_2 = nn.LayerNorm(config.n_embd, bias=config.bias)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,40 +54,20 @@ class Block(nn.Module):
 
 
 class CausalSelfAttention(nn.Module):
-    cos: Tensor  # buffers, with rope
-    sin: Tensor
-
     def __init__(self, config: GPTConfig):
         super().__init__()
-        D, C = config.n_embd, config.head_size
+        D = config.n_embd
         self.config = config
-        self.c_attn = nn.Linear(D, D + 2 * config.kv_heads * C, bias=config.bias)
+        self.c_attn = nn.Linear(D, 3 * D, bias=config.bias)
         self.c_proj = nn.Linear(D, D, bias=config.bias)
         self.drop = nn.Dropout(config.dropout)
-        if config.position == "rope":
-            frequencies = config.rope_theta ** (-torch.arange(0, C, 2) / C)
-            angles = torch.arange(config.block_size)[:, None] * frequencies  # (T, C/2)
-            self.register_buffer("cos", angles.cos(), persistent=False)
-            self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         B, T, D = x.shape
-        H, K, C = self.config.n_head, self.config.kv_heads, self.config.head_size
-        q, k, v = self.c_attn(x).split((D, K * C, K * C), dim=2)
-        q = q.view(B, T, H, C).transpose(1, 2)  # (B, H, T, C)
-        k = k.view(B, T, K, C).transpose(1, 2)
-        v = v.view(B, T, K, C).transpose(1, 2)
-        if self.config.position == "rope":
-            q, k = self.rotate(q), self.rotate(k)
-        y = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=self.config.dropout, is_causal=True, enable_gqa=K < H
-        )
+        heads = (B, T, self.config.n_head, self.config.head_size)
+        q, k, v = (y.view(heads).transpose(1, 2) for y in self.c_attn(x).chunk(3, dim=2))  # (B, H, T, C)
+        y = F.scaled_dot_product_attention(q, k, v, dropout_p=self.config.dropout, is_causal=True)
         return self.drop(self.c_proj(y.transpose(1, 2).reshape(B, T, D)))
-
-    def rotate(self, x: Tensor) -> Tensor:
-        cos, sin = self.cos[: x.size(2)], self.sin[: x.size(2)]
-        a, b = x.float().chunk(2, dim=-1)
-        return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).type_as(x)
 
 
 class MLP(nn.Module):
@@ -110,14 +85,8 @@ class MLP(nn.Module):
             gate, h = h.chunk(2, dim=-1)
             h = F.silu(gate) * h
         else:
-            h = F.gelu(h, approximate="tanh") if self.kind == "gelu" else F.relu(h).square()
+            h = F.gelu(h, approximate="tanh")
         return self.drop(self.c_proj(h))
-
-
-def make_norm(config: GPTConfig, size: int) -> nn.Module:
-    if config.norm == "layernorm":
-        return nn.LayerNorm(size, eps=1e-5, bias=config.bias)
-    return nn.RMSNorm(size, eps=1e-5)
 
 
 class TorchStep:

@@ -1,6 +1,6 @@
 """The variants that bench.py measures by turns: the step, train.py's loop, PyTorch's step.
 
-A variant has a `name`, and `run(n)` returns seconds per step over n steps.
+A variant has a `name` and a `dtype`, and `run(n)` returns seconds per step over n steps.
 """
 
 import time
@@ -56,7 +56,7 @@ class TrainLoop:
     name = "in train.py's loop"
 
     def __init__(self, step: JaxStep, stack: ExitStack):
-        self.step, self.i = step, 0
+        self.step, self.dtype, self.i = step, step.dtype, 0
         options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()), wandb_log=False)
         self.batches = StepBatches(options, Dataset(options.dataset))
         self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
@@ -79,7 +79,7 @@ class TorchStep:
     """A variant of torch_step.py, in a process of its own that waits while it is not its turn."""
 
     def __init__(self, step: JaxStep, dtype: str, compiled: bool, stack: ExitStack):
-        self.name = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}"
+        self.name, self.dtype = f"PyTorch {'compiled' if compiled else 'eager'} {dtype}", dtype
         device = "cuda" if jax.default_backend() == "gpu" else "cpu"
         self.variant = step.config, step.options, dtype, compiled, device
         self.pool = stack.enter_context(ProcessPoolExecutor(1, get_context("spawn")))

@@ -9,14 +9,15 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 
+import modal
+
 from config.command_line import UserError
 from data.dataset import SMALL_DATASETS, is_prepared
-from tools.cloud import MOUNTED, VOLUME, modal
+from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.jobs import Job, prepare, resume_options, run_job
 from tools.cloud.options import LaunchOptions
 from tools.cloud.supervise import ROOT
 
-CLAIMED = ("train", "experiment")  # commands that change the run of their name
 GRACE = 120  # seconds that a run has to save a checkpoint before its time is up
 STOPPED = 143  # status of train.py after SIGTERM
 SERVER_PORT = 8000  # at which serve.py listens
@@ -37,7 +38,7 @@ def run_in_container(job: Job, options: LaunchOptions) -> int:
     if job.command == "prepare" and is_prepared(job.folder):
         print(f"data/{job.name} is prepared", flush=True)
         return 0
-    if job.command in CLAIMED:
+    if job.command == "train":
         try:
             claim(job.name, modal.current_function_call_id())
         except UserError as error:
@@ -86,7 +87,7 @@ def claim(name: str, ours: str | None = None) -> None:
             )
 
 
-def open_calls() -> "modal.Dict":
+def open_calls() -> modal.Dict:
     return modal.Dict.from_name(VOLUME, create_if_missing=True)
 
 

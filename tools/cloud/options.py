@@ -47,7 +47,7 @@ class LaunchOptions:
     max_dollars: Positive = 20.0  # refuse what could cost more, all attempts together
     run_name: RunName = ""  # folder of the run; by default the name of its out_dir
     secret: Name = ""  # names of Modal secrets, with commas, as of one with WANDB_API_KEY
-    parallel: Count = 4  # runs of a sweep or an experiment at a time, at most
+    parallel: Count = 4  # runs of a sweep at a time, at most
     dry_run: bool = False  # print what would be rented, and at what cost
 
 

@@ -7,22 +7,21 @@ import sys
 import time
 from pathlib import Path
 
+import modal
 from pydantic_core import from_json
 
 from config.command_line import UserError, given
 from config.files import GONE
 from config.options import NOT_RESUMED, RESUMING, Options
-from tools.cloud import VOLUME, modal
+from tools.cloud import VOLUME
 
-MISSING = (*GONE, modal.exception.NotFoundError) if modal else GONE
+MISSING = (*GONE, modal.exception.NotFoundError)
 
 
 class Runs:
-    """The runs in the Volume, or here. Raises UserError without Modal's client."""
+    """The runs in the Volume, or here."""
 
     def __init__(self, remote: bool):
-        if remote and modal is None:
-            raise UserError("--run-on-remote needs Modal's client: pip install modal, then modal setup")
         self.volume = modal.Volume.from_name(VOLUME, create_if_missing=True) if remote else None
 
     def names(self, folder: str = "", root: str = "runs") -> list[str]:
@@ -78,11 +77,6 @@ class Runs:
                     "go on with --init_from=resume, which changes it, or choose another --run-name"
                 )
         return not asked.get("eval_only") and saved >= asked.get("max_iters", theirs.max_iters)
-
-
-def list_runs(runs: Runs) -> None:
-    names = [run for run in runs.names() if "options.json" in runs.names(run)]
-    print("\n".join(runs.summary(run)[1] for run in names) or "no run is there")
 
 
 def watch(runs: Runs, run: str) -> None:

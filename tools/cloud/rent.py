@@ -7,13 +7,15 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import click
+import modal
+
 from config.command_line import UserError
 from data.dataset import SMALL_DATASETS
-from tools.cloud import MOUNTED, VOLUME, container, modal
+from tools.cloud import MOUNTED, VOLUME, container
 from tools.cloud.jobs import COMMANDS, Job
 from tools.cloud.options import BURST, PRICES_READ, LaunchOptions, machine_of
 from tools.cloud.places import Runs, fetch
@@ -79,7 +81,7 @@ def rent(name: str, jobs: list[Job], options: LaunchOptions) -> list[int]:
     return statuses
 
 
-def outcome(job: Job, call: "modal.FunctionCall") -> int:
+def outcome(job: Job, call: modal.FunctionCall) -> int:
     """Wait for a job. Return its status; 2, after a line of error, if Modal ended it."""
     try:
         return call.get()
@@ -93,7 +95,7 @@ def check_job(runs: Runs, job: Job) -> None:
     """Raise UserError for a missing run or data, or a run in use."""
     if job.of_a_run:
         runs.check(job.name)
-    if job.command in container.CLAIMED:
+    if job.command == "train":
         container.claim(job.name)
     large = job.dataset and job.dataset not in SMALL_DATASETS
     if large and not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
@@ -123,7 +125,7 @@ def machine_settings(options: LaunchOptions) -> dict[str, Any]:
 
 def detached() -> bool:
     """Tell whether this is `modal run --detach`."""
-    context = import_module("click").get_current_context(silent=True) if modal else None
+    context = click.get_current_context(silent=True)
     return bool(context and context.obj and context.obj.get("detach"))
 
 

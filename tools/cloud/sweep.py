@@ -1,21 +1,16 @@
 """Train many runs, here one after another or at Modal some at a time."""
 
-import importlib
 import itertools
-import json
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from config.command_line import UserError, given
 from config.options import Options
-from experiments.runner import Task, run
-from tools.cloud.jobs import Job, is_plain_name, make_job, resume_options, run_job, words_on
+from tools.cloud.jobs import Job, make_job, resume_options, run_job, words_on
 from tools.cloud.options import LaunchOptions
 from tools.cloud.places import Runs
 from tools.cloud.rent import announce, rent
-from tools.cloud.supervise import ROOT
 
 
 def run_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> int:
@@ -57,44 +52,3 @@ def train_here(job: Job) -> int:
     if stop:
         raise KeyboardInterrupt
     return status
-
-
-def run_experiment(argv: list[str], options: LaunchOptions, remote: bool) -> int:
-    """Train the runs that a program of experiments/ lacks, and write its table and plot."""
-    name, *words = argv or [""]
-    program = None
-    if is_plain_name(name) and (ROOT / "experiments" / f"{name}.py").is_file():
-        program = importlib.import_module(f"experiments.{name}")
-    if not hasattr(program, "EXPERIMENTS"):
-        raise UserError(f"experiment {name}: expected the name of a program in experiments/ first, as ladder")
-
-    def train(due: list[Task], _, ended: Callable[[Task, dict], None]) -> int:
-        """Train the due. Return how many have no result afterwards."""
-        left = due if options.dry_run else take_results(due, ended)
-        jobs = []
-        for task in left:
-            job = make_job(
-                "train", task.words(), replace(options, run_name=f"{task.experiment}.{task.folder.name}")
-            )
-            jobs.append(replace(job, command="experiment"))  # whose script leaves a result.json
-        if not jobs or not announce(jobs, options):
-            return 0
-        try:
-            rent(name, jobs, options)
-        finally:  # when stopped, some have ended
-            left = take_results(left, ended)
-        return len(left)
-
-    return run(program.EXPERIMENTS, words, train=train if remote else None)
-
-
-def take_results(due: list[Task], ended: Callable[[Task, dict], None]) -> list[Task]:
-    """Give the Volume's results to `ended`. Return the runs without one."""
-    runs = Runs(remote=True)
-    left = []
-    for task in due:
-        if result := runs.read(f"{task.experiment}.{task.folder.name}/result.json"):
-            ended(task, json.loads(result))
-        else:
-            left.append(task)
-    return left

@@ -48,16 +48,10 @@ def nats(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]
 
 
 def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
-    """Pad the tokens, which do not see it, to a power of two, so that few lengths are compiled.
-
-    Raises ValueError for no token, or more than block_size.
-    """
-    T, block_size = len(tokens), model.config.block_size
-    if not 0 < T <= block_size:
-        raise ValueError(f"{T} tokens: expected 1 to {block_size}, the model's block_size")
-    row = np.zeros((1, min(1 << (T - 1).bit_length(), block_size)), np.int32)
-    row[0, :T] = tokens
-    return jnp.asarray(row)
+    """Pad the tokens, which do not see it, to a power of two, so that few lengths are compiled."""
+    T = len(tokens)
+    P = min(1 << (T - 1).bit_length(), model.config.block_size)
+    return jnp.asarray(np.pad(tokens, (0, P - T))[None], jnp.int32)
 
 
 @eqx.filter_jit

@@ -27,7 +27,7 @@ GENERAL = {"layers/products.py", "Linear.__call__", "compile_step"}
 
 
 class Price(NamedTuple):
-    """The time and the messages of one run of an operation."""
+    """The time and the messages of an operation in one step, all its runs together."""
 
     operation: Operation
     work: str  # its class
@@ -58,15 +58,15 @@ class Cost:
     @property
     def seconds(self) -> float:
         """The seconds of a step that does one thing after another."""
-        return total(self.prices, lambda x: x.seconds)
+        return sum(x.seconds for x in self.prices)
 
     @property
     def hidden_seconds(self) -> float:
         """The seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
         return max(
-            total(self.prices, lambda x: 0.0 if x.operation.runs_under_others else x.seconds),
-            total(self.prices, lambda x: x.memory_seconds),
-            total(self.prices, lambda x: x.seconds if x.operation.collective else 0.0),
+            sum(x.seconds for x in self.prices if not x.operation.runs_under_others),
+            sum(x.memory_seconds for x in self.prices),
+            sum(x.seconds for x in self.prices if x.operation.collective),
         )
 
     def by_class(self) -> list[Row]:
@@ -85,23 +85,19 @@ class Cost:
         return [
             Row(
                 name,
-                seconds=total(group, lambda x: x.seconds),
-                flops=total(group, lambda x: x.operation.flops),
-                bytes=total(group, lambda x: x.operation.bytes),
-                sent=total(group, lambda x: x.sent),
+                seconds=sum(x.seconds for x in group),
+                flops=sum(x.operation.flops * x.operation.times for x in group),
+                bytes=sum(x.operation.bytes * x.operation.times for x in group),
+                sent=sum(x.sent for x in group),
                 kernels=sum(x.operation.times for x in group),
-                bound=max(group, key=lambda x: x.seconds * x.operation.times).bound,
+                bound=max(group, key=lambda x: x.seconds).bound,
             )
             for name, group in groups.items()
         ]
 
     def sent_along(self, axes: str) -> float:
         """Return the bytes that a device sends along these mesh axes together."""
-        return total([x for x in self.prices if x.work == f"network: {axes}"], lambda x: x.sent)
-
-
-def total(prices: list[Price], number: Callable[[Price], float]) -> float:
-    return sum(number(x) * x.operation.times for x in prices)
+        return sum(x.sent for x in self.prices if x.work == f"network: {axes}")
 
 
 def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Cost:
@@ -119,7 +115,7 @@ def compute(x: Operation, target: Target) -> Price:
     memory = x.bytes / (MEMORY * device.bandwidth)
     start = START if device.is_gpu else 0.0  # a TPU runs the step as one program
     bound = "start" if max(products, memory) < start else "products" if products >= memory else "memory"
-    return Price(x, x.kind, bound, max(products, memory) + start, memory)
+    return Price(x, x.kind, bound, x.times * (max(products, memory) + start), x.times * memory)
 
 
 def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
@@ -131,7 +127,8 @@ def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
     if hosts > 1 and device.between_hosts:  # each GPU sends its share through its own network card
         seconds = max(seconds, bytes_sent(x, n, hosts) / (NETWORK * device.between_hosts))
     seconds += START if device.is_gpu else 0.0
-    return Price(x, f"network: {mesh_axes(x, mesh_shape)}", "network", seconds, sent=sent)
+    work = f"network: {mesh_axes(x, mesh_shape)}"
+    return Price(x, work, "network", x.times * seconds, sent=x.times * sent)
 
 
 def bytes_sent(x: Operation, n: int, places: int) -> float:

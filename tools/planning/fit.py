@@ -12,15 +12,14 @@ import jax
 from config.command_line import UserError
 from config.options import Options
 from data.dataset import Meta
-from data.tokenizer import end_of_text
 from model import GPTConfig
-from parallel.mesh import check_fit, mesh_of, parse
-from parallel.pipeline.loop import make_pipeline
+from parallel.mesh import mesh_of, parse
+from runs.start import choose_config
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.target import Target, absent_devices
 from training.recipe import compile_step
-from training.state import model_config, state_shapes
+from training.state import state_shapes
 
 
 @dataclass(frozen=True)
@@ -77,9 +76,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
             f"mesh={options.mesh} has {n} devices, and --on={target.text} {target.count}: use all"
         )
     with jax.set_mesh(mesh_of(absent_devices(target.text), tuple(sizes.values()))):
-        config = model_config(options, meta.vocab_size, end_of_text(meta.tokenizer))
-        check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
-        make_pipeline(options)  # raises UserError for one that cannot be
+        config = choose_config(replace(options, show_sharding=True), meta)  # of any size: it is not trained
         shapes = state_shapes(config, options)
         start = time.perf_counter()
         try:
@@ -89,10 +86,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         except jax.errors.JaxRuntimeError as error:
             peak = needed_bytes(str(error))
             if peak is None:
-                raise UserError(
-                    f"--on={target.text}: XLA cannot compile this step, with "
-                    f"attention={config.compute.attention}, mesh={options.mesh}: {str(error)[:500]}"
-                ) from error
+                raise UserError(f"--on={target.text}: XLA cannot compile this step: {error}") from error
             needed, text = dict(peak=peak), None
         seconds = time.perf_counter() - start
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
@@ -155,23 +149,14 @@ def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
 def largest(planned: Planned) -> Planned | None:
     """Return the plan with the largest microbatch that fits, to a sixteenth; None if none does."""
     rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
-    first = planned.options.batch_size // rows
-    tried: dict[int, Planned] = {first: planned}
-
-    def fits(n: int) -> bool:
-        if n not in tried:
-            print(f"trying --batch_size={n * rows}", flush=True)
-            tried[n] = replan(planned, batch_size=n * rows)
-        return tried[n].memory.fits
-
-    # Memory is nearly linear in the microbatch: two plans give a line, and a first guess.
-    fits(second := max(1, first // 2) if first > 1 and not planned.memory.fits else 2 * first)
-    slope = (tried[second].memory.peak - planned.memory.peak) / (second - first)
-    n = max(1, int(first + (planned.memory.available - planned.memory.peak) / max(slope, 1.0)))
-    while not fits(n):
-        if n == 1:
-            return None
-        n -= max(1, n // 16)
-    while (more := n + max(1, n // 16)) not in tried and fits(more):
-        n = more
-    return tried[n]
+    n = planned.options.batch_size // rows
+    fitting, too_large, best = (n, None, planned) if planned.memory.fits else (0, n, None)
+    while too_large is None or too_large - fitting > max(1, fitting // 16):
+        n = 2 * fitting if too_large is None else (fitting + too_large) // 2
+        print(f"trying --batch_size={n * rows}", flush=True)
+        tried = replan(planned, batch_size=n * rows)
+        if tried.memory.fits:
+            fitting, best = n, tried
+        else:
+            too_large = n
+    return best

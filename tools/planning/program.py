@@ -130,7 +130,10 @@ def parse_program(text: str) -> Program:
             operands = tuple(known[operand] for operand in NAME.findall(balanced(rest, 0)))
             frame = re.search(r"stack_frame_id=(\d+)", rest)
             source = stacks.get(int(frame[1]), ()) if frame else ()
-            x = Instruction(name, opcode, parse_shapes(kind), operands, rest, source, computations)
+            # Of a type such as `(f32[2,3]{1,0}, s32[])`, tuples within tuples are laid flat.
+            found = ARRAY.findall(kind)
+            shapes = tuple(Shape(dtype, tuple(numbers(dims)), layout) for dtype, dims, layout in found)
+            x = Instruction(name, opcode, shapes, operands, rest, source, computations)
             for operand in dict.fromkeys(operands):
                 operand.users.append(x)
             known[name] = x
@@ -139,11 +142,6 @@ def parse_program(text: str) -> Program:
             computations[computation] = Computation(list(known.values()), root)
             entry = computation if is_entry else entry
     return Program(computations[entry], computations)
-
-
-def parse_shapes(kind: str) -> tuple[Shape, ...]:
-    """Return the arrays of a type such as `(f32[2,3]{1,0}, s32[])`, tuples within tuples laid flat."""
-    return tuple(Shape(dtype, tuple(numbers(dims)), layout) for dtype, dims, layout in ARRAY.findall(kind))
 
 
 def balanced(text: str, start: int) -> str:

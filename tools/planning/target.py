@@ -19,7 +19,7 @@ from jax.experimental import topologies
 
 from config import devices
 from config.command_line import UserError
-from config.devices import Device, known_device
+from config.devices import Device
 from config.files import first_line
 
 GPUS_PER_HOST = 8
@@ -95,12 +95,6 @@ def parse_target(text: str) -> Target:
     if target.hosts > 1 and device.between_hosts is None:
         raise UserError(f"--on={text}: {device.name} is planned on one machine, of {GPUS_PER_HOST} at most")
     return target
-
-
-def target_here(device_kind: str, count: int) -> Target | None:
-    """Return `count` devices of a kind, as JAX calls it; None if there is no plan for such."""
-    device = known_device(device_kind)
-    return Target(device.name, device, (count,)) if device and device.name in DEVICES else None
 
 
 def prepare_to_compile() -> None:

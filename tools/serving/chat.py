@@ -30,9 +30,7 @@ class Chat:
         try:
             self.template = None if template is None else environment.from_string(template)
         except Exception as error:  # also of the constants, which are computed here
-            where = "chat_template.jinja, or in tokenizer_config.json"
-            message = f"the chat template ({where}) cannot be compiled ({error}): correct or delete it"
-            raise UserError(message) from None
+            raise UserError(f"the model's chat template cannot be compiled: {error}") from None
 
     def prompt(self, messages: list[dict[str, str]]) -> str:
         """Return the text to continue. Raises ApiError when the template refuses."""
@@ -44,5 +42,4 @@ class Chat:
                 messages=messages, add_generation_prompt=True, raise_exception=refuse, **self.tokens
             )
         except Exception as error:  # whatever it raises for messages that it does not take
-            message = f"the model's chat template does not take these messages: {error}"
-            raise ApiError(message, "messages") from None
+            raise ApiError(f"the model's chat template refuses these messages: {error}", "messages") from None

@@ -192,14 +192,13 @@ def weights_of(served: Served, name: str | None) -> GPT:
     """Return the served model, or that of a checkpoint. Raises ApiError."""
     if name is None or name == served.worker.version:
         return served.model
-    try:
-        if served.run is None:
-            raise KeyError(name)
-        return served.run.load(name)
-    except (KeyError, UserError) as error:  # a UserError names folders
-        print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)
-        message = f"there is no checkpoint {spell(name)}, or it is damaged: the server's log says more"
-        raise ApiError(message, "checkpoint", 404, "checkpoint_not_found") from None
+    if served.run is not None:
+        try:
+            return served.run.load(name)
+        except (KeyError, UserError) as error:
+            print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)  # its text names folders
+    message = f"there is no checkpoint {spell(name)}, or it is damaged: the server's log says more"
+    raise ApiError(message, "checkpoint", 404, "checkpoint_not_found")
 
 
 # What could have stood at each place of a text

@@ -1,5 +1,7 @@
 """Both ways of decoding write the same text; a server is asked by several clients."""
 
+import json
+
 import pytest
 
 import bench
@@ -25,19 +27,22 @@ def test_decoding_is_reported_for_one_text_and_for_several_at_once(monkeypatch, 
     monkeypatch.setattr(generation, "decode", lambda model, n: calls.append(n))
     times = iter(range(1000))
     monkeypatch.setattr("time.perf_counter", lambda: 0.5 * next(times))  # each takes 0.5 s
-    generation.report_decoding(TINY, Options(n_layer=2, n_head=4, n_embd=32, block_size=16))
+    figures = generation.report_decoding(TINY, Options(n_layer=2, n_head=4, n_embd=32, block_size=16))
     assert calls == [0, 1, 4, 16] * (1 + generation.TURNS)
-    rows = [line.split()[-2] for line in capsys.readouterr().out.splitlines()[2:]]
+    rows = [line.split()[-1] for line in capsys.readouterr().out.splitlines()[2:]]
     assert rows == ["200", "200", "800", "3,200"]
+    assert [x["tokens_per_second"] for x in figures] == [200, 200, 800, 3200]
 
 
 @pytest.mark.slow
 def test_the_server_is_asked_by_more_and_more_clients(tiny, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(generation, "ROWS", (1, 2))
     train.main(tiny(tmp_path / "run", max_iters=1, eval_interval=1))
-    bench.main(["--serve", *tiny(tmp_path / "run")])
+    bench.main(["--serve", f"--json={tmp_path}/served.json", *tiny(tmp_path / "run")])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if " at a time" in line]
     assert [row[0] for row in rows] == ["1", "2"] and all(float(x) > 0 for row in rows for x in row[5:])
+    first, _ = json.loads((tmp_path / "served.json").read_text())["figures"]
+    assert first["name"] == "1 at a time" and first["first_token_ms"] > 0
 
 
 def test_serving_without_a_run_is_one_line(tmp_path, tiny):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from modal_proto import api_pb2 as pb
 
-from tests.helpers import DEADLINE, contents, free_port, records, saved_iterations, start_python, wait_until
+from tests.helpers import DEADLINE, contents, free_port, saved_iterations, start_python, wait_until
 from tests.tools.cloud.launches import containers, errors, remote
 from tools.cloud import container
 
@@ -83,38 +83,6 @@ def test_a_sweep_at_modal(at_modal, tiny, project, tmp_path):
     words[words.index("--sweep=n_head:2,3")] = "--sweep=n_head:2"
     status, printed, server = at_modal(*words, cwd=tmp_path)
     assert status == 0 and not server.containers, printed
-
-
-def test_an_experiment_at_modal(at_modal, project, tmp_path):
-    """A run that failed is trained again; a run that has a result, here or in the Volume, is not."""
-    size = {"n_layer": 1, "n_head": 1, "n_embd": 8, "block_size": 4, "batch_size": 2, "warmup_iters": 1}
-    size |= {"max_iters": 6, "lr_decay_iters": 6, "eval_interval": 3, "eval_iters": 1, "dtype": "float32"}
-    program = project / "experiments" / "at_modal.py"
-    program.write_text(
-        "from experiments.record import Experiment\n"
-        f"size = {size | {'dataset': 'tiny'}!r}\n"
-        "sets = {'narrow': size, 'heads': size | {'n_head': 3}}\n"
-        "EXPERIMENTS = [Experiment('at_modal', 'How wide?', sets, seeds=2)]\n"
-    )
-    results = project / "experiments" / "results" / "at_modal.json"
-    results.parent.mkdir(exist_ok=True)
-    words = ["run", f"{project / 'app.py'}::experiment", "--run-on-remote", "true", "at_modal"]
-    words += ["--gpu=none", "--max-dollars=100"]
-    status, printed, server = at_modal(*words, cwd=tmp_path)
-    assert status == 1 and len(server.containers) == 4, printed
-    sets = json.loads(results.read_text())["sets"]
-    assert list(sets) == ["narrow"] and [run["seed"] for run in sets["narrow"]["runs"]] == [1, 2]
-    for run in sets["narrow"]["runs"]:
-        (folder,) = at_modal.volume.glob(f"runs/at_modal.narrow.*.seed-{run['seed']}")
-        *_, last = (record["val/loss"] for record in records(folder) if "val/loss" in record)
-        assert run["steps"] == 6 and run["val"] == pytest.approx(last, abs=1e-5)
-        assert "cores of" in run["cpu"]
-    before = results.read_bytes()
-    status, printed, server = at_modal(*words, "--only=narrow", cwd=tmp_path)
-    assert status == 0 and not server.containers and results.read_bytes() == before, printed
-    results.unlink()  # the command was stopped before the results came home
-    status, printed, server = at_modal(*words, "--only=narrow", cwd=tmp_path)
-    assert status == 0 and not server.containers and results.read_bytes() == before, printed
 
 
 def ask(port: int, key: str) -> int:

@@ -93,9 +93,3 @@ def test_documents_are_looked_at_apart():
     weights = attention(model, np.array([5, 6, 3, 7, 8], np.int32))
     assert (weights[:, :, 2:, :2] == 0).all() and (weights[:, :, 1, 0] > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
-
-
-@pytest.mark.parametrize("T", [0, 17])
-def test_what_is_no_text_of_the_model_is_refused(T):
-    with pytest.raises(ValueError, match="expected 1 to 16"):
-        nats(large(TINY), np.zeros(T, np.int32))

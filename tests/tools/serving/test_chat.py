@@ -61,7 +61,7 @@ def test_a_template_that_is_no_jinja_is_one_line_at_the_start(tmp_path, template
     )
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"} | config))
     said = refusal(load_chat, str(save(tmp_path, template=template)), CharTokenizer("ab"))
-    assert said.startswith("the chat template (chat_template.jinja, or in tokenizer_config.json) cannot be")
+    assert said.startswith("the model's chat template cannot be compiled: ")
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,6 @@ def test_a_path_or_method_that_there_is_not(url, post):
         (["--host=example.org"], "give an --api_key"),
         (["--api_key=short"], "--api_key is ***: String should match pattern"),
         (["--port=70000"], "--port is 70000: it should be less than 65536"),
-        (["--slots=0"], "--slots is 0: it should be greater than or equal to 1"),
-        (["--slot=1"], "did you mean slots?"),
         (["--mesh=data:2"], "use tensor or fsdp"),
         (["--follow=True", "--init_from=gpt2"], "init_from=gpt2 is none"),
     ],

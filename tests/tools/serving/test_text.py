@@ -1,8 +1,7 @@
-"""Tokens to text: the bytes of each, and parts that are whole characters without the stop string."""
+"""Tokens to text: parts that are whole characters without the stop string."""
 
 import pytest
 
-from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer
 from tools.serving.text import Continuation
 
@@ -12,12 +11,6 @@ TEXT = "the é€🙂 brown\n"
 @pytest.fixture
 def tokenizer(tokenizer_json):
     return load_tokenizer(str(tokenizer_json))
-
-
-def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer):
-    for one in (tokenizer, CharTokenizer("".join(sorted(set(TEXT))))):
-        ids = one.encode(TEXT).tolist()
-        assert b"".join(map(one.bytes_of, ids)) == TEXT.encode()
 
 
 def test_each_part_is_whole_characters(tokenizer):

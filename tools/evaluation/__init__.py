@@ -1,1 +1,0 @@
-"""Scoring a trained model: its loss on a split of a data set, and its accuracy on HellaSwag."""
