@@ -9,13 +9,18 @@ memory     GB (10^9 bytes) that XLA sees: openxla/xla, xla/backends/gpu/target_c
            2026; RTX 4090, L4: of nvidia-smi; TPUs: of libtpu 0.0.42; A10, A10G, H100 NVL, v4: data sheets'
 bandwidth  GB/s of that memory, from the same sources
 link       GB/s that a device sends to its neighbours. NVLink: half of the data sheets' figure, which counts
-           both ways; PCIe 4.0 x16: 32; TPUs: jax-ml/scaling-book, "How to Think About TPUs", both
-           directions of a ring's link
-network    GB/s that a GPU sends to another machine: as in a DGX of its kind; -: one machine only
-price      US dollars an hour for one device, on demand, without tax, read in dated transcripts of the pages:
+           both ways; PCIe 4.0 x16: 32; TPUs: a ring uses both directions of an axis, each with 50 (v5e) or
+           100 (v5p, v6e): docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e} have 400, 1,200 and 800 a chip, both
+           ways along 4, 6 and 4 links
+network    GB/s that a GPU sends to another machine: 400 Gbit/s a GPU as in a DGX H100, H200 or B200, 200 in a
+           DGX A100; -: one machine only
+price      US dollars an hour for one device, on demand, without tax. None is from a bill: they were read in
+           other people's transcripts of the pages, made on these days:
            lambda.ai/instances, per GPU of a machine of 8 (H100 PCIe: of 1), 20 September 2026;
-           runpod.io/pricing, secure pods, 7 October 2026 (RTX 4090: an active serverless worker's, undated);
-           modal.com/pricing, 7 May 2026; cloud.google.com/tpu/pricing, per chip, United States, 2026
+           runpod.io/pricing, H200 in a secure pod, 7 October 2026 (github.com/api-evangelist/runpod);
+           modal.com/pricing, 7 May and 1 July 2026 (github.com/api-evangelist/modal-labs);
+           cloud.google.com/tpu/pricing, per chip, United States, 2026.
+           RTX4090: docs.runpod.io/serverless/pricing, undated, of an active serverless worker; no pod's price
 
 A figure that nobody asks for is left open (-): plan.py plans for devices with all figures.
 """
@@ -57,7 +62,7 @@ class Device:
 # an L4 is not an L40S, a 4090 not a 4090 Laptop. Columns have two spaces or more between them.
 TABLE = """
 name       kind                      pattern             peak  memory          bandwidth  link  network  price  source
-RTX4090    NVIDIA GeForce RTX 4090   RTX 4090$            165  25.250627584         1008    32        -   0.76  runpod.io/pricing
+RTX4090    NVIDIA GeForce RTX 4090   RTX 4090$            165  25.250627584         1008    32        -   0.76  docs.runpod.io/serverless/pricing
 L4         NVIDIA L4                 L4$                  121  23.580639232          300    32        -   0.80  modal.com/pricing
 A10        NVIDIA A10                A10$                 125  24.0                    -     -        -      -  -
 A10G       NVIDIA A10G               A10G                  70  24.0                    -     -        -      -  -

@@ -19,7 +19,8 @@ from config.command_line import (
 
 RunName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
 
-# Dollars an hour in Modal's default regions, without tax: `modal billing rates`.
+# Dollars an hour in Modal's default regions, without tax: `modal billing rates`, as others read it. All but
+# B200+ also stand in a transcript of modal.com/pricing of 1 July 2026 (github.com/api-evangelist/modal-labs).
 PRICES_READ = "September 2026"
 GPUS = {
     **{"none": 0.0, "T4": 0.59, "L4": 0.80, "A10": 1.10, "L40S": 1.95, "A100-40GB": 2.10, "A100-80GB": 2.50},

@@ -257,6 +257,7 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
     page = open_page("run")
     page.wait_for_selector("#run .figures dd")
     assert page.locator("#run .figures dd").first.inner_text() == "20"
+    assert re.search(r"multiplies in (float32|bfloat16)\.", page.locator("#run").inner_text())
     before = page.locator("#run path.c3").get_attribute("d")
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"iter": 29, "loss": 0.5, "lr": 1e-3, "grad_norm": 1.0}) + "\n")

@@ -117,7 +117,7 @@ function model({ config, parameters, tokenizer, vocab_size }) {
   return el("div", { class: "card" }, el("h3", {}, "The model"),
     el("p", { class: "faint" }, `${total.toLocaleString("en")} parameters: ${config.n_layer} layers of ${config.n_head} heads${kv}, vectors of `
       + `${config.n_embd}, MLPs of ${config.hidden} (${config.mlp}), ${config.norm}, ${config.position} positions. It reads `
-      + `${config.block_size} tokens at most, of a vocabulary of ${vocab_size.toLocaleString("en")} (${tokenizer}), and multiplies in ${config.dtype}. `
+      + `${config.block_size} tokens at most, of a vocabulary of ${vocab_size.toLocaleString("en")} (${tokenizer}), and multiplies in ${config.compute.dtype}. `
       + "The arrays of blocks have the layers as their first axis."),
     el("div", { class: "scroll" }, el("table", { class: "parameters" }, el("thead", {}, el("tr", {}, ...heads)), el("tbody", {}, ...rows))));
 }
