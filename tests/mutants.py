@@ -151,7 +151,8 @@ def tests_of(path: str) -> list[str]:
         file.parent if file.parent != Path() else Path("tools") / TOOLS.get(file.stem, "none")
     )
     near = next(x for x in (folder, *folder.parents) if (ROOT / x).is_dir())  # data/NAME's are data's
-    return [str(own)] * (ROOT / own).exists() + [str(near)] * (near != Path("tests/tools"))
+    of_train = ["tests/test_train.py"] * (file.parent == Path("runs"))  # a run in full
+    return [str(own)] * (ROOT / own).exists() + of_train + [str(near)] * (near != Path("tests/tools"))
 
 
 if __name__ == "__main__":

@@ -63,9 +63,10 @@ def run(options, first, end, evaluate_at=()):
     return metrics
 
 
-def test_records_have_their_fields_in_full_precision(options):
+def test_records_have_their_fields_in_full_precision(options, capsys):
     metrics = run(options, 0, 4)
     metrics.evaluation(4, {"train": 1 / 3, "val": 2 / 3})
+    assert "iter 4: train loss 0.3333, val loss 0.6667\n" in capsys.readouterr().out
     *steps, evaluation = records(options.out_dir)
     assert evaluation == {"iter": 4, "train/loss": 1 / 3, "val/loss": 2 / 3}
     for i, record in enumerate(steps):

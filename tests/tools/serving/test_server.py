@@ -8,6 +8,8 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from functools import partial
 from urllib.parse import urlsplit
 
 import httpx
@@ -17,8 +19,11 @@ import pytest
 import serve as command
 from generation.engine import Engine
 from tests.helpers import DEADLINE, refusal, wait_until
+from tests.models import TINY, large
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
+from tools.serving.errors import ApiError
+from tools.serving.worker import Worker
 
 KEY = "correct horse".replace(" ", "-")
 
@@ -233,6 +238,13 @@ def test_what_cannot_be_compiled_is_one_line(char_run, monkeypatch):
     finally:
         signal.signal(signal.SIGTERM, handler)
     assert said == "the engine cannot start (no room): try fewer --slots"
+
+
+def test_a_worker_whose_thread_does_not_run_takes_no_request():
+    worker = Worker(large(TINY), "", partial(Engine, slots=1), nullcontext, max_waiting=1)
+    assert worker.status == "stopped"
+    with pytest.raises(ApiError, match="stopping"):
+        worker.submit([])
 
 
 # --- one in a process of its own --------------------------------------------------------------------------
