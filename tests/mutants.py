@@ -35,6 +35,8 @@ TOOLS = {
     "plan": "planning",
     "app": "cloud",
 }
+# The tests of a command that are those of a folder, too.
+COMMANDS = {"runs": ["tests/test_train.py"], "hub": ["tests/test_export.py"]}
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,8 @@ def tests_of(path: str) -> list[str]:
         file.parent if file.parent != Path() else Path("tools") / TOOLS.get(file.stem, "none")
     )
     near = next(x for x in (folder, *folder.parents) if (ROOT / x).is_dir())  # data/NAME's are data's
-    of_train = ["tests/test_train.py"] * (file.parent == Path("runs"))  # a run in full
-    return [str(own)] * (ROOT / own).exists() + of_train + [str(near)] * (near != Path("tests/tools"))
+    command = COMMANDS.get(str(file.parent), [])
+    return [str(own)] * (ROOT / own).exists() + command + [str(near)] * (near != Path("tests/tools"))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,7 @@ def clock(monkeypatch):
 
 def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path):
     words = [*FLAGS, "--mesh=data:1", "--steps=9", "--loop", f"--dataset={tiny_data}"]
+    words += ["--wandb_log=True"]  # which a benchmark does not do
     bench.main([*words, f"--json={tmp_path}/figures.json"])
     output = capsys.readouterr().out
     # ms per step, the least of them, their spread, tokens/s

@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from config.files import check_writable, open_file, read_json, write_whole
+from config.files import check_writable, first_line, open_file, read_json, write_whole
 from tests.damage import damaged
 from tests.helpers import contents, refusal
 
@@ -22,6 +22,12 @@ def test_json_that_cannot_be_read_is_a_value_error_of_one_line(tmp_path):
         with pytest.raises(ValueError, match="No such file|Not a directory"):
             read_json(missing)
     assert "Is a directory" in refusal(read_json, tmp_path)
+
+
+def test_an_error_is_shortened_to_its_first_line_or_its_class():
+    assert first_line(ValueError("\none\ntwo")) == "one"
+    assert first_line(ValueError("x" * 999)) == "x" * 200
+    assert first_line(TimeoutError()) == "TimeoutError"
 
 
 def test_a_file_and_its_name_are_on_disk_in_this_order(tmp_path, monkeypatch):
