@@ -4,15 +4,15 @@
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
 
 `gelu` + `bias` is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama's. Parameters
-have GPT-2's names, but queries, keys and values are separate. One legend holds in every file:
+have GPT-2's names, but queries, keys and values are separate. All files use these letters:
 
     B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   F MLP hidden
     C head size (in nanoGPT, C is n_embd)   V vocabulary   L layers   A microbatches of a step
-    S keys to read from (T, or the key/value cache's length)
+    S keys to read from (T, or the key/value cache's length)   P learned positions
 
 Weights, norms, softmax, rotations and the residual stream x are float32. Matrix products take operands in
-`Compute.dtype` and give `Compute.result`; attention's scores and `GPT.logits` are float32. A token sees
-others only through `attend(q, k, v, key)`: layers/attention.py makes it for entire sequences,
+`Compute.dtype` and give `Compute.result`; attention's scores and `GPT.logits` are float32. Tokens interact
+only through `attend(q, k, v, key)`: layers/attention.py makes it for entire sequences,
 generation/cache.py for new tokens that follow cached ones.
 """
 
@@ -35,10 +35,10 @@ from layers.stack import apply_blocks
 
 @dataclass(frozen=True)
 class GPTConfig(ModelShape):
-    """A model's shape, whose fields config/options.py explains, and how to compute it. Raises ValueError."""
+    """A model's shape, whose fields config/options.py explains, and its precision. Raises ValueError."""
 
     vocab_size: int = 50304
-    eot: int | None = None  # the end-of-text token, which begins a document; None: a row is one document
+    eot: int | None = None  # starts a document, which attention does not look beyond; None: a row is one
     compute: Compute = Compute()
 
     def __post_init__(self):
@@ -64,7 +64,7 @@ class GPTConfig(ModelShape):
         return 0.02 / math.sqrt(2 * self.n_layer)
 
     def build(self, key: PRNGKeyArray) -> "GPT":
-        """Make the model. The config in variants.py makes its variants."""
+        """Make the model. The config in variants.py overrides this."""
         return GPT(self, key=key)
 
 
@@ -124,11 +124,11 @@ class Attention(eqx.Module):
         return dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.dropout, output_key)
 
     def readers(self) -> list[Linear]:
-        """Return the layers that read x. `fold_norms` (layers/stack.py) moves a norm's weight into them."""
+        """Return the layers that read x, for `fold_norms` (layers/stack.py)."""
         return [self.c_q, self.c_k, self.c_v]
 
 
-# `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than reading back.
+# `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than rereading.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
@@ -192,7 +192,7 @@ class GPT(eqx.Module):
     wpe: Float[Array, "P D"] | None  # P is block_size; None with rope
     blocks: Block
     ln_f: Norm
-    lm_head: Float[Array, "V D"] | None  # None: wte serves as the head too
+    lm_head: Float[Array, "V D"] | None  # None: wte is also the head
     config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
@@ -212,18 +212,19 @@ class GPT(eqx.Module):
         return self.logits(self.features(tokens, key=key))
 
     def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
-        """Compute all but the head. The loss takes features, so that it never holds all logits at once."""
+        """Compute everything except the head. The loss takes features, so that it never holds all logits."""
         embed_key, blocks_key = split_key(key)
         layer_keys = None if blocks_key is None else jax.random.split(blocks_key, self.config.n_layer)
         positions, attend = causal_attention(self.config, tokens)
         x = self.embed(tokens, positions, embed_key)
+        # For each layer: x = block(x, attend, key).
         return self.ln_f(apply_blocks(self.blocks, x, attend, layer_keys, self.config.compute))
 
     def embed(
         self, tokens: Int[Array, "B T"], positions: Positions, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         """Add token and position embeddings. Raises ValueError for more tokens than learned positions."""
-        x = embedding_lookup(self.wte, tokens, self.config.compute.result)
+        x = embedding_lookup(self.wte, tokens, self.config.compute.result)  # rounded to it, but float32
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")

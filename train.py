@@ -2,11 +2,11 @@
 
     python train.py config/quickstart.py                        every option: python train.py --help
     python train.py config/quickstart.py --batch_size=32        --key=value overrides the config file
-    python train.py --out_dir=out-quickstart --init_from=resume     goes on where a run stopped
+    python train.py --out_dir=out-quickstart --init_from=resume     resumes a run
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
-    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   adapts those
+    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   its adapters
 
-SIGTERM and Ctrl-C save a checkpoint, then exit with status 143 and 130, so that a launcher can start the run
+SIGTERM and Ctrl-C save a checkpoint, then exit with status 143 or 130, so that a launcher can start the run
 again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's weights are, to the bit, those
 of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
@@ -30,7 +30,7 @@ from training.state import TrainState
 
 
 def main(argv: list[str]) -> int:
-    """Decide what to train, then on which devices, then train. Return the exit status."""
+    """Read the options, choose the devices, then merge, show, evaluate or train. Return the exit status."""
     options = parse_options(argv, shape_of_weights)
     if options.deterministic:
         choose_deterministic_kernels()
@@ -96,7 +96,7 @@ def train(
 ) -> int:
     """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk.
 
-    Return 0 at `max_iters`, or what `stop_asked` said.
+    Return 0 at `max_iters`, or the status from `stop_asked`.
     """
     options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
@@ -105,7 +105,7 @@ def train(
     status = 0
     while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and metrics.last_evaluation != i:
-            metrics.catch_up()
+            metrics.catch_up()  # reads the last step's report
             losses = evaluate(state.model, stop_asked)
             if losses is None:  # asked to stop: the resumed run begins with this evaluation
                 status = stop_asked()
@@ -113,7 +113,7 @@ def train(
             metrics.evaluation(i, losses)
             manifest, improved = manifest.after_evaluation(losses["val"])
             if i > 0 and (improved or options.always_save_checkpoint):
-                checkpoints.save(state, manifest, losses["val"])
+                checkpoints.save(state, manifest, val_loss=losses["val"])  # copies what the next step donates
         if options.profile:
             profile(options.profile, i - start_iter, step, metrics)
         if i >= options.max_iters or (status := stop_asked()):
@@ -128,7 +128,7 @@ def train(
     metrics.catch_up()
     if status:
         checkpoints.save(state, manifest)
-        print(f"stopped at iter {i}; go on with --out_dir={options.out_dir} --init_from=resume")
+        print(f"stopped at iter {i}; resume with --out_dir={options.out_dir} --init_from=resume")
     checkpoints.wait()
     return status
 

@@ -198,7 +198,7 @@ def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(ti
         before, at = at, saved_iterations(stopped)[-1]
         assert at > before + 10
         assert iterations(stopped, STEP) == list(range(at))
-        assert f"stopped at iter {at}; go on with --out_dir={stopped} --init_from=resume" in printed
+        assert f"stopped at iter {at}; resume with --out_dir={stopped} --init_from=resume" in printed
         assert f"the last at iter {at}" in printed
 
     process = start_python("train.py", *command_line(stopped, init_from="resume"))
@@ -241,7 +241,7 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
         patch.setattr(train, "compile_step", interrupted)
         assert train.main(tiny(tmp_path, eval_iters=-1)) == 128 + numbers[0]
     signal.signal(signal.SIGHUP, before)
-    assert "stopped at iter 0; go on with" in capsys.readouterr().out
+    assert "stopped at iter 0; resume with" in capsys.readouterr().out
     assert saved_iterations(tmp_path) == [0]
     assert train.main(tiny(tmp_path, eval_iters=-1, init_from="resume")) == 0
     assert_same_bits(saved_state(tmp_path), saved_state(first_run[0], 10))

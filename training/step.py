@@ -3,7 +3,8 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-The training loop calls what `compile_step` returns.
+train.py calls `compile_step(state, options)` (training/recipe.py), which makes the recipe, compiles
+`train_step`, and returns `step(state, x, y)`.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,10 @@ from training.state import TrainState
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step does, decided once by training/recipe.py. Equal recipes share one compiled step."""
+    """What a step does, decided once by training/recipe.py.
+
+    `eqx.filter_jit` treats it as static: steps whose recipes have equal first three fields compile once.
+    """
 
     options: Options
     config: GPTConfig
@@ -32,7 +36,9 @@ class Recipe:
     # The rest follows from these three, and is not compared:
     value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
     optimizer: optax.GradientTransformation = field(compare=False)
-    learning_rate: Callable = field(compare=False)  # of a step's number; reported, the optimizer has its own
+    learning_rate: Callable = field(
+        compare=False
+    )  # step number -> rate, to report: the optimizer has its own
     trained: Any = field(compare=False)  # a filter for the weights that the step changes
     sharding: Any = field(compare=False)  # of the state
 
@@ -43,14 +49,16 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the next state, and this step's `loss`, `grad_norm` (before clipping) and `lr`.
 
-    The arguments are donated: their arrays cannot be used again.
+    `state`, `x` and `y` are donated: do not use them again. A recipe holds no arrays.
     """
     weights, frozen = eqx.partition(state.model, recipe.trained)
     dropout, seed = recipe.options.dropout, recipe.options.seed
-    # Each step has its own dropout key, from the seed and its number; key 0 drew the weights.
+    # Each step has its own dropout key, from the seed and its number. fold_in(..., 0) drew the weights.
     key = jax.random.fold_in(jax.random.key(seed), 1 + state.step) if dropout else None
+    # The gradient of `loss_of_microbatch`, averaged over the A microbatches and all devices.
     loss, gradients = recipe.value_and_grad(weights, frozen, x, y, key)
-    with jax.named_scope("optimizer"):  # its name in a profile, as attention and loss have one
+    with jax.named_scope("optimizer"):  # names it in profiles
+        # Clipping, then AdamW's or Muon's direction, weight decay, and the scheduled rate.
         updates, opt_state = recipe.optimizer.update(gradients, state.opt_state, weights)
         model = eqx.combine(eqx.apply_updates(weights, updates), frozen)
     metrics = {
@@ -69,5 +77,5 @@ def mean_loss(
 
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
-    """Return the mean loss of one microbatch. Its gradient is taken with respect to `weights`."""
+    """Return the mean loss of one microbatch, A = 1. Its gradient is taken with respect to `weights`."""
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)

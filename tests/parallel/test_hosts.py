@@ -173,7 +173,7 @@ def test_a_signal_to_one_stops_both_and_a_lost_one_ends_the_other(tiny, folder):
     (status, printed, _), (other, _, _) = ended(processes)
     assert (status, other) == (143, 143)
     at = newest_checkpoint(out)
-    assert f"stopped at iter {at}; go on with --out_dir={out} --init_from=resume" in printed
+    assert f"stopped at iter {at}; resume with --out_dir={out} --init_from=resume" in printed
     assert started(out) == at - 1
 
     for lost, ending in ((1, signal.SIGKILL), (1, signal.SIGSTOP), (0, signal.SIGKILL)):
