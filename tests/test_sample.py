@@ -59,6 +59,14 @@ def error(*argv):
 # --- what it writes ---------------------------------------------------------------------------------------
 
 
+def test_a_token_is_one_of_the_200_likeliest_unless_it_is_said(write, tmp_path):
+    symbols = "".join(map(chr, range(0x100, 0x22C)))  # 300
+    many = save_random(tmp_path / "many", vocab_size=300, tokenizer=CharTokenizer(symbols).to_json())
+    asked = dict(out_dir=many, start=symbols[0], num_samples=20, temperature=100)  # nearly uniform
+    texts, _ = write(**asked)
+    assert texts == write(**asked, top_k=200)[0] != write(**asked, top_k=201)[0]
+
+
 def test_each_sample_is_the_prompt_and_so_many_tokens_of_the_vocabulary(write):
     texts, notices = write(start="ROMEO:", num_samples=3)
     assert len(texts) == 3 and len(set(texts)) == 3

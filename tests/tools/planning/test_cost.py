@@ -1,5 +1,7 @@
 """A plan's seconds by the device's peaks, its classes of work, what must be sent, and lack of memory."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from config.devices import GIB
@@ -9,7 +11,7 @@ from layers.compute import Compute
 from model import GPTConfig
 from tools.planning import fit
 from tools.planning.cost import Cost, estimate, least_sent
-from tools.planning.fit import Memory, Planned, changes_that_save, largest, needed_bytes
+from tools.planning.fit import Memory, Planned, changes_that_save, largest, memory_of, needed_bytes
 from tools.planning.operations import KINDS
 from tools.planning.program import parse_program
 from tools.planning.target import Target, parse_target
@@ -171,3 +173,15 @@ def test_the_largest_microbatch_is_found_to_a_sixteenth(batch_size, monkeypatch)
     monkeypatch.setattr(fit, "plan", plan)
     found = largest(plan(Options(batch_size=batch_size), parse_target("H100"), NANOGPT))
     assert found is not None and 15 / 16 * 217 <= found.options.batch_size <= 217  # 10 + 0.3 * 217 = 75.1
+
+
+def test_memory_is_of_arguments_results_and_temporaries_and_a_donated_argument_counts_once():
+    def sorted_twice(x):
+        return jnp.sort(jnp.sort(x)[::-1] * x)
+
+    x = jnp.ones(1000)  # 4,000 bytes
+    kept, donated = (
+        memory_of(jax.jit(sorted_twice, donate_argnums=which).lower(x).compile()) for which in ((), 0)
+    )
+    assert kept["temporaries"] > 0 and kept["peak"] - kept["temporaries"] >= 8000
+    assert donated["peak"] - donated["temporaries"] == kept["peak"] - kept["temporaries"] - 4000
