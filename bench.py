@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
     bench, words = split_options(argv, BenchOptions)
     options = parse_options(words)
     if bench.json:
-        check_writable(Path(bench.json), "choose another --json")
+        check_writable(Path(bench.json))
     if bench.vs:
         check_twin(options)
         # Else JAX takes three quarters of a GPU's memory at once.

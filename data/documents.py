@@ -28,7 +28,7 @@ from config.files import open_file, put_in_place, read_json, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json
-from data.writer import ADVICE, token_dtype, write_meta
+from data.writer import token_dtype, write_meta
 
 GROUP = 16  # batches, of about a megabyte each, written together
 SHARD = 10**9  # tokens in a file, after which another begins
@@ -115,7 +115,7 @@ def write_tokens(
                 progress.documents += count
                 progress.skipped += sum(skipped for _, skipped in results)
                 progress.position = group[-1].position
-                write_whole(path, json.dumps(asdict(progress)), ADVICE)
+                write_whole(path, json.dumps(asdict(progress)))
                 bar.update(count)
     except BrokenProcessPool:
         raise UserError(

@@ -91,17 +91,14 @@ class Metrics:
         print(f"iter {iteration}: {shown}", flush=True)
 
     def _write(self, record: dict[str, Any]) -> None:
-        try:
-            self.file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror}): make room there") from None
+        self.file.write(json.dumps(record) + "\n")
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 
     def close(self) -> None:
         if self.wandb is not None:
             self.wandb.finish()
-        with suppress(OSError, UserError):  # a full disk has ended the run, which says so
+        with suppress(OSError):  # a full disk has ended the run, which says so
             self.file.close()
             if self.primary:
                 draw(read_records(self.path), self.path.with_name("loss.png"))
@@ -205,7 +202,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         axes.plot(list(points), list(points.values()), style, label=name, markersize=3, linewidth=0.8)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.legend()
-    with written(path, "make room there") as file:
+    with written(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
@@ -215,7 +212,7 @@ def profile(folder: str, step: int, compiled: jax.stages.Compiled, metrics: Metr
         return
     metrics.catch_up()  # waits for the step before
     if step == FIRST:
-        write_whole(Path(folder) / "train_step.hlo.txt", compiled.as_text() or "", "choose another --profile")
+        write_whole(Path(folder) / "train_step.hlo.txt", compiled.as_text() or "")
         jax.profiler.start_trace(folder, create_perfetto_trace=True)
     else:
         jax.profiler.stop_trace()
