@@ -181,11 +181,7 @@ ShapeOf = Callable[[str], dict[str, Any]]  # from a name such as gpt2 to the opt
 
 def parse_options(argv: list[str], shape_of: ShapeOf | None = None) -> Options:
     """Read the options of a command line. `--help` prints them all and exits. Raises UserError."""
-    return complete_options(given(argv, Options), shape_of)
-
-
-def complete_options(values: dict[str, Any], shape_of: ShapeOf | None) -> Options:
-    """Return the options of a command line that sets these `values`. Raises UserError."""
+    values = given(argv, Options)
     init_from = values.get("init_from", Options.init_from)
     path = Path(values.get("out_dir", Options.out_dir), "options.json")
     if init_from in RESUMING and values.get("overwrite"):
@@ -217,12 +213,10 @@ def read_options(path: str) -> Options:
     return Options.from_json(values, origin=path)
 
 
-SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
-
-
 def check_shape(config) -> None:
     """Raise ValueError for the GPTConfig of an impossible model."""
-    for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
+    sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
+    for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps", "window"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
     if config.eot is not None and not 0 <= config.eot < config.vocab_size:

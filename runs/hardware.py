@@ -2,7 +2,6 @@
 
 import ctypes
 import importlib.util
-import math
 import os
 import platform
 import sys
@@ -29,14 +28,6 @@ def peak_memory() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def host_bytes() -> float:
-    """Return the bytes of this machine; infinite where unknown, as on Windows."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):
-        return math.inf
 
 
 def describe_cpu() -> str:
@@ -126,7 +117,7 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     """Have the C library keep what a step frees, unless it is much: else the kernel clears it every step."""
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return
-    plan = compiled.memory_analysis()
-    if plan and plan.temp_size_in_bytes < host_bytes() / 12:
+    plan, memory = compiled.memory_analysis(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if plan and plan.temp_size_in_bytes < memory / 12:
         libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap, too,
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: which never shrinks

@@ -31,10 +31,7 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, and how the device computes it. Raises UserError.
-
-    `eot` is the vocabulary's end-of-text token, if it has one: `document_mask` needs it.
-    """
+    """Describe the model that `options` ask for, and how the device computes it. Raises UserError."""
     if options.document_mask and eot is None:
         raise UserError(
             f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
@@ -96,18 +93,16 @@ def create_state(config: GPTConfig, options: Options) -> TrainState:
     return init_state(config.build(jax.random.fold_in(jax.random.key(options.seed), 0)), options)
 
 
-@eqx.filter_jit(donate="all")
-def create_state_around(model: GPT, options: Options) -> TrainState:
-    """Return the state before the first step of a model that has weights, which is consumed."""
-    return init_state(model, options)
-
-
 def init_state(model: GPT, options: Options) -> TrainState:
+    """Return the state before the first step of a model that has weights."""
     if options.lora_rank:
         model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
     weights, _ = partition_trainable(model)
     opt_state = make_optimizer(options, weights).init(weights)  # ty: ignore[invalid-argument-type]
     return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
+
+
+create_state_around = eqx.filter_jit(init_state, donate="all")  # it consumes the model
 
 
 def state_shapes(config: GPTConfig, options: Options) -> TrainState:
