@@ -97,10 +97,7 @@ NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 
 
 def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
-    """Read a data set's `meta.json`, or assume nanoGPT's bins of GPT-2 tokens. Raises UserError.
-
-    `vocab_size`, if it is given, takes the place of what is found.
-    """
+    """Read a data set's `meta.json`, or assume nanoGPT's bins. `vocab_size`, if given, takes precedence."""
     folder = dataset_dir(dataset)
     path, meta = folder / "meta.json", NANOGPT
     if path.exists():

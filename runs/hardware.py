@@ -73,10 +73,7 @@ def choose_device(device: str) -> None:
 
 
 def choose_deterministic_kernels() -> None:
-    """Have a GPU's kernels add in a fixed order, cuDNN's attention too, and none be chosen by a measurement.
-
-    The flag implies `--xla_gpu_exclude_nondeterministic_ops` (openxla/xla#12520, #14125). A CPU ignores it.
-    """
+    """Have a GPU's kernels add in a fixed order, cuDNN's attention too (openxla/xla#12520, #14125)."""
     add_xla_flag("--xla_gpu_deterministic_ops", "true")
 
 

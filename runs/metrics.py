@@ -71,16 +71,13 @@ class Metrics:
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
             self._write({"iter": iteration, **values})
-            self._show(iteration, **values)
-
-    def _show(self, iteration: int, loss: float, ms: float, tokens_per_second: float, **_) -> None:
-        """Print a line of progress, unless one was printed just before."""
-        if time.perf_counter() < self.shown + SHOW_EVERY:
-            return
-        self.shown = time.perf_counter()
-        speed = f"{tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
-        left = (self.options.max_iters - iteration) * ms / 60e3
-        print(f"iter {iteration}: loss {loss:.3f}, {speed}, {left:.0f} min left", flush=True)
+            if time.perf_counter() >= self.shown + SHOW_EVERY:
+                self.shown = time.perf_counter()
+                speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
+                left = (self.options.max_iters - iteration) * values["ms"] / 60e3
+                print(
+                    f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left:.0f} min left", flush=True
+                )
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}

@@ -15,7 +15,7 @@ from jaxtyping import Array, Int, PyTree
 from config.command_line import UserError
 from config.options import SHAPE, VARIANTS, Options
 from layers.compute import Compute, device, memory, multiplies_bfloat16
-from layers.kernels import NEEDS, available, fastest_attention
+from layers.kernels import available, fastest_attention
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -78,7 +78,9 @@ def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
     if auto:
         return name if has_kernel else "einsum"
     if not has_kernel or options.dropout:  # in training; evaluation has none
-        raise UserError(f"attention={name} needs {NEEDS[name]}; use attention=auto")
+        raise UserError(
+            f"attention={name} does not suit the device, shape, dtype or dropout; use attention=auto"
+        )
     return name
 
 
