@@ -7,7 +7,6 @@ that init_from names; config files; the command line.
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
@@ -28,21 +27,12 @@ from config.command_line import (
 )
 from config.files import read_json
 
-
-class Role(Enum):
-    """Says what an option means to a model and a run, besides its value."""
-
-    VARIANT = "of an idea in variants.py, which decides which arrays a model has"
-    ADAPTER = "of LoRA: which adapters are trained, and how the weights below are stored"
-    ONCE = "what one command does, or where: a resumed run does not take it from its options.json"
-    FREE = "leaves the loss as it is, but for noise"
-
-
+# What an option means to a model and a run, besides its value
 T = TypeVar("T")
-Variant = Annotated[T, Role.VARIANT]
-Adapter = Annotated[T, Role.ADAPTER]
-Once = Annotated[T, Role.ONCE]
-Free = Annotated[T, Role.FREE]
+Variant = Annotated[T, "variant"]  # of an idea in variants.py, which decides which arrays a model has
+Adapter = Annotated[T, "adapter"]  # of LoRA: which adapters are trained, and how the weights below are stored
+Once = Annotated[T, "once"]  # what one command does, or where: a resumed run does not take it from before
+Free = Annotated[T, "free"]  # leaves the loss as it is, but for noise
 
 
 @dataclass(frozen=True)
@@ -162,17 +152,17 @@ class ModelOptions:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
 
 
-def with_role(*roles: Role) -> tuple[str, ...]:
+def with_role(*roles: str) -> tuple[str, ...]:
     """Return the names of the options with one of these roles."""
     return tuple(name for name, kind in option_types(Options).items() if set(roles) & set(get_args(kind)))
 
 
-VARIANTS = with_role(Role.VARIANT)
+VARIANTS = with_role("variant")
 # What a resumed run has to keep
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
-LORA = with_role(Role.ADAPTER)
-NOT_RESUMED = with_role(Role.ONCE)
-FREE = with_role(Role.ONCE, Role.FREE)
+LORA = with_role("adapter")
+NOT_RESUMED = with_role("once")
+FREE = with_role("once", "free")
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
