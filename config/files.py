@@ -71,11 +71,6 @@ def put_in_place(temporary: Path, path: Path) -> None:
             os.close(folder)
 
 
-def cache_folder() -> Path:
-    """Return the folder, perhaps missing, for what can be made again."""
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
-
-
 def first_line(error: BaseException) -> str:
     """Shorten another library's message to one line."""
     return (str(error).strip() or type(error).__name__).split("\n")[0][:200]

@@ -8,11 +8,11 @@ import sys
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 
 from config.command_line import UserError
-from config.files import cache_folder
 from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
@@ -99,8 +99,9 @@ def keep_compiled_programs() -> None:
     """Have JAX keep what it compiles in the user's cache folder, a part for each kind of CPU."""
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
     try:
-        folder = cache_folder() / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
+        folder = cache / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return

@@ -14,7 +14,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
-from config.devices import peak_flops
+from config.devices import known_device
 from config.files import GONE, first_line, write_whole, written
 from config.options import Options
 from model import GPTConfig
@@ -106,8 +106,9 @@ class Speed:
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
-        known = config.compute.dtype == "bfloat16" and not options.lora_rank
-        self.peak = (peak_flops(jax.devices()[0].device_kind) or 0) * devices * known
+        known = known_device(jax.devices()[0].device_kind)
+        comparable = config.compute.dtype == "bfloat16" and not options.lora_rank
+        self.peak = known.peak * devices if known and comparable else None
         self.flops = flops_per_token(config, options.block_size)
         self.times: list[tuple[float, float]] = []  # seconds of each step and its batch
         self.batch_seconds = 0.0  # of the batch made last
@@ -132,7 +133,7 @@ class Speed:
         self.times.clear()
         per_second = self.tokens / seconds
         figures = {"ms": 1e3 * seconds, "data_ms": 1e3 * batch_seconds, "tokens_per_second": per_second}
-        mfu = {"mfu": self.flops * per_second / self.peak} if self.peak else {}
+        mfu = {} if self.peak is None else {"mfu": self.flops * per_second / self.peak}
         return figures | {"memory_mb": peak_memory() / 1e6} | mfu
 
 
