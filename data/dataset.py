@@ -29,10 +29,7 @@ SPLITS = ("train", "val")
 
 
 def dataset_dir(dataset: str) -> Path:
-    """Return the folder of a data set, which may not exist: a name in data/, or else a path.
-
-    A data set in the folder that NANOJAXGPT_DATA names, such as a shared disk, comes first.
-    """
+    """Return the folder of a data set, which may not exist: in $NANOJAXGPT_DATA, in data/, or else a path."""
     if (kept := os.environ.get("NANOJAXGPT_DATA")) and os.path.isdir(Path(kept) / dataset):
         return Path(kept) / dataset
     named, path = DATA / dataset, Path(os.path.expanduser(dataset))

@@ -28,11 +28,7 @@ RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
 
 
 class Metrics:
-    """The records of a run: a JSON object in `metrics.jsonl` for each logged step and each evaluation.
-
-    A step's has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`, an evaluation's `iter`,
-    `train/loss` and `val/loss`. Process 0 alone writes; the others cannot print (parallel/hosts.py).
-    """
+    """A run's records: a line of metrics.jsonl for each logged step and each evaluation, by process 0."""
 
     def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
         self.options = options

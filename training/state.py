@@ -1,8 +1,4 @@
-"""The state that training changes, and how it is made: model, optimizer's state and the step's number.
-
-config = model_config(options, vocab_size)
-state = create_state(config, options)          # drawn from options.seed, each array on its devices
-"""
+"""The state that training changes, and how it is made: model, optimizer's state and the step's number."""
 
 from dataclasses import replace
 from typing import Any
