@@ -139,7 +139,7 @@ class Checkpoints:
         return eqx.combine(self._restore(iteration, model=weights)["model"], base or none)
 
     def _restore(self, iteration: int, **trees) -> dict:
-        """Restore arrays by their trees' names. Raises Damaged, or UserError for a read error."""
+        """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
         # An array without a sharding would go to the devices that the run was trained on.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         shapes = jax.tree.map(
@@ -164,7 +164,7 @@ class Checkpoints:
 
 
 def check_readable(folder: Path) -> None:
-    """Raise UserError where the disk or permissions keep a file from being read, which is no damage to it."""
+    """Raise OSError where the disk or permissions keep a file from being read, which is no damage to it."""
     with suppress(*GONE):
         for path in folder.rglob("*"):
             if not path.is_dir():
