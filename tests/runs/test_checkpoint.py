@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, checksum, checksums
