@@ -33,7 +33,7 @@ import jax
 import numpy as np
 
 from config.command_line import Count, Name, UserError, command, split_options
-from config.devices import peak_flops
+from config.devices import known_device
 from config.files import check_writable, open_file
 from config.options import Options, parse_options
 from data.dataset import load_meta
@@ -70,7 +70,7 @@ def main(argv: list[str]) -> None:
     bench, words = split_options(argv, BenchOptions)
     options = parse_options(words)
     if bench.json:
-        check_writable(Path(bench.json), "choose another --json")
+        check_writable(Path(bench.json))
     if bench.vs:
         check_twin(options)
         # Else JAX takes three quarters of a GPU's memory at once.
@@ -125,7 +125,8 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
     """
     middle, (low, high) = median(seconds), np.quantile(seconds, (0.1, 0.9))
     flops = flops_per_token(step.config, step.options.block_size) * step.tokens / middle
-    peak = peak_flops(jax.devices()[0].device_kind) if variant.dtype == "bfloat16" else None
+    known = known_device(jax.devices()[0].device_kind)
+    peak = known.peak if known and variant.dtype == "bfloat16" else None
     figures = {
         "name": variant.name,
         "dtype": variant.dtype,

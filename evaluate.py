@@ -64,10 +64,9 @@ class EvaluateOptions(ModelOptions):
 
 def main(argv: list[str]) -> None:
     options = EvaluateOptions(**given(argv, EvaluateOptions))
-    advice = "choose another --json"
     with on_devices(options):
         if options.json:
-            on_process_0(check_writable, Path(options.json), advice)
+            on_process_0(check_writable, Path(options.json))
         model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
         most = model.config.block_size
         T = options.block_size or most
@@ -76,7 +75,7 @@ def main(argv: list[str]) -> None:
         check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
         result = evaluate_split(model, tokenizer, options, T)
         if options.json:
-            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n", advice)
+            on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n")
 
 
 def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions, T: int) -> dict[str, Any]:

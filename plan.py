@@ -59,7 +59,7 @@ def main(argv: list[str]) -> None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
     target = parse_target(own.on)
     for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
-        check_writable(Path(file), "choose another file")
+        check_writable(Path(file))
     prepare_to_compile()
     meta = load_meta(options.dataset, options.vocab_size)
     if own.decode:
@@ -67,9 +67,9 @@ def main(argv: list[str]) -> None:
     planned = plan(options, target, meta)
     say(describe(planned))
     if own.json:
-        write_whole(Path(own.json), json.dumps(as_json(planned), indent=1), "choose another --json")
+        write_whole(Path(own.json), json.dumps(as_json(planned), indent=1))
     if own.hlo and planned.text:
-        write_whole(Path(own.hlo), planned.text, "choose another --hlo")
+        write_whole(Path(own.hlo), planned.text)
     if own.largest:
         best = largest(planned)
         found = f"--batch_size={best.options.batch_size}\n{summary(best)}" if best else "not even one row"

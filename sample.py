@@ -76,10 +76,7 @@ def main(argv: list[str]) -> None:
 def read_prompt(start: str) -> str:
     if not start.startswith("FILE:"):
         return start
-    try:
-        return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:  # ValueError: not UTF-8
-        raise UserError(f"--start={start}: cannot be read as text: {error}") from None
+    return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8", errors="replace")
 
 
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer) -> None:

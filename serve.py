@@ -141,10 +141,7 @@ def follow(served: Served, options: ServeOptions, mesh: jax.sharding.Mesh) -> No
                 model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
             if model.config != served.model.config:
                 raise UserError("the run has another shape now: start serve.py anew to follow it")
-        except (
-            UserError,
-            OSError,
-        ) as error:  # the run deletes one, or a checkpoint is complete a moment later
+        except (UserError, OSError) as error:  # training deletes one, or has not completed it
             print(f"note: {error}", file=sys.stderr, flush=True)
             continue
         seen = f"iter-{iteration}"

@@ -94,10 +94,7 @@ def train(
     metrics: Metrics,
     stop_asked: Callable[[], int],
 ) -> int:
-    """Train from `state` to `max_iters`, or until asked to stop. At the end all checkpoints are on disk.
-
-    Return 0 at `max_iters`, or the status from `stop_asked`.
-    """
+    """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
     reuse_freed_memory(step)  # on a CPU

@@ -11,6 +11,7 @@ This file imports neither JAX nor NumPy, which take long.
 
 import difflib
 import os
+import re
 import reprlib
 import runpy
 import sys
@@ -157,14 +158,23 @@ def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
 
 
 TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch
+# PyTorch's values, and JAX's: bfloat16 needs no loss scaling, CUDA_VISIBLE_DEVICES chooses among GPUs.
+FROM_TORCH = {"dtype=float16": "bfloat16", "device=mps": "cpu", r"device=(gpu|cuda:\d+)": "cuda"}
 
 
 def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[str, Any]:
-    """Return values as `check_value`; those for PyTorch are left out, with a note."""
-    for name in values.keys() & TORCH_ONLY:
-        print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
-    ours = values.keys() - TORCH_ONLY
-    return {name: check_value(name, x, origin, cls) for name, x in values.items() if name in ours}
+    """Return values as `check_value`. Those for PyTorch become JAX's, or are left out, with a note."""
+    found = {}
+    for name, value in values.items():
+        if name in TORCH_ONLY:
+            print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
+            continue
+        for theirs, ours in FROM_TORCH.items():
+            if re.fullmatch(theirs, f"{name}={value}"):
+                print(f"note: {name}={value} is for PyTorch and becomes {ours}", file=sys.stderr)
+                value = ours
+        found[name] = check_value(name, value, origin, cls)
+    return found
 
 
 def check_name(name: str, origin: str, cls: type[Any]) -> str:

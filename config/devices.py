@@ -101,12 +101,6 @@ def known_device(kind: str) -> Device | None:
     return next((device for device in DEVICES if re.search(rf"\b({device.pattern})(?!\w)", kind)), None)
 
 
-def peak_flops(kind: str) -> float | None:
-    """Return the dense bfloat16 FLOP/s of the device that JAX calls `kind`; None for an unknown one."""
-    device = known_device(kind)
-    return device.peak if device else None
-
-
 # The fastest attention that JAX has, by what JAX calls the device; the first pattern that fits counts.
 FASTEST_ATTENTION = {
     # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.

@@ -12,8 +12,6 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
-from config.command_line import UserError
-
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
@@ -33,41 +31,31 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
-def writing(path: Path, advice: str) -> Generator[None]:
-    """Make the folder of `path`. Turn an error of writing into a UserError, which ends in the `advice`."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written ({error.strerror}): {advice}") from None
-
-
-@contextmanager
-def written(path: Path, advice: str) -> Generator[IO[bytes]]:
-    """Yield a file to fill, which then becomes `path`. Raises UserError as `writing`."""
+def written(path: Path) -> Generator[IO[bytes]]:
+    """Yield a file to fill, which then becomes `path`, in a folder that may be new. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with writing(path, advice):
-        temporary.unlink(missing_ok=True)  # of a killed process, or planted
-        try:
-            with open(temporary, "xb") as file:
-                yield file
-            put_in_place(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+    temporary.unlink(missing_ok=True)  # of a killed process, or planted
+    try:
+        with open(temporary, "xb") as file:
+            yield file
+        put_in_place(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, text: str, advice: str = "choose another --out_dir") -> None:
+def write_whole(path: Path, text: str) -> None:
     """Write a text file as `written` does."""
-    with written(path, advice) as file:
+    with written(path) as file:
         file.write(text.encode())
 
 
-def check_writable(path: Path, advice: str) -> None:
-    """Raise UserError, as `written` would, but leave the file as it is."""
-    with writing(path, advice):
-        tempfile.TemporaryFile(dir=path.parent).close()
-        if path.is_dir():
-            raise IsADirectoryError(None, "Is a directory")
+def check_writable(path: Path) -> None:
+    """Raise OSError, as `written` would, but leave the file as it is."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tempfile.TemporaryFile(dir=path.parent).close()
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: Is a directory")
 
 
 def put_in_place(temporary: Path, path: Path) -> None:
@@ -81,11 +69,6 @@ def put_in_place(temporary: Path, path: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-def cache_folder() -> Path:
-    """Return the folder, perhaps missing, for what can be made again."""
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
 
 
 def first_line(error: BaseException) -> str:

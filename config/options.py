@@ -7,7 +7,6 @@ that init_from names; config files; the command line.
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
@@ -28,21 +27,12 @@ from config.command_line import (
 )
 from config.files import read_json
 
-
-class Role(Enum):
-    """Says what an option means to a model and a run, besides its value."""
-
-    VARIANT = "of an idea in variants.py, which decides which arrays a model has"
-    ADAPTER = "of LoRA: which adapters are trained, and how the weights below are stored"
-    ONCE = "what one command does, or where: a resumed run does not take it from its options.json"
-    FREE = "leaves the loss as it is, but for noise"
-
-
+# What an option means to a model and a run, besides its value
 T = TypeVar("T")
-Variant = Annotated[T, Role.VARIANT]
-Adapter = Annotated[T, Role.ADAPTER]
-Once = Annotated[T, Role.ONCE]
-Free = Annotated[T, Role.FREE]
+Variant = Annotated[T, "variant"]  # of an idea in variants.py, which decides which arrays a model has
+Adapter = Annotated[T, "adapter"]  # of LoRA: which adapters are trained, and how the weights below are stored
+Once = Annotated[T, "once"]  # what one command does, or where: a resumed run does not take it from before
+Free = Annotated[T, "free"]  # leaves the loss as it is, but for noise
 
 
 @dataclass(frozen=True)
@@ -162,17 +152,17 @@ class ModelOptions:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
 
 
-def with_role(*roles: Role) -> tuple[str, ...]:
+def with_role(*roles: str) -> tuple[str, ...]:
     """Return the names of the options with one of these roles."""
     return tuple(name for name, kind in option_types(Options).items() if set(roles) & set(get_args(kind)))
 
 
-VARIANTS = with_role(Role.VARIANT)
+VARIANTS = with_role("variant")
 # What a resumed run has to keep
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
-LORA = with_role(Role.ADAPTER)
-NOT_RESUMED = with_role(Role.ONCE)
-FREE = with_role(Role.ONCE, Role.FREE)
+LORA = with_role("adapter")
+NOT_RESUMED = with_role("once")
+FREE = with_role("once", "free")
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
@@ -181,11 +171,7 @@ ShapeOf = Callable[[str], dict[str, Any]]  # from a name such as gpt2 to the opt
 
 def parse_options(argv: list[str], shape_of: ShapeOf | None = None) -> Options:
     """Read the options of a command line. `--help` prints them all and exits. Raises UserError."""
-    return complete_options(given(argv, Options), shape_of)
-
-
-def complete_options(values: dict[str, Any], shape_of: ShapeOf | None) -> Options:
-    """Return the options of a command line that sets these `values`. Raises UserError."""
+    values = given(argv, Options)
     init_from = values.get("init_from", Options.init_from)
     path = Path(values.get("out_dir", Options.out_dir), "options.json")
     if init_from in RESUMING and values.get("overwrite"):
@@ -217,12 +203,10 @@ def read_options(path: str) -> Options:
     return Options.from_json(values, origin=path)
 
 
-SIZES = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
-
-
 def check_shape(config) -> None:
     """Raise ValueError for the GPTConfig of an impossible model."""
-    for name in (*SIZES, "rope_theta", "rope_scaling", "norm_eps", "window"):
+    sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
+    for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps", "window"):
         if (value := getattr(config, name)) is not None and not value > 0:
             raise ValueError(f"{name}={value} must be above 0")
     if config.eot is not None and not 0 <= config.eot < config.vocab_size:

@@ -29,10 +29,7 @@ SPLITS = ("train", "val")
 
 
 def dataset_dir(dataset: str) -> Path:
-    """Return the folder of a data set, which may not exist: a name in data/, or else a path.
-
-    A data set in the folder that NANOJAXGPT_DATA names, such as a shared disk, comes first.
-    """
+    """Return the folder of a data set, which may not exist: in $NANOJAXGPT_DATA, in data/, or else a path."""
     if (kept := os.environ.get("NANOJAXGPT_DATA")) and os.path.isdir(Path(kept) / dataset):
         return Path(kept) / dataset
     named, path = DATA / dataset, Path(os.path.expanduser(dataset))
@@ -97,10 +94,7 @@ NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 
 
 def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
-    """Read a data set's `meta.json`, or assume nanoGPT's bins of GPT-2 tokens. Raises UserError.
-
-    `vocab_size`, if it is given, takes the place of what is found.
-    """
+    """Read a data set's `meta.json`, or assume nanoGPT's bins. `vocab_size`, if given, takes precedence."""
     folder = dataset_dir(dataset)
     path, meta = folder / "meta.json", NANOGPT
     if path.exists():

@@ -28,7 +28,7 @@ from config.files import open_file, put_in_place, read_json, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json
-from data.writer import ADVICE, token_dtype, write_meta
+from data.writer import token_dtype, write_meta
 
 GROUP = 16  # batches, of about a megabyte each, written together
 SHARD = 10**9  # tokens in a file, after which another begins
@@ -115,7 +115,7 @@ def write_tokens(
                 progress.documents += count
                 progress.skipped += sum(skipped for _, skipped in results)
                 progress.position = group[-1].position
-                write_whole(path, json.dumps(asdict(progress)), ADVICE)
+                write_whole(path, json.dumps(asdict(progress)))
                 bar.update(count)
     except BrokenProcessPool:
         raise UserError(
@@ -136,15 +136,10 @@ def take_documents(limit: int | None, done: int, batches: Iterator[DocumentBatch
 def begin_tokenizing(
     pool: Executor, batches: Iterator[DocumentBatch]
 ) -> Iterator[tuple[list[DocumentBatch], Iterator[tuple[dict[str, np.ndarray], int]]]]:
-    """Yield groups of batches, each with its results to come. While one is tokenized, the next is read."""
-    begun = None
-    for group in iter(lambda: list(itertools.islice(batches, GROUP)), []):
-        before = begun
-        begun = group, pool.map(tokenize_documents, group)
-        if before:
-            yield before
-    if begun:
-        yield begun
+    """Return groups of batches, each with its results to come. While one is tokenized, the next is read."""
+    groups = iter(lambda: list(itertools.islice(batches, GROUP)), [])
+    begun = ((group, pool.map(tokenize_documents, group)) for group in groups)
+    return (earlier for earlier, _ in itertools.pairwise(itertools.chain(begun, [([], iter(()))])))
 
 
 worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, bound of validation's digests

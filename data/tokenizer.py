@@ -30,9 +30,6 @@ PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
-# A function `feed(ids, final=False)` from the next ids to the text that they complete; `final=True` ends it.
-Stream = Callable[..., str]
-
 
 class Tokenizer(ABC):
     """Encodes and decodes text. `to_json` describes the tokenizer in JSON values."""
@@ -55,8 +52,8 @@ class Tokenizer(ABC):
         """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
         return self.stream()(ids, final=True)
 
-    def stream(self) -> Stream:
-        """Return a Stream. Bytes of an incomplete character wait for the rest."""
+    def stream(self) -> Callable[..., str]:
+        """Return a function `feed(ids, final=False)` from the next ids to the text that they complete."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         return lambda ids, final=False: decoder.decode(b"".join(map(self.bytes_of, ids)), final)
 
@@ -130,7 +127,7 @@ class JsonTokenizer(Tokenizer):
         # Without ids that have no token: a model may draw one of its vocabulary's padding.
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def stream(self) -> Stream:
+    def stream(self) -> Callable[..., str]:
         decoder = self._new_stream(skip_special_tokens=False)
         kept = []  # ids whose text is not complete
 

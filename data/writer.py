@@ -13,8 +13,6 @@ from config.files import write_whole, written
 from data.dataset import FORMAT, SPLITS
 from data.tokenizer import JsonTokenizer, TiktokenTokenizer, Tokenizer
 
-ADVICE = "make room or check its permissions, and give the same command again"
-
 
 def load_tokenizer(name: str) -> Tokenizer:
     """Load a tokenizer by the path of its tokenizer.json, or by tiktoken's name for it. Raises UserError."""
@@ -47,7 +45,7 @@ def write_dataset(
     # The file entered first is renamed last: the loader takes train.bin as the sign that all is there.
     with ExitStack() as stack:
         for split, tokens in splits.items():
-            stack.enter_context(written(folder / f"{split}.bin", ADVICE)).write(tokens.data)
+            stack.enter_context(written(folder / f"{split}.bin")).write(tokens.data)
         counts = {split: len(tokens) for split, tokens in splits.items()}
         sha256 = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
         write_meta(folder, tokenizer, source, counts=counts, sha256=sha256)
@@ -67,4 +65,4 @@ def write_meta(folder: Path, tokenizer: Tokenizer, source: str, **about_files) -
         "source": source,
         **about_files,
     }
-    write_whole(folder / "meta.json", json.dumps(meta, indent=1) + "\n", ADVICE)
+    write_whole(folder / "meta.json", json.dumps(meta, indent=1) + "\n")

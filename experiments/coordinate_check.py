@@ -50,8 +50,8 @@ def main(argv: list[str]) -> None:
     shape = len(KINDS), len(WIDTHS), SEEDS, 1 + STEPS, len(PARTS)
     sizes = np.array([run["sizes"] for run in runs]).reshape(shape)
     lines = ",\n".join(json.dumps(run, ensure_ascii=False) for run in runs)
-    write_whole(PATH, f'{{"made": {json.dumps(made)},\n"runs": [\n{lines}\n]}}\n', "make room there")
-    write_whole(PATH.with_suffix(".md"), table(sizes, made), "make room there")
+    write_whole(PATH, f'{{"made": {json.dumps(made)},\n"runs": [\n{lines}\n]}}\n')
+    write_whole(PATH.with_suffix(".md"), table(sizes, made))
     save_svg(PATH.with_suffix(".svg"), lambda figure: draw(figure, sizes))
     print(f"the table: {PATH.with_suffix('.md')}")
 

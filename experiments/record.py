@@ -104,7 +104,7 @@ class Record:
             head = json.dumps({key: value for key, value in entry.items() if key != "runs"})[1:-1]
             runs = ",\n".join(f"   {json.dumps(run, separators=(',', ':'))}" for run in entry["runs"])
             lines.append(f'  {json.dumps(name)}: {{{head}, "runs": [\n{runs}\n  ]}}')
-        write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n", "make room there")
+        write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n")
 
     def check_data(self, dataset: str, mark: str | None) -> None:
         """Raise UserError if the runs so far have read other data of that name."""

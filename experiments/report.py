@@ -21,7 +21,7 @@ def write_report(record: Record) -> None:
     if record.table().empty:
         print(f"{experiment.name}: no run has ended yet")
         return
-    write_whole(path, markdown(record), "make room there")
+    write_whole(path, markdown(record))
 
     def fill(figure: Any) -> None:
         axes = figure.subplots()

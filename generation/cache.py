@@ -9,13 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
-from layers.attention import (
-    attention_weights,
-    causal_mask,
-    document_starts,
-    rotation,
-    weighted_values,
-)
+from layers.attention import attention_weights, causal_mask, document_starts, rotation, weighted_values
 from layers.compute import constrain, current_mesh
 from model import GPT, Block, GPTConfig
 

@@ -141,8 +141,7 @@ def decode(
         x, part = forward_with_cache(decoder.model, decoder.blocks, token[:, None], part, length)
         logits = decoder.logits(x)  # (W, 1, V)
         keys = jax.vmap(jax.random.fold_in)(row_keys, rows.made + i)
-        settings = dict(temperature=rows.temperature, top_k=rows.top_k, top_p=rows.top_p)
-        token = sample(logits[:, 0], keys, **settings)
+        token = sample(logits[:, 0], keys, rows.temperature, rows.top_k, rows.top_p)
         likelihood = lax.cond(
             rows.wants_logprobs.any(),
             Likelihood.of,

@@ -12,37 +12,31 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 def sample(
     logits: Float[Array, "B V"],
     keys: PRNGKeyArray,
-    *,
-    temperature: Float[Array, " B"] | float = 1.0,
-    top_k: Int[Array, " B"] | int | None = None,
-    top_p: Float[Array, " B"] | float | None = None,
+    temperature: Float[Array, " B"],
+    top_k: Int[Array, " B"],
+    top_p: Float[Array, " B"],
 ) -> Int[Array, " B"]:
     """Draw a token for each row, with its key and settings. A `temperature` of 0 takes the likeliest."""
-    B, V = logits.shape
-    temperatures = jnp.broadcast_to(jnp.asarray(temperature, jnp.float32), B)
-    ks = jnp.broadcast_to(jnp.asarray(V if top_k is None else top_k, jnp.int32), B)
-    ps = jnp.broadcast_to(jnp.asarray(1 if top_p is None else top_p, jnp.float32), B)
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
 
     def draw():
-        kept = drawn_from(logits, temperatures, ks, ps)
+        kept = drawn_from(logits, temperature, top_k, top_p)
         return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
 
-    drawn = lax.cond((temperatures > 0).any(), draw, lambda: greedy)
-    return jnp.where(temperatures == 0, greedy, drawn)
+    drawn = lax.cond((temperature > 0).any(), draw, lambda: greedy)
+    return jnp.where(temperature == 0, greedy, drawn)
 
 
 def drawn_from(
     logits: Float[Array, "B V"],
-    temperatures: Float[Array, " B"],
-    ks: Int[Array, " B"],
-    ps: Float[Array, " B"],
+    temperature: Float[Array, " B"],
+    top_k: Int[Array, " B"],
+    top_p: Float[Array, " B"],
 ) -> Float[Array, "B V"]:
     """Return the scaled logits of the kept tokens, -inf for others. A temperature of 0 counts as 1."""
-    V = logits.shape[1]
-    kept = scale(logits, jnp.where(temperatures == 0, 1, temperatures))
-    kept = lax.cond((ks < V).any(), keep_top_k, lambda kept, _: kept, kept, ks)
-    return lax.cond((ps < 1).any(), keep_top_p, lambda kept, _: kept, kept, ps)
+    kept = scale(logits, jnp.where(temperature == 0, 1, temperature))
+    kept = lax.cond((top_k < logits.shape[1]).any(), keep_top_k, lambda kept, _: kept, kept, top_k)
+    return lax.cond((top_p < 1).any(), keep_top_p, lambda kept, _: kept, kept, top_p)
 
 
 def scale(logits: Float[Array, "B V"], temperature: Float[Array, " B"] | float) -> Float[Array, "B V"]:
@@ -57,10 +51,7 @@ def keep_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"] | int) -> Float[
 
 
 def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Float[Array, "B V"]:
-    """Set all logits outside the nucleus to -inf (arXiv:1904.09751): the likeliest tokens that make up p.
-
-    Ties with the last are kept; a p of 1 or more keeps all.
-    """
+    """Set all but the likeliest tokens that make up p (arXiv:1904.09751), and ties, to -inf. 1 keeps all."""
     kept = likeliest(logits, jax.nn.softmax(logits), column(p)) | (column(p) >= 1)
     return jnp.where(kept, logits, -jnp.inf)
 

@@ -83,12 +83,9 @@ def causal_mask(
     positions: Int[Array, "_ T"],
     S: int,
     window: int | None = None,
-    documents: Int[Array, "B T"] | None = None,
+    documents: Int[Array, "B T"] | None = None,  # where each query's document begins
 ) -> Bool[Array, "_ T S"]:
-    """Return which of S keys each query reads: those up to its position, of its document, in its window.
-
-    `window` is of arXiv:2310.06825; `documents` says where each query's document begins.
-    """
+    """Return which of S keys each query reads: those up to its position, of its document, in its window."""
     positions, keys = positions[:, :, None], jnp.arange(S)
     mask = keys <= positions
     if window is not None:

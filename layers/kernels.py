@@ -16,11 +16,6 @@ from layers.compute import current_mesh, device
 
 # T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
 TOKENS = {"cudnn": 2, "splash": 128}
-NEEDS = {
-    "cudnn": "an NVIDIA GPU, Ampere or later, dtype=bfloat16, a block_size that is even, "
-    "a head size (n_embd / n_head) of at most 128 that is a multiple of 8, and dropout=0",
-    "splash": "a TPU, a block_size that is a multiple of 128, and dropout=0",
-}
 
 
 def fastest_attention() -> str:
@@ -30,7 +25,7 @@ def fastest_attention() -> str:
 
 
 def available(kernel: str, T: int, head_size: int, dtype: str) -> bool:
-    """Tell whether the device has `kernel`, and shapes and dtype are such as NEEDS says."""
+    """Tell whether the device has `kernel`, and it takes these shapes and this dtype."""
     if kernel == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
         return False
     return fastest_attention() == kernel and fits(kernel, T)

@@ -76,7 +76,7 @@ def abort(error: BaseException) -> NoReturn:
     if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
-    elif isinstance(error, UserError):
+    elif isinstance(error, UserError | OSError):
         text, status = str(error), 2
     else:
         text = "".join(traceback.format_exception(error))
@@ -122,7 +122,7 @@ def shared(folder: Path) -> bool:
     if jax.process_count() == 1:
         return True
     mark = folder / f".seen-{multihost_utils.broadcast_one_to_all(np.int32(time.time()))}.tmp"
-    on_process_0(write_whole, mark, "", "choose another --out_dir")
+    on_process_0(write_whole, mark, "")
     seen = multihost_utils.process_allgather(np.array(mark.exists()))
     on_process_0(mark.unlink)
     return bool(seen.all())

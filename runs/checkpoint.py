@@ -129,10 +129,7 @@ class Checkpoints:
         return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
-        """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`.
-
-        `base` is the model beside the adapters, if any. Raises Damaged, or UserError for a read error.
-        """
+        """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`."""
         weights, none = partition_trainable(state.model)
         restored = self._restore(iteration, model=weights, optimizer=(state.opt_state, state.step))
         return TrainState(eqx.combine(restored["model"], base or none), *restored["optimizer"])
@@ -142,6 +139,7 @@ class Checkpoints:
         return eqx.combine(self._restore(iteration, model=weights)["model"], base or none)
 
     def _restore(self, iteration: int, **trees) -> dict:
+        """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
         # An array without a sharding would go to the devices that the run was trained on.
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         shapes = jax.tree.map(

@@ -2,18 +2,17 @@
 
 import ctypes
 import importlib.util
-import math
 import os
 import platform
 import sys
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
+from pathlib import Path
 
 import jax
 
 from config.command_line import UserError
-from config.files import cache_folder
 from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
@@ -29,14 +28,6 @@ def peak_memory() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def host_bytes() -> float:
-    """Return the bytes of this machine; infinite where unknown, as on Windows."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError):
-        return math.inf
 
 
 def describe_cpu() -> str:
@@ -82,10 +73,7 @@ def choose_device(device: str) -> None:
 
 
 def choose_deterministic_kernels() -> None:
-    """Have a GPU's kernels add in a fixed order, cuDNN's attention too, and none be chosen by a measurement.
-
-    The flag implies `--xla_gpu_exclude_nondeterministic_ops` (openxla/xla#12520, #14125). A CPU ignores it.
-    """
+    """Have a GPU's kernels add in a fixed order, cuDNN's attention too (openxla/xla#12520, #14125)."""
     add_xla_flag("--xla_gpu_deterministic_ops", "true")
 
 
@@ -111,8 +99,9 @@ def keep_compiled_programs() -> None:
     """Have JAX keep what it compiles in the user's cache folder, a part for each kind of CPU."""
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
+    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
     try:
-        folder = cache_folder() / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
+        folder = cache / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return
@@ -126,7 +115,7 @@ def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     """Have the C library keep what a step frees, unless it is much: else the kernel clears it every step."""
     if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return
-    plan = compiled.memory_analysis()
-    if plan and plan.temp_size_in_bytes < host_bytes() / 12:
+    plan, memory = compiled.memory_analysis(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if plan and plan.temp_size_in_bytes < memory / 12:
         libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap, too,
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: which never shrinks

@@ -106,10 +106,7 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
 
 
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
-    """Load the model of a folder or of the hub, and its tokenizer.
-
-    `longest` limits block_size, to whose length the key/value cache is allocated.
-    """
+    """Load the model of a folder or of the hub, with a block_size of at most `longest`, and its tokenizer."""
     if is_run(name):
         raise UserError(f"init_from={name} is the folder of a run: give --out_dir={name} instead")
     pretrained = open_pretrained(name)

@@ -86,7 +86,7 @@ def latest_manifest(out_dir: str) -> Manifest:
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
-    """Read a checkpoint's manifest. Raises Damaged, or UserError for a read error or another format."""
+    """Read a checkpoint's manifest. Raises Damaged, UserError for another format, or OSError."""
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path))

@@ -14,7 +14,7 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
-from config.devices import peak_flops
+from config.devices import known_device
 from config.files import GONE, first_line, write_whole, written
 from config.options import Options
 from model import GPTConfig
@@ -28,11 +28,7 @@ RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
 
 
 class Metrics:
-    """The records of a run: a JSON object in `metrics.jsonl` for each logged step and each evaluation.
-
-    A step's has `iter`, `loss`, `lr`, `grad_norm` and the figures of `Speed`, an evaluation's `iter`,
-    `train/loss` and `val/loss`. Process 0 alone writes; the others cannot print (parallel/hosts.py).
-    """
+    """A run's records: a line of metrics.jsonl for each logged step and each evaluation, by process 0."""
 
     def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
         self.options = options
@@ -71,16 +67,13 @@ class Metrics:
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
             self._write({"iter": iteration, **values})
-            self._show(iteration, **values)
-
-    def _show(self, iteration: int, loss: float, ms: float, tokens_per_second: float, **_) -> None:
-        """Print a line of progress, unless one was printed just before."""
-        if time.perf_counter() < self.shown + SHOW_EVERY:
-            return
-        self.shown = time.perf_counter()
-        speed = f"{tokens_per_second:,.0f} tokens/s, {ms:.1f} ms/step"
-        left = (self.options.max_iters - iteration) * ms / 60e3
-        print(f"iter {iteration}: loss {loss:.3f}, {speed}, {left:.0f} min left", flush=True)
+            if time.perf_counter() >= self.shown + SHOW_EVERY:
+                self.shown = time.perf_counter()
+                speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
+                left = (self.options.max_iters - iteration) * values["ms"] / 60e3
+                print(
+                    f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left:.0f} min left", flush=True
+                )
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
@@ -91,17 +84,14 @@ class Metrics:
         print(f"iter {iteration}: {shown}", flush=True)
 
     def _write(self, record: dict[str, Any]) -> None:
-        try:
-            self.file.write(json.dumps(record) + "\n")
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot be written ({error.strerror}): make room there") from None
+        self.file.write(json.dumps(record) + "\n")
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 
     def close(self) -> None:
         if self.wandb is not None:
             self.wandb.finish()
-        with suppress(OSError, UserError):  # a full disk has ended the run, which says so
+        with suppress(OSError):  # a full disk has ended the run, which says so
             self.file.close()
             if self.primary:
                 draw(read_records(self.path), self.path.with_name("loss.png"))
@@ -112,8 +102,9 @@ class Speed:
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
         self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
-        known = config.compute.dtype == "bfloat16" and not options.lora_rank
-        self.peak = (peak_flops(jax.devices()[0].device_kind) or 0) * devices * known
+        known = known_device(jax.devices()[0].device_kind)
+        comparable = config.compute.dtype == "bfloat16" and not options.lora_rank
+        self.peak = known.peak * devices if known and comparable else None
         self.flops = flops_per_token(config, options.block_size)
         self.times: list[tuple[float, float]] = []  # seconds of each step and its batch
         self.batch_seconds = 0.0  # of the batch made last
@@ -138,7 +129,7 @@ class Speed:
         self.times.clear()
         per_second = self.tokens / seconds
         figures = {"ms": 1e3 * seconds, "data_ms": 1e3 * batch_seconds, "tokens_per_second": per_second}
-        mfu = {"mfu": self.flops * per_second / self.peak} if self.peak else {}
+        mfu = {} if self.peak is None else {"mfu": self.flops * per_second / self.peak}
         return figures | {"memory_mb": peak_memory() / 1e6} | mfu
 
 
@@ -205,7 +196,7 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
         axes.plot(list(points), list(points.values()), style, label=name, markersize=3, linewidth=0.8)
     axes.set(xlabel="iteration", ylabel="loss (nats per token)")
     axes.legend()
-    with written(path, "make room there") as file:
+    with written(path) as file:
         figure.savefig(file, format="png", dpi=120)
 
 
@@ -215,7 +206,7 @@ def profile(folder: str, step: int, compiled: jax.stages.Compiled, metrics: Metr
         return
     metrics.catch_up()  # waits for the step before
     if step == FIRST:
-        write_whole(Path(folder) / "train_step.hlo.txt", compiled.as_text() or "", "choose another --profile")
+        write_whole(Path(folder) / "train_step.hlo.txt", compiled.as_text() or "")
         jax.profiler.start_trace(folder, create_perfetto_trace=True)
     else:
         jax.profiler.stop_trace()

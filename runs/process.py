@@ -37,7 +37,7 @@ def locked(out_dir: str) -> Generator[None]:
 
 
 def acquire(lock: FileLock, folder: Path) -> None:
-    """Take the lock, which ends with the program. Raises UserError."""
+    """Take the lock, which ends with the program. Raises UserError, or OSError for a folder."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -47,9 +47,7 @@ def acquire(lock: FileLock, folder: Path) -> None:
         ) from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise UserError(
-                f"{folder}: cannot be written ({error.strerror}): choose another --out_dir"
-            ) from None
+            raise
         print(f"note: {folder}: this file system has no locks: start no other run there", file=sys.stderr)
 
 

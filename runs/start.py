@@ -88,10 +88,7 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
 
 
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
-    """Return the state that training begins with: a checkpoint's, one around given weights, or a new one.
-
-    The manifest has the best loss so far and the base of adapters. Raises UserError.
-    """
+    """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
     manifest = Manifest(options, run.config.vocab_size, run.dataset.meta.tokenizer, best_val_loss=None)
     if run.resuming:

@@ -96,7 +96,6 @@ def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkey
         ("--out_dir=/", "--run_name is '': String should match"),
         ("--overwrite=True", "modal volume rm -r nanojaxgpt runs/out"),
         ("prepare openwebtext --to=/x", "--to=/x: the Volume has it as data/openwebtext"),
-        ("prepare mine --source README.md", "README.md: it would be looked for in the Volume"),
         ("prepare ../x", "first comes the name of a data set: "),
         ("prepare openwebtext --limits=3", "--limits"),
         ("fetch", "--run-name is missing: fetch needs one"),

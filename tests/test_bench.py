@@ -115,7 +115,7 @@ def test_the_spread_leaves_out_a_tenth_at_either_end_and_mfu_is_the_share_of_the
     times = [0.0, *[1.0] * 4, 2.0, *[3.0] * 4, 100.0]
     step = SimpleNamespace(config=None, options=Options(), tokens=6)
     monkeypatch.setattr(bench, "flops_per_token", lambda config, T: 52e12)
-    monkeypatch.setattr(bench, "peak_flops", {"cpu": 312e12}.get)
+    monkeypatch.setattr(bench, "known_device", {"cpu": SimpleNamespace(peak=312e12)}.get)
     variants = [SimpleNamespace(name=x, dtype=x) for x in ("bfloat16", "float32")]
     with jax.set_mesh(make_mesh("data:1")):
         figures = [bench.figures_of(variant, times, step) for variant in variants]

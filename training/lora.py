@@ -50,10 +50,7 @@ class LoRALinear(Linear):
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
-    """Put an adapter beside each linear layer that `lora_targets` names. Raises UserError.
-
-    The model's own matrices are stored in `lora_base_dtype`. It computes what it did while B is zero.
-    """
+    """Put an adapter beside each linear layer that `lora_targets` names. Raises UserError."""
     model = jax.tree.map_with_path(
         lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model
     )
@@ -86,10 +83,7 @@ def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
 
 
 def partition_trainable(model: GPT) -> tuple[GPT, GPT]:
-    """Split a model into (adapters, base), or without adapters into (everything, nothing).
-
-    `eqx.combine` joins them again.
-    """
+    """Split a model into (adapters, base), or without adapters into (everything, nothing)."""
     return eqx.partition(model, trainable(model))
 
 

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import optax
 
 from config.options import Options
-from layers.products import Linear
 from model import GPT
-from parallel.sharding import is_matrix
+from parallel.sharding import is_matrix, leaf_name
 from training.schedule import learning_rate
 
 
@@ -97,15 +96,11 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
     return optax.GradientTransformation(init, update)
 
 
-def muon_or_adam(model: GPT) -> GPT:
-    """Label the matrices in the blocks "muon", and all else "adam"."""
-
-    def is_gate(x):
-        return isinstance(x, Linear) and not x.matrix
+def muon_or_adam(weights: GPT) -> GPT:
+    """Label the matrices in the blocks "muon", and all else, also a gate's vectors, "adam"."""
 
     def label(path, x):
-        if is_gate(x):
-            return jax.tree.map(lambda _: "adam", x)
-        return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
+        gate = leaf_name(path).endswith("head_gate.weight")
+        return "muon" if path[0].name == "blocks" and is_matrix(path, x) and not gate else "adam"
 
-    return jax.tree_util.tree_map_with_path(label, model, is_leaf=is_gate)
+    return jax.tree_util.tree_map_with_path(label, weights)

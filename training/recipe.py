@@ -95,10 +95,7 @@ GATHERED_FRACTION = 1 / 8  # of a device's memory, for the gathered weights and 
 
 
 def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
-    """Return the mesh axes over which gradients are summed once a step.
-
-    `fsdp` is one of them if a device has room for all weights and gradients at once.
-    """
+    """Return the mesh axes over which gradients are summed once a step: `fsdp` only where memory allows."""
     if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
         return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
     gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.sizes["tensor"]
@@ -127,10 +124,7 @@ def in_parts(mean: Callable, n: int, weights: GPT, frozen: GPT, x, y, key):
 
 
 def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
-    """Compile `train_step`. Return `step(state, x, y)`, which donates the state.
-
-    The state may be of ShapeDtypeStructs with shardings, which `eqx.filter_jit` does not take for arrays.
-    """
+    """Compile `train_step` for a state or its shapes. Return `step(state, x, y)`, which donates the state."""
     batch = batch_shape(options.gradient_accumulation_steps, options.batch_size, options.block_size)
     step = jax.jit(partial(train_step, recipe=make_recipe(options, state)), donate_argnums=0)
     return step.lower(state, batch, batch).compile(compiler_options=compiler_options())

@@ -1,8 +1,4 @@
-"""The state that training changes, and how it is made: model, optimizer's state and the step's number.
-
-config = model_config(options, vocab_size)
-state = create_state(config, options)          # drawn from options.seed, each array on its devices
-"""
+"""The state that training changes, and how it is made: model, optimizer's state and the step's number."""
 
 from dataclasses import replace
 from typing import Any
@@ -15,7 +11,7 @@ from jaxtyping import Array, Int, PyTree
 from config.command_line import UserError
 from config.options import SHAPE, VARIANTS, Options
 from layers.compute import Compute, device, memory, multiplies_bfloat16
-from layers.kernels import NEEDS, available, fastest_attention
+from layers.kernels import available, fastest_attention
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -31,10 +27,7 @@ class TrainState(eqx.Module):
 
 
 def model_config(options: Options, vocab_size: int, eot: int | None = None) -> GPTConfig:
-    """Describe the model that `options` ask for, and how the device computes it. Raises UserError.
-
-    `eot` is the vocabulary's end-of-text token, if it has one: `document_mask` needs it.
-    """
+    """Describe the model that `options` ask for, and how the device computes it. Raises UserError."""
     if options.document_mask and eot is None:
         raise UserError(
             f"document_mask=True needs an end-of-text token, and dataset={options.dataset} has none: "
@@ -81,7 +74,9 @@ def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
     if auto:
         return name if has_kernel else "einsum"
     if not has_kernel or options.dropout:  # in training; evaluation has none
-        raise UserError(f"attention={name} needs {NEEDS[name]}; use attention=auto")
+        raise UserError(
+            f"attention={name} does not suit the device, shape, dtype or dropout; use attention=auto"
+        )
     return name
 
 
@@ -96,18 +91,16 @@ def create_state(config: GPTConfig, options: Options) -> TrainState:
     return init_state(config.build(jax.random.fold_in(jax.random.key(options.seed), 0)), options)
 
 
-@eqx.filter_jit(donate="all")
-def create_state_around(model: GPT, options: Options) -> TrainState:
-    """Return the state before the first step of a model that has weights, which is consumed."""
-    return init_state(model, options)
-
-
 def init_state(model: GPT, options: Options) -> TrainState:
+    """Return the state before the first step of a model that has weights."""
     if options.lora_rank:
         model = add_adapters(model, options, jax.random.fold_in(jax.random.key(options.seed), 0))
     weights, _ = partition_trainable(model)
     opt_state = make_optimizer(options, weights).init(weights)  # ty: ignore[invalid-argument-type]
     return shard(TrainState(model, opt_state, jnp.zeros((), jnp.int32)))
+
+
+create_state_around = eqx.filter_jit(init_state, donate="all")  # it consumes the model
 
 
 def state_shapes(config: GPTConfig, options: Options) -> TrainState:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from config.devices import DEVICES, known_device, peak_flops
+from config.devices import DEVICES, known_device
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from config.devices import DEVICES, known_device, peak_flops
     }.items(),
 )
 def test_known_peaks(kind, teraflops):
-    assert peak_flops(kind) == teraflops * 1e12
+    assert known_device(kind).peak == teraflops * 1e12
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_known_peaks(kind, teraflops):
     ],
 )
 def test_unknown_devices_have_no_peak(kind):
-    assert peak_flops(kind) is None
+    assert known_device(kind) is None
 
 
 @pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)

@@ -1,6 +1,7 @@
 """Files: JSON that anybody may have written, and what a loss of power leaves of what is written."""
 
 import os
+import re
 import stat
 
 import pytest
@@ -48,12 +49,11 @@ def test_a_file_and_its_name_are_on_disk_in_this_order(tmp_path, monkeypatch):
 def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):
     (tmp_path / "file").write_text("in the way")
     (tmp_path / "folder").mkdir()
-    check_writable(tmp_path / "file", "advice")
-    check_writable(tmp_path / "new" / "file", "advice")
+    check_writable(tmp_path / "file")
+    check_writable(tmp_path / "new" / "file")
     for path in (tmp_path / "file" / "x", tmp_path / "folder"):
-        for act in ((check_writable, path, "advice"), (write_whole, path, "text", "advice")):
-            said = refusal(*act)
-            assert said.startswith(f"{path}: cannot be written (") and said.endswith("): advice")
+        for act in ((check_writable, path), (write_whole, path, "text")):
+            assert re.search(f"(File exists|Is a directory).*{tmp_path}|{tmp_path}.*Is a dir", refusal(*act))
     assert contents(tmp_path) == {"file": b"in the way"}
 
 

@@ -136,6 +136,27 @@ def test_what_only_pytorch_knows_is_ignored_with_a_note(in_a_file, config, capsy
     assert "compile is for PyTorch" in printed.err and "backend is for PyTorch" in printed.err
 
 
+@pytest.mark.parametrize("in_a_file", [True, False])
+@pytest.mark.parametrize(
+    "given, becomes",
+    [
+        ("dtype=float16", "bfloat16"),
+        ("device=mps", "cpu"),
+        ("device=gpu", "cuda"),
+        ("device=cuda:1", "cuda"),
+        ("device=cuda", None),
+        ("dtype=float32", None),
+    ],
+)
+def test_pytorchs_values_become_jaxs_with_a_note(given, becomes, in_a_file, config, capsys):
+    name, value = given.split("=")
+    options = parse_options([config(f"{name} = {value!r}\n") if in_a_file else f"--{given}"])
+    assert getattr(options, name) == (becomes or value)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err == (f"note: {given} is for PyTorch and becomes {becomes}\n" if becomes else "")
+
+
 # --- going on with a run ----------------------------------------------------------------------------------
 
 

@@ -60,9 +60,8 @@ def test_an_interruption_leaves_nothing_or_the_previous_data_set(tmp_path, monke
         raise error
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(UserError if isinstance(error, OSError) else KeyboardInterrupt) as caught:
+    with pytest.raises(type(error)):
         write(tmp_path, [1, 1, 1], [0])
-    assert isinstance(error, KeyboardInterrupt) or "No space left on device): make room" in str(caught.value)
     assert contents(tmp_path) == before
 
 

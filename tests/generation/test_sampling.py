@@ -7,7 +7,8 @@ import pytest
 import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from generation.sampling import keep_top_k, keep_top_p, sample
+from generation import sampling
+from generation.sampling import keep_top_k, keep_top_p
 
 B, V = 200, 65
 LOGITS = np.random.default_rng(0).normal(scale=3, size=(B, V)).astype(np.float32)
@@ -15,6 +16,12 @@ LOGITS = np.random.default_rng(0).normal(scale=3, size=(B, V)).astype(np.float32
 
 def keys(n, seed=0):
     return jax.random.split(jax.random.key(seed), n)
+
+
+def sample(logits, keys, temperature=1.0, top_k=V, top_p=1.0):
+    """Draw with the same settings for all rows."""
+    settings = np.float32(temperature), np.int32(top_k), np.float32(top_p)
+    return sampling.sample(logits, keys, *(jnp.full(len(logits), x) for x in settings))
 
 
 def kept_by(warper):

@@ -45,7 +45,7 @@ def test_no_trace_is_left_even_after_an_error(tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    assert "choose another --out_dir" in refusal(take, tmp_path / "file" / "run")
+    assert refusal(take, tmp_path / "file" / "run").endswith(f"Not a directory: '{tmp_path}/file/run'")
 
 
 @pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
@@ -54,7 +54,7 @@ def test_a_link_in_place_of_the_lock_changes_nothing_elsewhere(tmp_path, make):
     (tmp_path / "run").mkdir()
     make(tmp_path / "run" / "lock", outside)
     if make is Path.symlink_to:
-        assert "choose another --out_dir" in refusal(take, tmp_path / "run")
+        assert str(tmp_path / "run" / "lock") in refusal(take, tmp_path / "run")
     else:
         take(tmp_path / "run")
     assert outside.read_text() == "kept"

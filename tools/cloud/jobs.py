@@ -1,7 +1,6 @@
 """The launcher's commands, and the jobs that they run."""
 
 import math
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -127,7 +126,6 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     if name == "train" and values.get("init_from") not in RESUMING:
         values = {"dataset": Options.dataset} | values
     words = [f"--{option}={value}" for option, value in values.items()] + own
-    check_files(words)
     if name != "bench" or of_a_run:
         words += words_on(name, folder)
     return Job(name, words, folder, of_a_run, values.get("dataset"))
@@ -144,17 +142,7 @@ def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTE
             raise UserError(f"--to={asked.to}: the Volume has it as data/{name}: leave it out")
         if asked.num_proc is None:  # Python would count the cores of the host
             words.append(f"--num_proc={machine_of(options).cores}")
-        check_files(words)
     return Job("prepare", words, parent / "data" / name)
-
-
-def check_files(words: list[str]) -> None:
-    """Raise UserError for a file of this machine, which no container sees."""
-    for word in words:
-        if os.path.isfile(path := word.rpartition("=")[2]):
-            there = Path(path).name
-            put = f"modal volume put {VOLUME} {path} {there}, then give {MOUNTED}/{there}"
-            raise UserError(f"{word}: it would be looked for in the Volume: {put}")
 
 
 def resume_options(run: Path) -> list[str]:
