@@ -2,7 +2,7 @@
 
 They compute what `@`, `einsum` and indexing do, with operands in a chosen dtype and sums in float32. A
 product's gradients are such products too: JAX's own are in float32 where the result is, and in orders of
-axes that XLA's library for CPUs does not take (docs/benchmarks.md).
+axes that XLA's library for CPUs does not take (docs/history.md).
 """
 
 import re
