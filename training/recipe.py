@@ -79,7 +79,7 @@ def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
     """Wrap `mean` so that each device along the axes computes its rows, and averages once a step.
 
     XLA alone would sum gradients in every microbatch: six times the traffic for GPT-2 on eight H100s, as
-    planned (docs/benchmarks.md).
+    planned (docs/history.md).
     """
     rows = P(None, axes)
     return jax.shard_map(
@@ -134,7 +134,7 @@ def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:
 MULTI_DEVICE_OPTIONS: dict[str, dict[str, str | bool]] = {
     # Communicate while computing, as NVIDIA advises (JAX Toolbox, "Tips for High-Performance LLMs").
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
-    # No products in parts that pass around a ring: slower with fsdp, as planned (docs/benchmarks.md).
+    # No products in parts that pass around a ring: slower with fsdp, as planned (docs/history.md).
     "tpu": {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"},
 }
 
