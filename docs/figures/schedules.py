@@ -7,8 +7,8 @@ The bars are those of parallel/pipeline/schedule.py. On a screen they come up as
 
 from docs.figures import GREEN, GREY, ORANGE
 from docs.figures._motion import Movie, box, text
+from docs.timeline import bubble, spans
 from parallel.pipeline.schedule import Schedule
-from parallel.pipeline.timeline import bubble, spans
 
 BLUES = ("#a9c4ea", "#5f8fd0")  # forwards of a rank's first chunk, and of its second
 GREENS = ("#a4d6b6", GREEN)

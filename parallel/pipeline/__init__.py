@@ -1,1 +1,1 @@
-"""Pipeline parallelism: the schedule as a table, the loop that runs it, and its timeline in print."""
+"""Pipeline parallelism: the schedule as a table, and the loop that runs it."""

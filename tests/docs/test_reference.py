@@ -19,7 +19,6 @@ LEFT_OUT = {
     "tools.cloud.*": "app.py calls them, and docs/cloud.md is their page",
     "docs.*": "they draw and check the pages",
     "data.*.prepare": "commands, each in the folder of its data set",
-    "parallel.pipeline.__main__": "a command",
 }
 NAMES = {path: ".".join(path.relative_to(ROOT).with_suffix("").parts) for _, path in modules()}
 SHOWN = re.compile(r"^::: (?P<name>\S+)$(?:\n    options: \{ members: \[(?P<members>[^\]]*)\])?", re.M)

@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from parallel.pipeline.__main__ import main
+from docs.timeline import bubble, inputs_held, main
 from parallel.pipeline.schedule import Schedule, Task
-from parallel.pipeline.timeline import bubble, inputs_held
 from tests.helpers import refusal
 
 SCHEDULES = [

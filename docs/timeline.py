@@ -1,5 +1,12 @@
-"""Describe what a schedule comes to, in numbers and as text."""
+"""Chapter 12: what each rank of a pipeline does, and when, and what that comes to.
 
+python -m docs.timeline --schedule=interleaved --stages=4 --virtual_stages=2 --microbatches=8
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from config.command_line import Count, command, given
 from parallel.pipeline.schedule import Schedule, Task
 
 BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradients of each product
@@ -58,3 +65,23 @@ def inputs_held(schedule: Schedule, rank: int) -> int:
         if task.stage % schedule.ranks == rank:
             (starts if task.kind == "fwd" else ends)[tick] += 1
     return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(schedule.ticks))
+
+
+@dataclass(frozen=True)
+class ScheduleOptions:
+    program: ClassVar[str] = "-m docs.timeline"
+    purpose: ClassVar[str] = "Print what each rank of a pipeline does, and when."
+
+    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: 1F1B of most papers
+    stages: Count = 4  # ranks: the size of the mesh's stage axis
+    virtual_stages: Count = 1  # chunks of layers on each rank
+    microbatches: Count = 8  # gradient_accumulation_steps
+
+
+def main(argv: list[str]) -> None:
+    options = ScheduleOptions(**given(argv, ScheduleOptions))
+    print(describe(Schedule(options.schedule, options.stages, options.virtual_stages, options.microbatches)))
+
+
+if __name__ == "__main__":
+    command(main)
