@@ -113,9 +113,10 @@ def keep_compiled_programs() -> None:
 
 def reuse_freed_memory(compiled: jax.stages.Compiled) -> None:
     """Have the C library keep what a step frees, unless it is much: else the kernel clears it every step."""
-    if sys.platform != "linux" or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
+    if not hasattr(os, "sysconf") or not hasattr(libc := ctypes.CDLL(None), "mallopt"):  # it is not GNU's
         return
-    plan, memory = compiled.memory_analysis(), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    plan = compiled.memory_analysis()
     if plan and plan.temp_size_in_bytes < memory / 12:
         libc.mallopt(-4, 0)  # M_MMAP_MAX: large blocks come from the heap, too,
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: which never shrinks
