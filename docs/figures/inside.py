@@ -53,14 +53,14 @@ def bits_by_place(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray
 
 
 def copied(model: GPT, text: Int[np.ndarray, " N"]) -> tuple[float, float]:
-    """Return the bits a token costs behind other text, and behind the very same tokens."""
+    """Return the bits a token costs after other text, and after the very same tokens."""
     pieces = windows(text, MANY, COPIED)
     found = []
     for other, piece in zip(np.roll(pieces, 1, axis=0), pieces, strict=True):
         pairs = np.concatenate([other, piece]), np.concatenate([piece, piece])
         found.append([nats(model, pair)[COPIED:].mean() / np.log(2) for pair in pairs])
-    behind_other, behind_itself = np.mean(found, axis=0)
-    return behind_other, behind_itself
+    after_other, after_itself = np.mean(found, axis=0)
+    return after_other, after_itself
 
 
 def draw(axes) -> None:
@@ -83,7 +83,7 @@ def draw(axes) -> None:
     for first, last in ((1, 1), (2, 4), (5, 16), (17, 64), (65, T - 1)):
         print(f"bits at places {first} to {last}: {places[first - 1 : last].mean():.2f}")
     print(
-        "bits of {} tokens behind others: {:.2f}, behind themselves: {:.2f}".format(
+        "bits of {} tokens after others: {:.2f}, after themselves: {:.2f}".format(
             COPIED, *copied(model, text)
         )
     )
