@@ -12,6 +12,9 @@ FIGURES = {path.stem for path in (DOCS / "figures").glob("[a-z]*.py")}
 LONGEST = 3500  # words: twenty minutes at 175 a minute, which leaves time for the code
 
 
+ALL = 48_000  # words of all pages but the history: a weekend
+
+
 def name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
@@ -87,3 +90,8 @@ def test_fences_are_closed_and_say_their_language(page):
 def test_headings_have_the_anchors_that_github_gives_them():
     page = "# A `b.py`, and [c](d.md): e/f - g\n\n## Same\n\n## Same\n\n```text\n# none\n```\n"
     assert anchors(page) == {"a-bpy-and-c-ef---g", "same", "same-1"}
+
+
+def test_all_pages_together_are_a_weekends_reading():
+    read = [page for page in (*pages(), ROOT / "CONTRIBUTING.md") if page.stem != "history"]
+    assert sum(len(page.read_text().split()) for page in read) <= ALL
