@@ -123,7 +123,7 @@ def test_of_two_launches_of_one_name_one_trains(at_modal, project, tiny):
 def test_a_failure_of_the_run_itself_is_not_repeated(at_modal, tiny):
     status, printed, server = at_modal(*remote(tiny, mesh="data:3"))
     assert status == 2 and len(server.containers) == 1
-    assert errors(printed) == ["error: mesh=data:3 needs 3 devices, and there is 1; change its axes"]
+    assert errors(printed) == ["error: mesh=data:3 needs 3 devices, of 1: change its axes"]
     status, printed, server = at_modal(*remote(tiny, dataset="openwebtext"))
     assert status == 2 and not server.containers
     assert "first modal run app.py::prepare --run-on-remote true openwebtext" in errors(printed)[0]
