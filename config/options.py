@@ -117,7 +117,7 @@ class Options(ModelShape):
     pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = "1f1b"  # order of a stage's work
     virtual_stages: Free[Count] = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     show_sharding: Once[bool] = False  # print which device holds which part of each parameter, and stop
-    # many processes; without these, the launcher (SLURM, Open MPI, TPU pods) is asked
+    # many processes; --coordinator=auto alone asks the launcher (SLURM, Open MPI, Kubernetes, TPU pods)
     coordinator: Once[Address | None] = None  # host:port of process 0; auto: JAX asks the launcher
     num_processes: Once[Count | None] = None  # how many processes train together
     process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0

@@ -7,6 +7,7 @@
 A killed run goes on from its last checkpoint; one whose result is in experiments/results/ is not repeated.
 """
 
+import json
 import os
 import re
 import shutil
@@ -31,7 +32,6 @@ from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_
 from experiments.report import write_report
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device
-from runs.metrics import read_records
 from runs.start import choose_config, open_dataset
 from tools.benchmarks.variants import JaxStep, take_turns
 
@@ -238,7 +238,8 @@ def result_of(task: Task, status: int) -> dict | None:
     if status and not found:
         return None
     diverged = int(found[1]) if found else None
-    records = read_records(task.folder / "metrics.jsonl")
+    # A damaged line is an error: without it, an earlier evaluation would pass for the last.
+    records = [json.loads(line) for line in (task.folder / "metrics.jsonl").read_text().splitlines()]
     losses = [(x["iter"], x["train/loss"], x["val/loss"]) for x in records if "val/loss" in x]
     evaluations = [[step, round(train, 5), round(val, 5)] for step, train, val in losses]
     ms = sum(x.get("ms", 0.0) for x in records)  # a step's, on average since the last record

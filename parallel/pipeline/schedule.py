@@ -11,7 +11,7 @@ in how many forwards a rank does before its first backward:
 
 In a tick each rank does at most one forward, then at most one backward; what it sends arrives in the next.
 Neighbours in classic 1F1B would wait for each other, so `1f1b` has twice its head start. A rank then holds up
-to 2 ranks - 1 stage inputs, for any number of microbatches.
+to 2 ranks - 3 stage inputs, for any number of microbatches.
 """
 
 from dataclasses import dataclass
