@@ -63,6 +63,13 @@ def no_program_is_left():
     kill_started()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs_are_freed():
+    """Free a module's programs: each maps memory, and beyond the kernel's 65,530 maps XLA crashes."""
+    yield
+    jax.clear_caches()
+
+
 @pytest.fixture
 def optimized(monkeypatch):
     """Compile as a user's run does: for tests of what the compiler makes of a program."""
