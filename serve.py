@@ -17,7 +17,7 @@ from typing import Annotated, ClassVar
 import jax
 from pydantic import Field
 
-from config.command_line import Count, Name, UserError, command, given
+from config.command_line import Count, Name, UserError, command, given, matching
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer, end_of_text
 from generation.engine import Engine
@@ -32,7 +32,7 @@ from tools.serving.served import Run, Served
 from tools.serving.worker import Worker
 
 Port = Annotated[int, Field(ge=0, lt=2**16)]
-ApiKey = Annotated[str, Field(pattern="^[!-~]{8,}$")]
+ApiKey = Annotated[str, matching(r"[!-~]{8,}", "8 characters or more of ASCII, no spaces")]
 
 LOOPBACK = ["localhost", "127.0.0.1"]
 LOOK = 1.0  # seconds between looks for a new checkpoint

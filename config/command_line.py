@@ -25,7 +25,7 @@ from io import TextIOWrapper
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 
 class UserError(Exception):
@@ -48,8 +48,11 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
-    except (UserError, OSError) as error:
-        print(f"error: {UserError(str(error))}", file=sys.stderr)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        print(f"error: {UserError(describe(error))}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's, which this file does not import
@@ -64,6 +67,22 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
+def describe(error: OSError) -> str:
+    """Name the file of an error, if it has one, and what was wrong."""
+    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+
+
+def matching(pattern: str, expected: str) -> AfterValidator:
+    """Return a check for the type of an option whose text has to match the pattern."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text):
+            return text
+        raise ValueError(f"expected {expected}")
+
+    return AfterValidator(check)
+
+
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # devices compute inf with more
 Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]
@@ -74,7 +93,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
 NonNegative = Annotated[float, Field(ge=0, le=FLOAT32)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
-Address = Annotated[str, Field(pattern=r"^(auto|.+:\d{1,5})$")]  # host:port
+Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 
 Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's
 
@@ -142,6 +161,8 @@ def parse_text(text: str, kind: Any) -> Any:
 
 def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
     """Run a config file, and return its public values, but no modules or functions. Raises UserError."""
+    if not os.path.isfile(path):
+        raise UserError(f"{path}: there is no such config file")
     try:
         names = runpy.run_path(path)
     except Exception as error:

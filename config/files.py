@@ -31,13 +31,23 @@ def read_json(path: Path) -> Any:
 
 
 @contextmanager
+def naming(path: Path) -> Generator[None]:
+    """Give an error within the file's name, which a full disk's has not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
+
+
+@contextmanager
 def written(path: Path) -> Generator[IO[bytes]]:
     """Yield a file to fill, which then becomes `path`, in a folder that may be new. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)  # of a killed process, or planted
     try:
-        with open(temporary, "xb") as file:
+        with naming(path), open(temporary, "xb") as file:
             yield file
         put_in_place(temporary, path)
     finally:

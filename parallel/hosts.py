@@ -78,6 +78,8 @@ def abort(error: BaseException) -> NoReturn:
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError | OSError):
         text, status = str(error), 2
+    elif isinstance(error, KeyboardInterrupt):
+        text, status = "interrupted", 130
     else:
         text = "".join(traceback.format_exception(error))
     with suppress(RuntimeError, AssertionError):  # JAX finds no device, which is the error

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
 from config.devices import known_device
-from config.files import GONE, first_line, write_whole, written
+from config.files import GONE, first_line, naming, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from runs.hardware import peak_memory
@@ -84,7 +84,8 @@ class Metrics:
         print(f"iter {iteration}: {shown}", flush=True)
 
     def _write(self, record: dict[str, Any]) -> None:
-        self.file.write(json.dumps(record) + "\n")
+        with naming(self.path):
+            self.file.write(json.dumps(record) + "\n")
         if self.wandb is not None:
             self.wandb.log(record, step=record["iter"])
 

@@ -214,7 +214,7 @@ def test_a_bad_option_is_one_line(run, argument, says):
 def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed(tmp_path):
     (tmp_path / "file").write_text("in the way")
     text = error("--out_dir=nowhere", f"--json={tmp_path}/file/result.json")  # nothing has looked for the run
-    assert text == f"[Errno 17] File exists: '{tmp_path}/file'"
+    assert text == f"{tmp_path}/file: File exists"
 
 
 def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):

@@ -304,16 +304,18 @@ def test_an_option_that_is_true_or_false_may_stand_alone(words):
         ("batch_size = 1\n\nn_layer = 1 // 0\n", 3, "ZeroDivisionError"),
         ("def n():\n    raise ValueError('two\\nlines')\nn_layer = n()\n", 2, "ValueError: two lines"),
         ("import nanojaxgpt_no_such_module\n", 1, "ModuleNotFoundError"),
-        (None, 1, "FileNotFoundError: [Errno 2] No such file"),
         ("def deep():\n    deep()\ndeep()\n", 2, "RecursionError"),
         ("batch_size = 1\0\n", 1, "null bytes"),
         ("raise ValueError('\\x1b[2J' + 'x' * 20_000)\n", 1, "ValueError: ?[2Jxxx"),
     ],
 )
 def test_a_config_file_that_does_not_run_is_named_with_its_line(content, line, says, config):
-    path = "nowhere.py" if content is None else config(content)
-    text = error(path)
+    text = error(path := config(content))
     assert text.startswith(f"{path}:{line}: ") and says in text and len(text) < 1100
+
+
+def test_a_config_file_that_is_not_there_is_named():
+    assert error("nowhere.py") == "nowhere.py: there is no such config file"
 
 
 @dataclass(frozen=True)

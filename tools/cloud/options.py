@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import Field
-
 from config.command_line import (
     Count,
     Name,
@@ -14,10 +12,11 @@ from config.command_line import (
     Positive,
     UserError,
     given,
+    matching,
     split_options,
 )
 
-RunName = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]
+RunName = Annotated[str, matching(r"\w[\w.-]*", "letters, digits, . _ and -")]
 
 # Dollars an hour in Modal's default regions, without tax: `modal billing rates`, as others read it. All but
 # B200+ also stand in a transcript of modal.com/pricing of 1 July 2026 (github.com/api-evangelist/modal-labs).
