@@ -27,7 +27,7 @@ from config.command_line import (
 )
 from config.files import read_json
 
-# What an option means to a model and a run, besides its value
+# An option may have one of these roles.
 T = TypeVar("T")
 Variant = Annotated[T, "variant"]  # of an idea in variants.py, which decides which arrays a model has
 Adapter = Annotated[T, "adapter"]  # of LoRA: which adapters are trained, and how the weights below are stored

@@ -136,10 +136,15 @@ def take_documents(limit: int | None, done: int, batches: Iterator[DocumentBatch
 def begin_tokenizing(
     pool: Executor, batches: Iterator[DocumentBatch]
 ) -> Iterator[tuple[list[DocumentBatch], Iterator[tuple[dict[str, np.ndarray], int]]]]:
-    """Return groups of batches, each with its results to come. While one is tokenized, the next is read."""
-    groups = iter(lambda: list(itertools.islice(batches, GROUP)), [])
-    begun = ((group, pool.map(tokenize_documents, group)) for group in groups)
-    return (earlier for earlier, _ in itertools.pairwise(itertools.chain(begun, [([], iter(()))])))
+    """Yield groups of batches, each with its results to come. While one is tokenized, the next is read."""
+    begun = None
+    while group := list(itertools.islice(batches, GROUP)):
+        before = begun
+        begun = group, pool.map(tokenize_documents, group)
+        if before:
+            yield before
+    if begun:
+        yield begun
 
 
 worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, bound of validation's digests

@@ -11,7 +11,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -57,7 +56,7 @@ class Pretrained:
         return model
 
     def array(self, tensors: "Tensors", name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
-        """Load an array, of which each device gets its part."""
+        """Load an array, and give each device its part."""
         tensor = self.family.tensors[name]
 
         def read(i: int | None, *shape: int) -> np.ndarray:
@@ -68,16 +67,14 @@ class Pretrained:
                 )
             return tensor.to_ours(theirs, self.config)
 
-        def part(index: Any) -> np.ndarray:
-            rows, *rest = like.shape
-            if name.startswith("blocks."):
-                layers = range(rows)[index[0]]
-                return np.stack([read(i, *rest)[index[1:]].astype(like.dtype) for i in layers])
-            theirs = read(None, self.config.block_size if name == "wpe" else rows, *rest)
-            return theirs[:rows][index].astype(like.dtype)
-
+        rows, *rest = like.shape
+        if name.startswith("blocks."):
+            ours = np.stack([read(i, *rest).astype(like.dtype) for i in range(rows)])
+        else:
+            length = self.config.block_size if name == "wpe" else rows
+            ours = read(None, length, *rest)[:rows].astype(like.dtype)
         sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
-        return jax.make_array_from_callback(like.shape, sharding, part)
+        return jax.make_array_from_callback(like.shape, sharding, ours.__getitem__)
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""

@@ -18,8 +18,9 @@ import jax.numpy as jnp
 import optax
 
 from config.options import Options
+from layers.products import is_linear
 from model import GPT
-from parallel.sharding import is_matrix, leaf_name
+from parallel.sharding import is_matrix
 from training.schedule import learning_rate
 
 
@@ -99,8 +100,12 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
 def muon_or_adam(weights: GPT) -> GPT:
     """Label the matrices in the blocks "muon", and all else, also a gate's vectors, "adam"."""
 
-    def label(path, x):
-        gate = leaf_name(path).endswith("head_gate.weight")
-        return "muon" if path[0].name == "blocks" and is_matrix(path, x) and not gate else "adam"
+    def is_gate(x):
+        return is_linear(x) and not x.matrix
 
-    return jax.tree_util.tree_map_with_path(label, weights)
+    def label(path, x):
+        if is_gate(x):
+            return jax.tree.map(lambda _: "adam", x)
+        return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
+
+    return jax.tree_util.tree_map_with_path(label, weights, is_leaf=is_gate)

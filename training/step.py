@@ -25,7 +25,7 @@ from training.state import TrainState
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a step does, decided once by training/recipe.py.
+    """Says what a step does. training/recipe.py decides it once.
 
     `eqx.filter_jit` treats it as static: steps whose recipes have equal first three fields compile once.
     """
@@ -36,9 +36,7 @@ class Recipe:
     # The rest follows from these three, and is not compared:
     value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
     optimizer: optax.GradientTransformation = field(compare=False)
-    learning_rate: Callable = field(
-        compare=False
-    )  # step number -> rate, to report: the optimizer has its own
+    learning_rate: Callable = field(compare=False)  # step number -> rate, for the metrics
     trained: Any = field(compare=False)  # a filter for the weights that the step changes
     sharding: Any = field(compare=False)  # of the state
 

@@ -76,7 +76,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
             f"mesh={options.mesh} has {n} devices, and --on={target.text} {target.count}: use all"
         )
     with jax.set_mesh(mesh_of(absent_devices(target.text), tuple(sizes.values()))):
-        config = choose_config(replace(options, show_sharding=True), meta)  # of any size: it is not trained
+        config = choose_config(options, meta)
         shapes = state_shapes(config, options)
         start = time.perf_counter()
         try:

@@ -130,7 +130,7 @@ def parse_program(text: str) -> Program:
             operands = tuple(known[operand] for operand in NAME.findall(balanced(rest, 0)))
             frame = re.search(r"stack_frame_id=(\d+)", rest)
             source = stacks.get(int(frame[1]), ()) if frame else ()
-            # Of a type such as `(f32[2,3]{1,0}, s32[])`, tuples within tuples are laid flat.
+            # A type such as `(f32[2,3]{1,0}, s32[])` may nest tuples, which are flattened.
             found = ARRAY.findall(kind)
             shapes = tuple(Shape(dtype, tuple(numbers(dims)), layout) for dtype, dims, layout in found)
             x = Instruction(name, opcode, shapes, operands, rest, source, computations)
