@@ -48,11 +48,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        print(f"error: {UserError(describe(error))}", file=sys.stderr)
+    except (UserError, OSError) as error:
+        print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
     except RuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's, which this file does not import
@@ -67,9 +64,11 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
 
 
-def describe(error: OSError) -> str:
-    """Name the file of an error, if it has one, and what was wrong."""
-    return f"{error.filename}: {error.strerror}" if error.filename else str(error)
+def in_one_line(error: UserError | OSError) -> UserError:
+    """Name the file of an OSError, if it has one, and what was wrong."""
+    if isinstance(error, UserError):
+        return error
+    return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:

@@ -71,8 +71,8 @@ class Pretrained:
         if name.startswith("blocks."):
             ours = np.stack([read(i, *rest).astype(like.dtype) for i in range(rows)])
         else:
-            length = self.config.block_size if name == "wpe" else rows
-            ours = read(None, length, *rest)[:rows].astype(like.dtype)
+            theirs = read(None, self.config.block_size if name == "wpe" else rows, *rest)
+            ours = theirs[:rows].astype(like.dtype)
         sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
         return jax.make_array_from_callback(like.shape, sharding, ours.__getitem__)
 

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from config.command_line import UserError
+from config.command_line import UserError, in_one_line
 from config.files import first_line, write_whole
 from config.options import Options
 
@@ -77,7 +77,7 @@ def abort(error: BaseException) -> NoReturn:
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
     elif isinstance(error, UserError | OSError):
-        text, status = str(error), 2
+        text, status = str(in_one_line(error)), 2
     elif isinstance(error, KeyboardInterrupt):
         text, status = "interrupted", 130
     else:
