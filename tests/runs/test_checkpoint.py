@@ -200,6 +200,11 @@ def test_a_checksum_sees_every_bit_and_every_exchange_of_elements(dtype):
     assert int(checksum(jnp.asarray(x[::-1]))) != first and int(checksum(jnp.asarray(x.T))) != first
 
 
+@pytest.mark.parametrize("x, hashed", {0: 0, 1: 0x514E28B7, 2: 0x30F4C306}.items())
+def test_an_element_is_hashed_as_murmurhash3_does(x, hashed):
+    assert int(checksum(jnp.uint32(x))) == hashed
+
+
 def test_a_checksum_is_the_same_on_any_mesh():
     x = jax.random.normal(jax.random.key(0), (8, 16, 4))
     with jax.set_mesh(mesh := make_mesh("fsdp:4,tensor:2")):

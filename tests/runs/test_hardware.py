@@ -4,10 +4,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from runs.hardware import choose_device, wait_for_simulated_devices
+from runs.hardware import choose_device, reuse_freed_memory, wait_for_simulated_devices
 from tests.helpers import losses, newest_checkpoint, run_python
 
 
@@ -43,6 +44,16 @@ def test_programs_for_a_cpu_compile_sooner_unless_the_user_says_otherwise(
     choose_device(device)
     flags = dict(flag.split("=") for flag in os.environ["XLA_FLAGS"].split())
     assert flags.get("--xla_backend_optimization_level") == level
+
+
+@pytest.mark.parametrize("share, keeps", [(0.05, True), (0.2, False)])
+def test_a_step_keeps_what_it_frees_unless_that_is_much_of_the_memory(share, keeps, monkeypatch):
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    plan = SimpleNamespace(temp_size_in_bytes=share * memory)
+    told = []
+    monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=lambda *words: told.append(words)))
+    reuse_freed_memory(SimpleNamespace(memory_analysis=lambda: plan))
+    assert told == ([(-4, 0), (-1, -1)] if keeps else [])
 
 
 TRAIN = """

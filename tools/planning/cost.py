@@ -120,8 +120,9 @@ def compute(x: Operation, target: Target) -> Price:
 
 def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
     device = target.device
-    n = max((len(group) for group in x.groups), default=target.count)
-    hosts = max((len({i // GPUS_PER_HOST for i in group}) for group in x.groups), default=1)
+    groups = x.groups or (range(target.count),)  # none: all devices together
+    n = max(map(len, groups))
+    hosts = max(len({i // GPUS_PER_HOST for i in group}) for group in groups)
     sent = bytes_sent(x, n, n)
     seconds = sent / (NETWORK * device.link)
     if hosts > 1 and device.between_hosts:  # each GPU sends its share through its own network card

@@ -13,7 +13,7 @@ from config.options import Options
 from parallel.mesh import make_mesh
 from runs.sizes import flops_per_token
 from tools.planning.operations import device_groups, operations, unknown_loops
-from tools.planning.program import Shape, parse_program
+from tools.planning.program import Shape, balanced, parse_program
 from training.recipe import compile_step
 from training.state import model_config, state_shapes
 
@@ -236,6 +236,10 @@ def test_device_groups_are_read_in_all_their_forms(groups):
     assert sorted(kernel.groups) == [(0, 2), (1, 3)]
     assert kernel.message == 32
     assert device_groups("(%p0), source_target_pairs={{0,1},{1,0}}") == ((0, 1), (1, 0))
+
+
+def test_a_bracket_ends_where_it_is_closed():
+    assert balanced("f(a[b]{c})(d)", 1) == "(a[b]{c})"
 
 
 def test_an_instruction_may_take_several_lines():
