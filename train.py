@@ -18,7 +18,7 @@ import jax
 from config.command_line import command
 from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
-from runs.hardware import choose_deterministic_kernels, on_devices, reuse_freed_memory
+from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import save_merged, shape_of_weights
 from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics, profile
@@ -32,8 +32,8 @@ from training.state import TrainState
 def main(argv: list[str]) -> int:
     """Read the options, choose the devices, then merge, show, evaluate or train. Return the exit status."""
     options = parse_options(argv, shape_of_weights)
-    if options.deterministic:
-        choose_deterministic_kernels()
+    if options.deterministic:  # a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
+        add_xla_flag("--xla_gpu_deterministic_ops", "true")
     with on_devices(options):
         if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)

@@ -72,11 +72,6 @@ def choose_device(device: str) -> None:
         )
 
 
-def choose_deterministic_kernels() -> None:
-    """Have a GPU's kernels add in a fixed order, cuDNN's attention too (openxla/xla#12520, #14125)."""
-    add_xla_flag("--xla_gpu_deterministic_ops", "true")
-
-
 def wait_for_simulated_devices() -> None:
     """Have devices that a CPU simulates wait for each other: XLA aborts when one is 40 s late for a sum.
 
