@@ -16,9 +16,14 @@ A table or a list below such a mark is the only one of another page, as the expe
 
     <!-- table: experiments/results/optimizers.md -->
     <!-- list: experiments/results/optimizers.md -->
+
+A table below `bench` and a command is what `bench.py --json=docs/benchmarks.json` wrote for it last.
+
+    <!-- bench: config/quickstart.py --loop -->
 """
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -29,6 +34,14 @@ from docs.pages import FENCE, ROOT, pages
 NOTES_TO_TOOLS = re.compile(r"  # (?:ty: ignore|noqa).*$", re.M)  # no reader wants them
 STARTS = {"table": "|", "list": "- "}  # of the lines that each kind has
 LINES = re.compile(r"^<!-- (?P<kind>table|list): (?P<path>\S+) -->\n(?:\n(?:(?:\||- )[^\n]*\n)+)?", re.M)
+BENCH = re.compile(r"^<!-- bench: (?P<words>.+) -->\n(?:\n(?:\|[^\n]*\n)+\n\*[^\n]*\*\n)?", re.M)
+FIGURES = {  # of a variant in benchmarks.json: its column and format
+    "ms": ("ms/step", ",.1f"),
+    "spread": ("spread", ".0%"),
+    "tokens_per_second": ("tokens/s", ",.0f"),
+    "first_token_ms": ("ms to the first token", ".0f"),
+    "between_parts_ms": ("ms between parts", ".0f"),
+}
 MARK = re.compile(r"quote: (?P<path>[^\s:]+)(?: (?P<symbol>[\w.]+))?(?:: (?P<part>.+))?")
 
 
@@ -94,6 +107,23 @@ def lines_from(kind: str, path: str, root: Path = ROOT) -> str:
     return "\n".join(found) + "\n"
 
 
+def bench_table(words: str, root: Path = ROOT) -> str:
+    """Return the figures of the last run of a bench.py command, and where it ran. Raises LookupError."""
+    command = f"python bench.py {words}"
+    records = map(json.loads, (root / "docs/benchmarks.json").read_text().splitlines())
+    found = [x for x in records if re.sub(r" --json=\S+", "", x["command"]) == command]
+    if not found:
+        raise LookupError(f"bench: {words}: docs/benchmarks.json has no such command")
+    run = found[-1]
+    columns = {key: column for key, column in FIGURES.items() if all(key in x for x in run["figures"])}
+    rows = [["", *(name for name, _ in columns.values())], ["---"] * (1 + len(columns))]
+    for x in run["figures"]:
+        rows.append([x["name"], *(format(x[key], spec) for key, (_, spec) in columns.items())])
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    versions = f"JAX {run['versions']['jax']}, Python {run['versions']['python']}"
+    return f"{table}\n*`{command}`, {run['cpu']}, {versions}, {run['commit'][:7]}, {run['date']}*\n"
+
+
 def renewed(page: str, root: Path = ROOT) -> str:
     """Return a page's text with each quote as its file has it now. Raises LookupError."""
 
@@ -107,7 +137,10 @@ def renewed(page: str, root: Path = ROOT) -> str:
         kind, path = match["kind"], match["path"]
         return f"<!-- {kind}: {path} -->\n\n{lines_from(kind, path, root)}"
 
-    return LINES.sub(renew_lines, FENCE.sub(renew, page))
+    def renew_bench(match: re.Match) -> str:
+        return f"<!-- bench: {match['words']} -->\n\n{bench_table(match['words'], root)}"
+
+    return BENCH.sub(renew_bench, LINES.sub(renew_lines, FENCE.sub(renew, page)))
 
 
 def main(argv: list[str]) -> int:

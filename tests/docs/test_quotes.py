@@ -1,5 +1,7 @@
 """The code on the pages is what stands in the files, and a mark that leads nowhere is an error."""
 
+import json
+
 import pytest
 
 from docs.pages import ROOT, pages
@@ -96,3 +98,25 @@ def test_a_table_and_a_list_are_renewed_and_nothing_else_is(root):
     )
     assert renewed(page, root) == new
     assert renewed(new, root) == new
+
+
+def test_a_benchmarks_table_is_the_last_run_of_its_command(tmp_path):
+    (tmp_path / "docs").mkdir()
+    where = {
+        "cpu": "2 cores",
+        "versions": {"jax": "1", "python": "3"},
+        "commit": "0123456789",
+        "date": "today",
+    }
+    runs = [
+        where
+        | {"command": f"python bench.py a.py {file}", "figures": [{"name": "JAX", "ms": ms, "mfu": 0.1}]}
+        for file, ms in (("--json=x", 2.0), ("--loop", 3.0), ("--json=x", 1.25))
+    ]
+    (tmp_path / "docs/benchmarks.json").write_text("\n".join(map(json.dumps, runs)))
+    mark = "<!-- bench: a.py -->\n"
+    caption = "*`python bench.py a.py`, 2 cores, JAX 1, Python 3, 0123456, today*"
+    table = f"\n|  | ms/step |\n| --- | --- |\n| JAX | 1.2 |\n\n{caption}\n"
+    assert renewed(f"{mark}\n| old |\n\n*then*\nafter\n", tmp_path) == f"{mark}{table}after\n"
+    with pytest.raises(LookupError, match="no such command"):
+        renewed("<!-- bench: b.py -->\n", tmp_path)
