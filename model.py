@@ -6,14 +6,14 @@
 `gelu` + `bias` is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama's. Parameters
 have GPT-2's names, but queries, keys and values are separate. All files use these letters:
 
-    B batch   T time (tokens in the context)   D n_embd   H heads   K key/value heads   F MLP hidden
-    C head size (in nanoGPT, C is n_embd)   V vocabulary   L layers   A microbatches of a step
+    B batch (of all devices)   T time (tokens in the context)   D n_embd   H heads   K key/value heads
+    C head size (in nanoGPT, C is n_embd)   F MLP hidden   V vocabulary   L layers   A microbatches of a step
     S keys to read from (T, or the key/value cache's length)   P learned positions
 
-Weights, norms, softmax, rotations and the residual stream x are float32. Matrix products take operands in
-`Compute.dtype` and give `Compute.result`; attention's scores and `GPT.logits` are float32. Tokens interact
-only through `attend(q, k, v, key)`: layers/attention.py makes it for entire sequences,
-generation/cache.py for new tokens that follow cached ones.
+Weights, softmax, rotations and the residual stream x are float32. Matrix products take operands rounded to
+`Compute.dtype`, and return `Compute.result`, as norms do: both are bfloat16 on a GPU or TPU. Attention's
+scores and `GPT.logits` are float32. Tokens interact only through `attend(q, k, v, key)`: layers/attention.py
+makes it for entire sequences, generation/cache.py for new tokens that follow cached ones.
 """
 
 import math
@@ -38,7 +38,7 @@ class GPTConfig(ModelShape):
     """A model's shape, whose fields config/options.py explains, and its precision. Raises ValueError."""
 
     vocab_size: int = 50304
-    eot: int | None = None  # starts a document, which attention does not look beyond; None: a row is one
+    eot: int | None = None  # starts a document; tokens do not read earlier ones. None: a row is one
     compute: Compute = Compute()
 
     def __post_init__(self):
@@ -124,7 +124,7 @@ class Attention(eqx.Module):
         return dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.dropout, output_key)
 
     def readers(self) -> list[Linear]:
-        """Return the layers that read x, for `fold_norms` (layers/stack.py)."""
+        """Return the layers that read x. Training moves the norm's weight into them (layers/stack.py)."""
         return [self.c_q, self.c_k, self.c_v]
 
 
@@ -224,7 +224,7 @@ class GPT(eqx.Module):
         self, tokens: Int[Array, "B T"], positions: Positions, key: DropoutKey = None
     ) -> Float[Array, "B T D"]:
         """Add token and position embeddings. Raises ValueError for more tokens than learned positions."""
-        x = embedding_lookup(self.wte, tokens, self.config.compute.result)  # rounded to it, but float32
+        x = embedding_lookup(self.wte, tokens, self.config.compute.result)  # rounded, but stored as float32
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")

@@ -4,7 +4,7 @@
     python train.py config/quickstart.py --batch_size=32        --key=value overrides the config file
     python train.py --out_dir=out-quickstart --init_from=resume     resumes a run
     python train.py --init_from=gpt2 --dataset=shakespeare --out_dir=out-bard   starts from GPT-2's weights
-    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   its adapters
+    python train.py --init_from=out-bard --dataset=shakespeare --lora_rank=8 --out_dir=out-lora   with LoRA
 
 SIGTERM and Ctrl-C save a checkpoint, then exit with status 143 or 130, so that a launcher can start the run
 again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's weights are, to the bit, those
@@ -30,11 +30,11 @@ from training.state import TrainState
 
 
 def main(argv: list[str]) -> int:
-    """Read the options, choose the devices, then merge, show, evaluate or train. Return the exit status."""
-    options = parse_options(argv, shape_of_weights)
+    """Read the options, choose the devices, and train, or do what an option asks. Return the exit status."""
+    options = parse_options(argv, shape_of_weights)  # the weights of --init_from decide the model's shape
     if options.deterministic:  # a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
         add_xla_flag("--xla_gpu_deterministic_ops", "true")
-    with on_devices(options):
+    with on_devices(options):  # sets the mesh
         if options.lora_merge is not None:
             iteration = save_merged(options.out_dir, options.lora_merge)
             print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
@@ -97,7 +97,7 @@ def train(
     """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
-    reuse_freed_memory(step)  # on a CPU
+    reuse_freed_memory(step)  # faster on a CPU
     i = start_iter = int(state.step)
     status = 0
     while True:
@@ -117,7 +117,7 @@ def train(
             break
         with jax.profiler.StepTraceAnnotation("train", step_num=i):  # XProf tells steps apart by it
             with metrics.making_batch():
-                x, y = batches(i)
+                x, y = batches(i)  # (A, B, T): y is one token later
             state, report = step(state, x, y)
             metrics.step(i, report)  # reads step i - 1's report, while step i runs
         i += 1

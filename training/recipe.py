@@ -46,7 +46,7 @@ def make_recipe(options: Options, state: TrainState) -> Recipe:
     )
 
 
-value_and_grad = eqx.filter_value_and_grad(loss_of_microbatch)
+microbatch_value_and_grad = eqx.filter_value_and_grad(loss_of_microbatch)
 
 
 def choose_value_and_grad(options: Options, model: GPT) -> Callable:
@@ -55,7 +55,7 @@ def choose_value_and_grad(options: Options, model: GPT) -> Callable:
         return partial(pipeline.mean_gradients, chunked_cross_entropy)
     parts = cpu_parts(options, current_mesh()) if device().platform == "cpu" else 1
     if options.gradient_accumulation_steps * parts == 1:
-        return value_and_grad
+        return microbatch_value_and_grad
     mean = mean_of_microbatches
     if axes := deferred_reduction_axes(model, current_mesh()):
         mean = reduce_once(mean, axes)
@@ -67,7 +67,7 @@ def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: I
 
     def add(total, microbatch):
         x, y, key = microbatch
-        one = value_and_grad(weights, frozen, x[None], y[None], key)
+        one = microbatch_value_and_grad(weights, frozen, x[None], y[None], key)
         return shard(jax.tree.map(jnp.add, total, one)), None
 
     zero = shard(jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights)))

@@ -27,14 +27,15 @@ from training.state import TrainState
 class Recipe:
     """Says what a step does. training/recipe.py decides it once.
 
-    `eqx.filter_jit` treats it as static: steps whose recipes have equal first three fields compile once.
+    It is static: direct calls of `train_step` whose recipes have equal first three fields compile once.
     """
 
     options: Options
     config: GPTConfig
     mesh: AbstractMesh
     # The rest follows from these three, and is not compared:
-    value_and_grad: Callable = field(compare=False)  # (weights, frozen, x, y, key) -> (loss, gradients)
+    # (weights, frozen, x, y, key) -> (loss, gradients), made around `loss_of_microbatch`
+    value_and_grad: Callable = field(compare=False)
     optimizer: optax.GradientTransformation = field(compare=False)
     learning_rate: Callable = field(compare=False)  # step number -> rate, for the metrics
     trained: Any = field(compare=False)  # a filter for the weights that the step changes
@@ -47,11 +48,11 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Return the next state, and this step's `loss`, `grad_norm` (before clipping) and `lr`.
 
-    `state`, `x` and `y` are donated: do not use them again. A recipe holds no arrays.
+    A direct call donates `state`, `x` and `y`: do not use them again. A recipe holds no arrays.
     """
     weights, frozen = eqx.partition(state.model, recipe.trained)
     dropout, seed = recipe.options.dropout, recipe.options.seed
-    # Each step has its own dropout key, from the seed and its number. fold_in(..., 0) drew the weights.
+    # Each step has its own dropout key, from the seed and its number. Number 0 drew the initial weights.
     key = jax.random.fold_in(jax.random.key(seed), 1 + state.step) if dropout else None
     # The gradient of `loss_of_microbatch`, averaged over the A microbatches and all devices.
     loss, gradients = recipe.value_and_grad(weights, frozen, x, y, key)
@@ -76,4 +77,5 @@ def mean_loss(
 
 def loss_of_microbatch(weights: GPT, frozen: GPT, x: Int[Array, "1 B T"], y: Int[Array, "1 B T"], key):
     """Return the mean loss of one microbatch, A = 1. Its gradient is taken with respect to `weights`."""
+    # Each of the two models has None where the other has an array; only LoRA freezes any.
     return mean_loss(eqx.combine(weights, frozen), x[0], y[0], key)

@@ -34,7 +34,7 @@ from training.recipe import (
     deferred_reduction_axes,
     in_parts,
     make_recipe,
-    value_and_grad,
+    microbatch_value_and_grad,
 )
 from training.state import create_state, model_config
 from training.step import train_step
@@ -128,9 +128,9 @@ def test_only_a_cpu_cuts_microbatches_and_the_step_stays_the_same(monkeypatch):
     for name in ("loss", "grad_norm"):
         np.testing.assert_allclose(many[name], one[name], rtol=FLOAT32_ROUNDING)
     model = create(options).model
-    assert choose_value_and_grad(options, model) is not value_and_grad
+    assert choose_value_and_grad(options, model) is not microbatch_value_and_grad
     with on(*H100):
-        assert choose_value_and_grad(options, model) is value_and_grad
+        assert choose_value_and_grad(options, model) is microbatch_value_and_grad
 
 
 @pytest.mark.parametrize("spare, axes", [(1, ("fsdp",)), (0, ())])
