@@ -220,7 +220,8 @@ def test_a_result_that_cannot_be_written_is_one_line_before_anything_is_computed
 def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     """The tokenizer is another, or only the tokens, as of nanoGPT's bins, whose vocabulary is padded."""
     write_dataset(tmp_path / "data", [0] * 20, [1] * 19 + [V], CharTokenizer(SYMBOLS + "!"), "a test")
-    assert "has another tokenizer than the model" in error(f"--out_dir={run}", f"--dataset={tmp_path}/data")
+    text = error(f"--out_dir={run}", f"--dataset={tmp_path}/data")
+    assert text.endswith("has another tokenizer than the model: give one with its own")
     meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": TOKENIZER.to_json()}
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")

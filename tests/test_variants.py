@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import jax
 import numpy as np
+import optax
 import pytest
 
 from config.options import Options
@@ -22,6 +23,7 @@ from tests.helpers import (
 from tests.models import TINY, changed, forward, large, random_tokens
 from training.recipe import compile_step
 from training.state import create_state, model_config
+from variants import mup_rates
 
 V, BASE = 32, 32
 OPTIONS = replace(
@@ -93,6 +95,17 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     base = size_of_logits(1, 0)
     assert size_of_logits(4, BASE) < 1.25 * base
     assert size_of_logits(4, 0) > 1.75 * base
+
+
+def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all_others_as_with_adam():
+    options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon", attention_gate=True)
+    model = model_config(options, V).build(jax.random.key(0))
+    ones = jax.tree.map(np.ones_like, model)
+    scaled, _ = mup_rates(options).update(ones, optax.EmptyState())
+    attn, mlp = scaled.blocks.attn, scaled.blocks.mlp
+    assert (mlp.c_fc.weight == 1 / 2).all() and (attn.head_gate.weight == 1 / 4).all()
+    assert (attn.c_q.weight == 1 / 2).all()  # of heads 4 times as wide
+    assert (scaled.wte == 1).all() and (scaled.blocks.ln_1.weight == 1).all()
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])

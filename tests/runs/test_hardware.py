@@ -3,13 +3,15 @@
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import pytest
 
 from runs.hardware import choose_device, reuse_freed_memory, wait_for_simulated_devices
-from tests.helpers import losses, newest_checkpoint, run_python
+from tests.helpers import losses, newest_checkpoint, refusal, run_python
 
 
 @pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=5"])
@@ -44,6 +46,16 @@ def test_programs_for_a_cpu_compile_sooner_unless_the_user_says_otherwise(
     choose_device(device)
     flags = dict(flag.split("=") for flag in os.environ["XLA_FLAGS"].split())
     assert flags.get("--xla_backend_optimization_level") == level
+
+
+@pytest.mark.parametrize("command", ["train", "sample", "evaluate", "bench"])
+def test_a_device_that_is_not_there_is_one_line(command, tmp_path):
+    before = jax.config.jax_platforms
+    try:
+        said = refusal(import_module(command).main, ["--device=tpu", f"--out_dir={tmp_path}"])
+    finally:
+        jax.config.update("jax_platforms", before)
+    assert said.startswith("device=tpu: JAX finds none on this machine; use --device=cpu")
 
 
 @pytest.mark.parametrize("share, keeps", [(0.05, True), (0.2, False)])
