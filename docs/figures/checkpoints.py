@@ -19,10 +19,12 @@ def draw(axes: Axes) -> None:
         axes.semilogx(minutes, 100 * (SAVING / minutes + minutes / (2 * mean)), color=color, label=name)
         best = np.sqrt(2 * SAVING * mean)
         axes.plot(best, 100 * (SAVING / best + best / (2 * mean)), "o", color=color)
+    axes.set_yticks(range(0, 21, 5))
+    axes.set_xticks([10, 100, 1000], ["10", "100", "1,000"])
     axes.set(ylim=(0, 20), xlabel="minutes between two checkpoints", ylabel="% of the time lost")
     axes.legend(title="it fails", loc="upper center", bbox_to_anchor=(0.68, 1.05))
     axes.text(1.7, 3, "saves too often", color=GREY, fontsize=9)
-    axes.text(330, 7.5, "does too much again", color=GREY, fontsize=9)
+    axes.text(330, 7.5, "repeats too much", color=GREY, fontsize=9)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def draw(axes: np.ndarray) -> None:
         picture.set_title(name, fontsize=9)
         picture.set_xticks(range(len(LETTERS)), LETTERS, fontsize=8)
         picture.tick_params(axis="both", length=0, colors=GREY)
+    axes[0].set_ylabel("probability", fontsize=9)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,8 @@ def main() -> None:
         foot = text(x + STEP / 2, TOP + SLOTS * ROW + 16, f"{waiting} wait", GREY, size=9, anchor="middle")
         movie.add(foot, start)
     y = TOP + SLOTS * ROW + 44
-    movie.add(text(LEFT, y, "A block reads as many tokens of a prompt; a stripe is a token drawn.", GREY))
+    legend = "A block is a part of a prompt, with its number of tokens. A stripe is a token drawn."
+    movie.add(text(LEFT, y, legend, GREY))
     movie.add(text(LEFT, 20, "Seven requests, each in its colour, share three slots", size=13))
     movie.save("slots")
 
