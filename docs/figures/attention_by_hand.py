@@ -51,7 +51,7 @@ def draw(axes) -> None:
     bars.set(ylim=(0, 1), yticks=[0, 0.5, 1])
     bars.set_title("softmax: the weights")
 
-    plane(values, "their mean of the values")
+    plane(values, "the mean of the values")
     for word, value, share in zip(WORDS, VALUES, w, strict=True):
         values.plot(*value, "o", color=BLUE, ms=3)
         values.scatter(*value, s=900 * share, color=BLUE, alpha=0.25, lw=0)
