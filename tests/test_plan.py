@@ -26,7 +26,7 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
         (["--on=H100:12"], "--on=H100:12: a machine has 8 GPUs; give a multiple of that"),
         (["--on=RTX4090:16"], "--on=RTX4090:16: RTX4090 is planned on one machine, of 8 at most"),
         (["--on=v5e:3x3"], "--on=v5e:3x3: unknown topology '3x3'; v5e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, "),
-        (["--on=H100", "--json=/dev/null/x"], "[Errno 17] File exists: '/dev/null'"),
+        (["--on=H100", "--json=/dev/null/x"], "/dev/null: File exists"),
         (["--on=H100:8", "--mesh=fsdp:4"], "mesh=fsdp:4 has 4 devices, and --on=H100:8 8: use all"),
         (["--on=H100:2", "--mesh=fsdp:4"], "mesh=fsdp:4 needs 4 devices, of 2: change its axes"),
     ],
