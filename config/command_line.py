@@ -68,7 +68,7 @@ def in_one_line(error: UserError | OSError) -> UserError:
     """Name the file of an OSError, if it has one, and what was wrong."""
     if isinstance(error, UserError):
         return error
-    return UserError(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+    return UserError(f"{error.filename}: {error.strerror or error}" if error.filename else str(error))
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
@@ -84,7 +84,7 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # devices compute inf with more
-Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]
+Name = Annotated[str, matching(r"[^\x00]+", "a name")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 BatchCount = Count | Literal[-1]

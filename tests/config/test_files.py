@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from config.files import check_writable, first_line, open_file, read_json, write_whole
+from config.files import check_writable, first_line, open_file, read_json, write_whole, written
 from tests.damage import damaged
 from tests.helpers import contents, refusal
 
@@ -44,6 +44,14 @@ def test_a_file_and_its_name_are_on_disk_in_this_order(tmp_path, monkeypatch):
     write_whole(tmp_path / "new" / "file", "four")
     assert done == [4, "renamed", "folder"]
     assert contents(tmp_path) == {"new/file": b"four"}
+
+
+def test_an_error_of_a_file_is_named_also_without_a_reason_of_the_system(tmp_path):
+    def fail():
+        with written(tmp_path / "file"):
+            raise OSError("the library's own words")
+
+    assert refusal(fail) == f"{tmp_path}/file: the library's own words"
 
 
 def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):

@@ -291,6 +291,10 @@ def test_values_out_of_range_are_refused(outside, at_the_edge, names):
         assert getattr(parse_options([f"--{name}={at_the_edge}"]), name) == at_the_edge
 
 
+def test_an_empty_name_is_refused():
+    assert error("--out_dir=") == "--out_dir is '': expected a name"
+
+
 @pytest.mark.parametrize("words", ["--overwrite --bias false", "--overwrite True --bias=false"])
 def test_an_option_that_is_true_or_false_may_stand_alone(words):
     options = parse_options([*words.split(), "--seed=3", "--eval_only"])
