@@ -68,7 +68,8 @@ def in_one_line(error: UserError | OSError) -> UserError:
     """Name the file of an OSError, if it has one, and what was wrong."""
     if isinstance(error, UserError):
         return error
-    return UserError(f"{error.filename}: {error.strerror or error}" if error.filename else str(error))
+    why = error.strerror or " ".join(map(str, error.args))  # a library's may have words alone
+    return UserError(f"{error.filename}: {why}" if error.filename else str(error))
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
