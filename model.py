@@ -11,9 +11,9 @@ have GPT-2's names, but queries, keys and values are separate. All files use the
     S keys to read from (T, or the key/value cache's length)   P learned positions
 
 Weights, softmax, rotations and the residual stream x are float32. Matrix products take operands rounded to
-`Compute.dtype`, and return `Compute.result`, as norms do: both are bfloat16 on a GPU or TPU. Attention's
-scores and `GPT.logits` are float32. Tokens interact only through `attend(q, k, v, key)`: layers/attention.py
-makes it for entire sequences, generation/cache.py for new tokens that follow cached ones.
+`Compute.dtype`, and return `Compute.result`, as norms do: by default both are bfloat16 on GPUs and TPUs.
+Attention's scores and `GPT.logits` are float32. Tokens interact only through `attend(q, k, v, key)`:
+layers/attention.py makes it for entire sequences, generation/cache.py for new tokens that follow cached ones.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How a model is computed, and where. Only this file asks JAX for the device and the mesh.
+"""How a model is computed, and where. What code that is traced asks of the device and the mesh, it asks here.
 
 Neither has to exist on this machine: plan.py compiles for absent ones.
 """

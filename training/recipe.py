@@ -141,7 +141,7 @@ MULTI_DEVICE_OPTIONS: dict[str, dict[str, str | bool]] = {
 
 def compiler_options() -> dict[str, str | bool]:
     """Return XLA's options for the step, but for those that the user has set."""
-    several = jax.sharding.get_abstract_mesh().size > 1
+    several = any(size > 1 for size in current_mesh().sizes.values())
     options = MULTI_DEVICE_OPTIONS.get(device().platform, {}) if several else {}
     by_user = os.environ.get("XLA_FLAGS", "") + os.environ.get("LIBTPU_INIT_ARGS", "")
     return {name: value for name, value in options.items() if name not in by_user}
