@@ -100,12 +100,12 @@ def even_outputs(beta2: float) -> optax.GradientTransformation:
 def muon_or_adam(weights: GPT) -> GPT:
     """Label the matrices in the blocks "muon", and all else, also a gate's vectors, "adam"."""
 
-    def is_gate(x):
+    def holds_vectors(x):
         return is_linear(x) and not x.matrix
 
     def label(path, x):
-        if is_gate(x):
+        if holds_vectors(x):
             return jax.tree.map(lambda _: "adam", x)
         return "muon" if path[0].name == "blocks" and is_matrix(path, x) else "adam"
 
-    return jax.tree_util.tree_map_with_path(label, weights, is_leaf=is_gate)
+    return jax.tree_util.tree_map_with_path(label, weights, is_leaf=holds_vectors)

@@ -60,8 +60,9 @@ def test_a_device_that_is_not_there_is_one_line(command, tmp_path):
 
 @pytest.mark.parametrize("share, keeps", [(0.05, True), (0.2, False)])
 def test_a_step_keeps_what_it_frees_unless_that_is_much_of_the_memory(share, keeps, monkeypatch):
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    plan = SimpleNamespace(temp_size_in_bytes=share * memory)
+    sizes = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}
+    monkeypatch.setattr("os.sysconf", sizes.get, raising=False)  # Windows has none
+    plan = SimpleNamespace(temp_size_in_bytes=share * 4096 * 1000)
     told = []
     monkeypatch.setattr("ctypes.CDLL", lambda _: SimpleNamespace(mallopt=lambda *words: told.append(words)))
     reuse_freed_memory(SimpleNamespace(memory_analysis=lambda: plan))
