@@ -73,12 +73,7 @@ def logits(model, tokens):
 # --- a model for transformers -----------------------------------------------------------------------------
 
 
-SLOW = "llama 3", "gpt2, untied, relu2", "llama, tied"  # the gate has another of each family
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SHAPES]
-)
+@pytest.mark.parametrize("name", SHAPES)
 def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_bytes(name, tmp_path):
     run = a_run(tmp_path / "run", replace(TINY, **SHAPES[name]))
     folder = run_export(run, tmp_path / "first" / "model")
@@ -155,7 +150,7 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
     assert theirs.eos_token_id == AutoModelForCausalLM.from_pretrained(folder).config.eos_token_id == 50256
 
 
-@pytest.mark.parametrize("family", [pytest.param("gpt2", marks=pytest.mark.slow), "llama"])
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
     tokenizer = JsonTokenizer(tokenizer_json.read_text())
     options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
@@ -220,7 +215,6 @@ def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):
     assert len(contents(folder)["adapter_model.safetensors"]) < 4 * adapters + 20_000
 
 
-@pytest.mark.slow
 def test_a_lora_runs_model_is_written_with_its_adapters_merged(lora_run, tmp_path):
     base, run = random_reference("llama"), lora_run("llama", "all")
     theirs = AutoModelForCausalLM.from_pretrained(run_export(run, tmp_path / "to"))

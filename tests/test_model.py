@@ -164,7 +164,7 @@ def test_no_position_depends_on_later_tokens(position, n_kv_head, dtype):
 # --- initialisation and size ---
 
 
-@pytest.mark.parametrize("V, D, B", [(65, 128, 32), pytest.param(50304, 64, 2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("V, D, B", [(65, 128, 32), (50304, 64, 2)])
 @pytest.mark.parametrize("variant", [{}, LLAMA])
 def test_a_new_model_knows_nothing(variant, V, D, B):
     # Logits are small at first, and the loss ln(V), as long as D is: they are products of D-vectors. A tied
@@ -334,7 +334,7 @@ def test_no_gradient_crosses_from_document_to_document(position):
     np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
 
 
-@pytest.mark.parametrize("kernel", [pytest.param("splash", marks=pytest.mark.slow), "cudnn"])
+@pytest.mark.parametrize("kernel", ["splash", "cudnn"])
 def test_kernels_compute_the_same_model_and_leave_dropout_to_einsum(kernel):
     config = replace(PACKED, block_size=128, window=20, dropout=0.1)
     tokens = jnp.where(jnp.arange(128) % 31 == 7, EOT, random_tokens(config))

@@ -126,7 +126,6 @@ def test_log_interval_thins_the_steps_not_the_evaluations(tiny, tmp_path):
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
 
 
-@pytest.mark.slow
 def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     folder, eot = tmp_path / "packed", 50256
     folder.mkdir()
@@ -520,7 +519,7 @@ def unlike_data(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("keep, left", [pytest.param(1, [2, 10], marks=pytest.mark.slow), (2, [2, 8, 10])])
+@pytest.mark.parametrize("keep, left", [(1, [2, 10]), (2, [2, 8, 10])])
 def test_the_last_checkpoints_are_kept_and_the_best(tiny, tmp_path, unlike_data, keep, left):
     changes = dict(dataset=unlike_data, eval_interval=2, keep_checkpoints=keep, learning_rate=2e-2)
     train.main(tiny(tmp_path, **changes))
@@ -553,9 +552,7 @@ def test_the_best_loss_is_remembered_when_a_run_goes_on(copied_run, tiny):
     "changes",
     [
         pytest.param({"learning_rate": 1e30, "eval_interval": 100}, id="seen in a step"),
-        pytest.param(
-            {"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation", marks=pytest.mark.slow
-        ),
+        pytest.param({"learning_rate": 3e38, "eval_interval": 1}, id="seen in an evaluation"),
     ],
 )
 def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run, tiny, changes):

@@ -108,7 +108,7 @@ def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all
     assert (scaled.wte == 1).all() and (scaled.blocks.ln_1.weight == 1).all()
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_scores_are_as_large_where_heads_are_added_that_are_as_wide(optimizer):
     tokens = random_batch(OPTIONS, V)[0, 0]
 

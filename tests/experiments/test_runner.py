@@ -124,7 +124,6 @@ def test_a_killed_experiment_goes_on_where_its_run_was(tiny_data, tmp_path, numb
     assert one["steps"] == 1500 and [step for step, _, _ in one["evaluations"]] == list(range(0, 1501, 100))
 
 
-@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_go_on(experiment, run, tmp_path, capfd):
     sets = experiment.sets | {FAST: experiment.sets[FAST] | {"n_head": 3}}
     experiment = replace(experiment, sets=sets, seeds=1)

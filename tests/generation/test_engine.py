@@ -60,7 +60,7 @@ def together(engine: Engine, requests: list[Request], most=lambda step: 32) -> l
     return made
 
 
-@pytest.mark.parametrize("slots", [5, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("slots", [5, 16])
 def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
     """Greedy and sampled, told and not, short and past block_size, entering and leaving at any token."""
     requests = [request(seed) for seed in range(18)]
@@ -252,9 +252,7 @@ def test_a_prompt_may_be_read_without_drawing(model):
         assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
 
 
-@pytest.mark.parametrize(
-    "mesh", ["tensor:2", *(pytest.param(mesh, marks=pytest.mark.slow) for mesh in ("fsdp:2", "tensor:4"))]
-)
+@pytest.mark.parametrize("mesh", ["tensor:2", "fsdp:2", "tensor:4"])
 def test_a_mesh_draws_what_one_device_draws(mesh):
     """tensor:4 cannot split the two key/value heads, and leaves the cache whole."""
     model = large(replace(CONFIG, eot=3))

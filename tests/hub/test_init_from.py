@@ -79,7 +79,6 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
     assert printed == pytest.approx(float(torch.cat(nll).mean()), abs=1e-4)  # of four digits, and rounding
 
 
-@pytest.mark.slow
 def test_a_smaller_block_size_crops_the_positions(command_line, tmp_path):
     train.main(command_line(tmp_path / "out", block_size=8, **STILL))
     model, _, _ = load_run(str(tmp_path / "out"))

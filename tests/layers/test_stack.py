@@ -16,7 +16,6 @@ from tests.models import TINY, changed, large, random_tokens, train
 from training.lora import add_adapters
 
 
-@pytest.mark.slow
 def test_unrolling_the_layers_changes_nothing():
     tokens, targets = random_tokens(TINY), random_tokens(TINY, seed=1)
     config = changed(TINY, n_layer=3)
@@ -33,10 +32,10 @@ def test_unrolling_the_layers_changes_nothing():
 @pytest.mark.parametrize(
     "unroll, remat",
     [
-        pytest.param(0, "block", marks=pytest.mark.slow),
+        (0, "block"),
         (0, "dots"),
         (1, "block"),
-        pytest.param(1, "dots", marks=pytest.mark.slow),
+        (1, "dots"),
     ],
 )
 def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
@@ -60,7 +59,6 @@ def gradient_plan(remat, n_layer=3):
     return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
 
-@pytest.mark.slow
 def test_what_each_layer_keeps_for_the_backward_pass():
     kept = {}
     for remat in ("none", "dots", "block"):

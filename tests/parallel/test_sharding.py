@@ -45,13 +45,13 @@ VARIANTS = {
     "modern, µP, dropout": replace(SMALL, **MODERN, mup_base_width=16, dropout=0.2),
 }
 PAIRS = [  # every strategy, and every variant on two meshes
-    pytest.param("gpt2", "data:8", marks=pytest.mark.slow),
+    ("gpt2", "data:8"),
     ("gpt2, dropout", "fsdp:8"),
-    pytest.param("llama", "tensor:8", marks=pytest.mark.slow),
-    pytest.param("swiglu, tied, one microbatch", "data:4,tensor:2", marks=pytest.mark.slow),
+    ("llama", "tensor:8"),
+    ("swiglu, tied, one microbatch", "data:4,tensor:2"),
     ("llama", "fsdp:2,tensor:4"),
-    pytest.param("gpt2", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
+    ("gpt2", "data:2,fsdp:2,tensor:2"),
+    ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
     ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
     ("modern, µP, dropout", "data:2,fsdp:2,tensor:2"),
 ]
@@ -83,7 +83,6 @@ def test_a_model_too_large_to_be_whole_on_a_device_has_the_gradients_of_one_devi
     test_loss_and_gradients_are_those_of_one_device("modern, µP, dropout", "data:2,fsdp:2,tensor:2")
 
 
-@pytest.mark.slow
 def test_a_vocabulary_that_no_axis_divides_is_whole_on_every_device():
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         shapes = state_shapes(model_config(SMALL, 65), SMALL)

@@ -132,7 +132,7 @@ def test_a_target_that_no_layer_is_called_is_one_line():
 # --- what is trained, and what that costs ---
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_training_changes_the_adapters_alone_and_learns(optimizer):
     options = replace(GPT2, **LORA, optimizer=optimizer, gradient_accumulation_steps=2)
     state = create_state_around(base(options), options)
@@ -305,7 +305,6 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     assert load_run(str(tmp_path / "merged"))[2] == 1  # an ordinary run, which began with the merged weights
 
 
-@pytest.mark.slow
 def test_all_weights_may_start_from_a_runs_with_a_shorter_context(tiny, base_run, tmp_path):
     arguments = [word for word in adapt(tiny, base_run, tmp_path, lora_rank=0) if "max_iters" not in word]
     train.main([*arguments, "--block_size=4", "--max_iters=1", "--learning_rate=1e-6"])

@@ -36,7 +36,6 @@ MATRICES = {
 GATE = "blocks.mlp.c_gate.weight"  # a swiglu MLP's alone
 DECAYED = MATRICES | {"wte", "wpe", "lm_head"}
 OPTIMIZERS = ("adamw", "muon", "normuon")
-MUON_SLOW = [pytest.param(x, marks=[pytest.mark.slow] * ("muon" in x)) for x in OPTIMIZERS]
 
 
 def everything(**changes):
@@ -56,7 +55,7 @@ def first_updates(options, model, gradients):
     return named_arrays(jax.jit(optimizer.update)(gradients, optimizer.init(model), model)[0])
 
 
-@pytest.mark.parametrize("optimizer", MUON_SLOW)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
     model = everything(attention_gate=True)
     gradients, gate = random_like(model, 1), "blocks.attn.head_gate.weight"
@@ -76,7 +75,7 @@ def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
             assert np.abs(update).max() > 1e-3, name
 
 
-@pytest.mark.parametrize("optimizer", MUON_SLOW)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_in_mup_an_adapters_a_has_the_rate_of_hidden_matrices_and_its_b_the_given_one(optimizer):
     """A reads as many inputs as the model is wide; what B reads is of the adapter's rank at every width."""
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0, lora_rank=2)

@@ -114,7 +114,6 @@ def test_every_device_keeps_its_rows_when_microbatches_are_cut():
     assert (rows // 6 == np.arange(8) // 2).all()
 
 
-@pytest.mark.slow
 def test_only_a_cpu_cuts_microbatches_and_the_step_stays_the_same(monkeypatch):
     options = replace(TINY, batch_size=8, gradient_accumulation_steps=1)
     x, y = random_batch(options, V)

@@ -127,7 +127,7 @@ def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device
     "changes",
     [
         {},
-        pytest.param(INTERLEAVED, marks=pytest.mark.slow),
+        INTERLEAVED,
     ],
 )
 def test_evaluation_has_the_loss_of_one_device_and_no_rank_gathers_the_layers(changes):

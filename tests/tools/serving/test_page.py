@@ -122,7 +122,6 @@ def test_the_text_is_edited_anywhere(open_page):
     assert area.is_visible()  # what was typed is not lost
 
 
-@pytest.mark.slow
 def test_all_of_writing_by_keyboard(open_page):
     page = open_page()
     page.locator("#write textarea").focus()
@@ -155,7 +154,6 @@ def test_all_of_writing_by_keyboard(open_page):
         assert page.get_attribute(f"#tab-{view}", "aria-selected") == "true"
 
 
-@pytest.mark.slow
 def test_stop_ends_the_writing(open_page):
     page = open_page()
     page.get_by_label("Tokens", exact=True).fill("256")
@@ -167,7 +165,6 @@ def test_stop_ends_the_writing(open_page):
     assert button(page, "Write").is_enabled()
 
 
-@pytest.mark.slow
 def test_a_models_text_is_text(open_page):
     page = open_page()
     write(page, "jumps over <img src=x onerror=alert(1)> the <b>", tokens=100)
@@ -198,7 +195,6 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     page.wait_for_selector("#attention .told:has-text('t (0) reads 100% of t (0)')")
 
 
-@pytest.mark.slow
 def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(open_page):
     page = open_page("attention")
     look(page, "the quick brown fox jumps over the lazy dog", "attention")
@@ -219,7 +215,6 @@ def test_the_lens_layer_by_layer(open_page):
     assert page.locator("#lens .norm").count() == 3 + 2 + 2
 
 
-@pytest.mark.slow
 def test_the_slider_replays_the_training(open_page):
     page = open_page("loss")
     last = str(len(ITERATIONS) - 1)
@@ -276,7 +271,7 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
     assert [url for url in asked if "inside/run" in url] == []
 
 
-@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     page = open_page(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
     write(page, "the quick brown fox jumps over <img src=x onerror=alert(1)>", tokens=40)
@@ -294,7 +289,6 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     assert (sum(map(int, re.findall(r"\d+", paper))) < 3 * 128) == (scheme == "dark")
 
 
-@pytest.mark.slow
 def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monkeypatch):
     monkeypatch.setattr(server[1], "run", None)
     page = open_page("run")
@@ -306,7 +300,6 @@ def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monk
     assert page.locator("#loss input[type=range]").is_hidden()
 
 
-@pytest.mark.slow
 def test_the_key_is_asked_for_and_used(open_page, browser, run):
     with serving(out_dir=str(run), api_key="a-secret-key") as (at, _):
         page = browser.new_context().new_page()
