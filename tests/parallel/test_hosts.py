@@ -20,7 +20,7 @@ import pytest
 import evaluate
 import train
 from config.options import parse_options
-from parallel.hosts import connect
+from parallel.hosts import abort, connect
 from runs.checkpoint import Checkpoints
 from tests.helpers import (
     DEADLINE,
@@ -328,3 +328,18 @@ def test_processes_badly_described_are_refused(arguments):
     says = "give each one --coordinator=host:port, --num_processes and its --process_id"
     assert says in refusal(lambda: connect(parse_options(arguments)))
     assert not jax.distributed.is_initialized()
+
+
+@pytest.mark.parametrize(
+    "error, says, status",
+    [
+        (KeyboardInterrupt(), "interrupted", 130),
+        (FileNotFoundError(2, "No such file", "data/x.bin"), "data/x.bin: No such file", 2),
+    ],
+)
+def test_a_process_of_several_ends_with_one_line(error, says, status, monkeypatch, capsys):
+    ended = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    abort(error)
+    assert ended == [status] and capsys.readouterr().err == f"error: process 0: {says}\n"
