@@ -118,7 +118,8 @@ def draw_ladder(axes, rungs: list[Rung]) -> None:
     axes.plot(ORDERS, [rung.kneser_ney for rung in rungs], "o-", color=BLUE, label="Kneser and Ney, modified")
     for n, rung in zip(ORDERS, rungs, strict=True):
         at = (n, rung.kneser_ney)
-        axes.annotate(f"{at[1]:.2f}", at, (-4, -14), textcoords="offset points", color=BLUE, ha="center")
+        offset = (20, 2) if n < 4 else (-4, -14)  # clear of the curves, first steep and then flat
+        axes.annotate(f"{at[1]:.2f}", at, offset, textcoords="offset points", color=BLUE, ha="center")
     axes.axhline(np.log2(96), color=GREY, lw=0.8, ls=":")
     axes.text(9.4, np.log2(96) + 0.08, "log₂ 96: knows nothing", color=GREY, fontsize=9, ha="right")
     axes.set(xlabel="n, of which n - 1 are context", ylabel="bits a character, validation")
@@ -143,15 +144,14 @@ def draw_training(axes, bits: list[float]) -> None:
         ha="center",
         fontsize=9,
     )
-    for n in (1, 2, 3, 4, 9):
+    # The last two labels stand clear of the curves and of the last number.
+    for n, right in ((1, 1.03), (2, 1.03), (3, 1.03), (4, 0.85), (9, 0.17)):
         axes.axhline(bits[n - 1], color=BLUE, lw=0.8, ls=":")
-        above = 0.06 if n < 9 else -0.3
-        right = (0.85 if n == 4 else 1.03) * last  # clear of the curve's last number
-        axes.text(right, bits[n - 1] + above, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
+        axes.text(right * last, bits[n - 1] + 0.06, f"{n}-gram", color=BLUE, fontsize=9, ha="right")
     axes.set(xlabel="training step", xlim=(-0.025 * last, 1.04 * last))
     axes.set_title("and the quickstart's GPT")
     axes.legend(loc="upper right")
 
 
 if __name__ == "__main__":
-    save("ngram_ladder", draw, ncols=2, sharey=True, height=3.6)
+    save("ngram_ladder", draw, ncols=2, sharey=True, height=4.0)
