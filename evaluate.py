@@ -116,7 +116,7 @@ def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, 
     with tqdm(total=len(tokens) - 1, unit="token", unit_scale=True, leave=False, disable=quiet) as bar:
         for x, y in batches.every_window(stride):
             if (largest := max(x.max(), y.max())) >= V:
-                raise UserError(f"{tokens.paths[0]}: token {largest} is not of the model's vocabulary of {V}")
+                raise UserError(f"{tokens.path}: token {largest} is not of the model's vocabulary of {V}")
             nats.append(compiled(model, distribute(x), distribute(y)))
             bar.update((y >= 0).sum())
     return np.concatenate([np.asarray(rows) for rows in nats]), time.perf_counter() - start

@@ -40,7 +40,7 @@ class Batches:
         self.sampling = sampling
         if len(self.tokens) < block_size + 1:
             raise UserError(
-                f"{self.tokens.paths[0]}: {len(self.tokens)} tokens are fewer than block_size + 1 = "
+                f"{self.tokens.path}: {len(self.tokens)} tokens are fewer than block_size + 1 = "
                 f"{block_size + 1}: use a smaller block_size or more text"
             )
         self.windows_per_epoch = (len(self.tokens) - 1) // block_size

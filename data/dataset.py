@@ -1,14 +1,12 @@
 """A data set: where its folder is, what its `meta.json` says, and the tokens of each split.
 
-Token files are mapped into memory and read on demand, so they may be larger than the memory.
+A split is one file, mapped into memory and read on demand, so it may be larger than the memory.
 """
 
 import functools
 import importlib
-import itertools
 import os
 import sys
-from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import field, replace
 from pathlib import Path
@@ -37,7 +35,7 @@ def dataset_dir(dataset: str) -> Path:
 
 
 def is_prepared(folder: Path) -> bool:
-    return any(os.path.exists(folder / name) for name in ("train.bin", "train_00000.bin"))
+    return os.path.exists(folder / "train.bin")
 
 
 def known_datasets() -> list[str]:
@@ -67,26 +65,14 @@ TokenCount = Annotated[int, Field(ge=0, lt=2**53)]  # OpenWebText has 9e9
 
 
 @dataclass(frozen=True, config={"strict": True})
-class Shard:
-    """A file of tokens; None: it is not known how many."""
-
-    file: Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # a path would lead out of the folder
-    tokens: TokenCount | None
-
-
-@dataclass(frozen=True, config={"strict": True})
 class Meta:
-    """The contents of a `meta.json`. A split that `shards` does not list is one file, `<split>.bin`."""
+    """The contents of a `meta.json`."""
 
     vocab_size: Annotated[int, Field(gt=0, lt=2**31)]
     tokenizer: Annotated[Any, AfterValidator(check_description)]  # None: the tokens are not text
     dtype: Literal["uint16", "uint32"]
     counts: dict[Split, TokenCount] = field(default_factory=dict)
-    shards: dict[Split, list[Shard]] = field(default_factory=dict)
     format: Literal[1] = FORMAT
-
-    def files(self, split: str) -> list[Shard]:
-        return self.shards.get(split) or [Shard(f"{split}.bin", self.counts.get(split))]
 
 
 # Bins of nanoGPT's OpenWebText, which have no description; the vocabulary is its default, 50,257 padded.
@@ -123,49 +109,33 @@ class Dataset:
     def __init__(self, name: str):
         folder, meta = dataset_dir(name), load_meta(name)
         self.meta = meta
-        self.tokens = functools.cache(lambda split: TokenFiles(folder, meta, split))
+        self.tokens = functools.cache(lambda split: TokenFile(folder / f"{split}.bin", meta, split))
 
 
-class TokenFiles:
-    """The tokens of a split, in one file or several. Raises UserError."""
+class TokenFile:
+    """The tokens of a split. Raises UserError."""
 
-    def __init__(self, folder: Path, meta: Meta, split: str):
-        dtype = np.dtype(meta.dtype).newbyteorder("<")
-        self.vocab_size = meta.vocab_size
-        self.paths = [folder / shard.file for shard in meta.files(split)]
-        self.arrays = [map_file(folder / shard.file, shard.tokens, dtype) for shard in meta.files(split)]
-        self.begins = list(itertools.accumulate(map(len, self.arrays), initial=0))  # the last is the end
+    def __init__(self, path: Path, meta: Meta, split: str):
+        self.path, self.vocab_size = path, meta.vocab_size
+        try:
+            self.ids = np.asarray(np.memmap(path, np.dtype(meta.dtype).newbyteorder("<"), mode="r"))
+        except (OSError, ValueError) as error:  # ValueError: it is empty, or ends within a token
+            raise UserError(f"{path}: cannot be read ({error}): run the data set's prepare.py") from None
+        if len(self.ids) != meta.counts.get(split, len(self.ids)):
+            raise UserError(
+                f"{path}: {len(self.ids)} tokens are not the {meta.counts[split]} of meta.json: the file is "
+                "cut short or of another data set; run prepare.py again"
+            )
 
     def __len__(self) -> int:
-        return self.begins[-1]
+        return len(self.ids)
 
     def read(self, starts: Iterable[int], width: int) -> UInt[np.ndarray, "n width"]:
         """Copy the `width` tokens from each start on. Raises UserError for what no token can be."""
-        windows = np.stack([self._window(start, start + width) for start in starts])
+        windows = np.stack([self.ids[start : start + width] for start in starts])
         if (largest := windows.max()) >= self.vocab_size:
             raise UserError(
-                f"{self.paths[0]}: token id {largest} does not fit vocab_size {self.vocab_size}: "
+                f"{self.path}: token id {largest} does not fit vocab_size {self.vocab_size}: "
                 "the file is damaged or of another data set; run prepare.py again"
             )
         return windows
-
-    def _window(self, start: int, stop: int) -> UInt[np.ndarray, " n"]:
-        i = bisect_right(self.begins, start) - 1
-        piece = self.arrays[i][start - self.begins[i] : stop - self.begins[i]]
-        if len(piece) == stop - start:
-            return piece
-        return np.concatenate([piece, self._window(start + len(piece), stop)])
-
-
-def map_file(path: Path, tokens: int | None, dtype: np.dtype) -> UInt[np.ndarray, " n"]:
-    """Map a file of token ids into memory. Raises UserError for another number of them than `tokens`."""
-    try:
-        array = np.asarray(np.memmap(path, dtype, mode="r"))
-    except (OSError, ValueError) as error:  # ValueError: it is empty, or ends within a token
-        raise UserError(f"{path}: cannot be read ({error}): run the data set's prepare.py") from None
-    if tokens is not None and len(array) != tokens:
-        raise UserError(
-            f"{path}: {len(array)} tokens are not the {tokens} of meta.json: the file is cut short or of "
-            "another data set; run prepare.py again"
-        )
-    return array

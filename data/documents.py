@@ -10,7 +10,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -31,7 +30,6 @@ from data.tokenizer import Tokenizer, end_of_text, from_json
 from data.writer import token_dtype, write_meta
 
 GROUP = 16  # batches, of about a megabyte each, written together
-SHARD = 10**9  # tokens in a file, after which another begins
 
 
 @dataclass
@@ -42,7 +40,7 @@ class Progress:
     position: Position = None  # of the next document in the source
     documents: int = 0  # read so far
     skipped: int = 0
-    sizes: dict[str, list[int]] = field(default_factory=lambda: {split: [] for split in SPLITS})  # in bytes
+    sizes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SPLITS, 0))  # in bytes
 
 
 def write_documents(
@@ -69,7 +67,7 @@ def write_documents(
     write_tokens(path, progress, documents, num_proc or os.cpu_count() or 1, settings)
     about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt or empty"
     if not all(progress.sizes.values()):
-        for leftover in (*folder.glob(".*_?????.bin.tmp"), path):
+        for leftover in (*(temporary_path(folder, split) for split in SPLITS), path):
             leftover.unlink(missing_ok=True)
         raise UserError(
             f"{source}: {about}, leave none for training or for validation: give more, or another "
@@ -108,9 +106,9 @@ def write_tokens(
         with pool, tqdm(initial=progress.documents, unit=" documents", disable=None) as bar:
             for group, tokenized in begin_tokenizing(pool, batches):
                 results = list(tokenized)
-                for split, sizes in progress.sizes.items():
+                for split, size in progress.sizes.items():
                     tokens = np.concatenate([result[split] for result, _ in results])
-                    append(path.parent, split, sizes, tokens)
+                    progress.sizes[split] = append(temporary_path(path.parent, split), size, tokens)
                 count = sum(len(batch.records) for batch in group)
                 progress.documents += count
                 progress.skipped += sum(skipped for _, skipped in results)
@@ -179,57 +177,43 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
     return {split: np.concatenate(some) for split, some in pieces.items()}, skipped
 
 
-def append(folder: Path, split: str, sizes: list[int], tokens: np.ndarray) -> None:
-    """Append tokens to the last file of a split, or to a new one if that is full, and wait for the disk.
+def temporary_path(folder: Path, split: str) -> Path:
+    return folder / f".{split}.bin.tmp"
 
-    Updates `sizes`, the bytes in each file. What a killed process wrote beyond them is lost.
+
+def append(path: Path, size: int, tokens: np.ndarray) -> int:
+    """Append tokens to a file of `size` bytes, wait for the disk, and return its new size.
+
+    What a killed process wrote beyond `size` is lost.
     """
     if not len(tokens):
-        return
-    if not sizes or sizes[-1] >= SHARD * tokens.itemsize:
-        sizes.append(0)
-    path = temporary_path(folder, split, len(sizes) - 1)
-    if sizes[-1] == 0:
+        return size
+    if size == 0:
         path.unlink(missing_ok=True)
-    with open_file(path, "r+b" if sizes[-1] else "xb") as file:
-        if file.seek(0, os.SEEK_END) < sizes[-1]:
+    with open_file(path, "r+b" if size else "xb") as file:
+        if file.seek(0, os.SEEK_END) < size:
             raise UserError(f"{path}: shorter than it was: delete .prepare.json there to begin anew")
-        file.seek(sizes[-1])
+        file.seek(size)
         file.truncate()
         file.write(tokens.data)
         file.flush()
         os.fsync(file.fileno())
-    sizes[-1] += tokens.nbytes
+    return size + tokens.nbytes
 
 
-def temporary_path(folder: Path, split: str, i: int) -> Path:
-    return folder / f".{split}_{i:05}.bin.tmp"
-
-
-def publish(folder: Path, sizes: dict[str, list[int]], tokenizer: Tokenizer, source: str) -> dict[str, int]:
+def publish(folder: Path, sizes: dict[str, int], tokenizer: Tokenizer, source: str) -> dict[str, int]:
     """Write meta.json and rename the files, in place of an earlier data set. Return the tokens of each split.
 
-    It can be stopped and called again. The first file for training is renamed last: it is the loader's sign
-    that all is there.
+    It can be stopped and called again. train.bin is renamed last: it is the loader's sign that all is there.
     """
-    dtype, renames = token_dtype(tokenizer.vocab_size), []
-    shards: dict[str, list[dict]] = {split: [] for split in SPLITS}
-    for split in SPLITS:
-        for i, size in enumerate(sizes[split]):
-            temporary = temporary_path(folder, split, i)
-            path = folder / (f"{split}_{i:05}.bin" if len(sizes[split]) > 1 else f"{split}.bin")
-            with open(temporary if temporary.exists() else path, "rb") as file:
-                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-            shards[split].append({"file": path.name, "tokens": size // dtype.itemsize, "sha256": sha256})
-            renames.append((temporary, path))
-    counts = {split: sum(shard["tokens"] for shard in shards[split]) for split in SPLITS}
-    write_meta(folder, tokenizer, source, counts=counts, shards=shards)
-    for temporary, path in reversed(renames):
+    counts, sha256 = {}, {}
+    renames = {temporary_path(folder, split): folder / f"{split}.bin" for split in SPLITS}
+    for temporary, path in renames.items():
+        with open(temporary if temporary.exists() else path, "rb") as file:
+            sha256[path.stem] = hashlib.file_digest(file, "sha256").hexdigest()
+        counts[path.stem] = sizes[path.stem] // token_dtype(tokenizer.vocab_size).itemsize
+    write_meta(folder, tokenizer, source, counts=counts, sha256=sha256)
+    for temporary, path in reversed(renames.items()):
         if temporary.exists():
             put_in_place(temporary, path)
-    names = {path.name for _, path in renames}
-    for path in folder.iterdir():  # left by a larger data set
-        ours = re.fullmatch(r"(train|val)(_\d{5})?\.bin|\.(train|val)_\d{5}\.bin\.tmp", path.name)
-        if ours and path.name not in names:
-            path.unlink()
     return counts

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 from config.command_line import UserError
-from data import documents
-from data.batches import Batches
-from data.dataset import Dataset, Meta, Shard, TokenFiles, prepare_if_missing
-from data.documents import append, publish
+from data.documents import append, publish, temporary_path
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.helpers import contents
@@ -81,90 +78,48 @@ def test_train_bin_is_the_last_to_appear(tmp_path, monkeypatch):
 # --- a data set that streams ------------------------------------------------------------------------------
 
 
-def write_shards(folder, ids=IDS):
+def write_in_parts(folder, ids=IDS):
     """Write `ids` in 20 parts as both splits."""
-    sizes = {"train": [], "val": []}
+    sizes = dict.fromkeys(("train", "val"), 0)
     for split in sizes:
         for piece in np.array_split(ids, 20):
-            append(folder, split, sizes[split], piece)
+            sizes[split] = append(temporary_path(folder, split), sizes[split], piece)
     assert publish(folder, sizes, SYMBOLS, "a test") == {"train": len(ids), "val": len(ids)}
 
 
-@pytest.fixture(params=[1, 7, 50, 103, 104])
-def dataset(request, tmp_path, monkeypatch):
-    """103 tokens of both splits in files that are full with so many."""
-    monkeypatch.setattr(documents, "SHARD", request.param)
-    write_shards(tmp_path)
-    return tmp_path
-
-
-def test_files_in_order_hold_all_tokens_and_meta_describes_each(dataset):
-    files = json.loads((dataset / "meta.json").read_text())["shards"]["train"]
-    assert {path.name for path in dataset.glob("train*")} == {shard["file"] for shard in files}
-    assert (len(files) == 1) == (files[0]["file"] == "train.bin") == (documents.SHARD > 102)
-    for shard in files:
-        content = (dataset / shard["file"]).read_bytes()
-        assert len(content) == 2 * shard["tokens"] < 2 * (documents.SHARD + 6)
-        assert hashlib.sha256(content).hexdigest() == shard["sha256"]
-    assert b"".join((dataset / shard["file"]).read_bytes() for shard in files) == IDS.tobytes()
-    assert not list(dataset.glob(".*.tmp"))
+def test_a_data_set_written_in_parts_is_that_written_at_once(tmp_path):
+    (tmp_path / "parts").mkdir()
+    write_in_parts(tmp_path / "parts")
+    write_dataset(tmp_path / "whole", IDS, IDS, SYMBOLS, "a test")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
 def test_what_lies_at_a_temporary_name_is_not_written_to(tmp_path):
     (outside := tmp_path / "outside").write_bytes(b"kept")
-    documents.temporary_path(tmp_path, "train", 0).symlink_to(outside)
-    append(tmp_path, "train", [], IDS)
+    temporary_path(tmp_path, "train").symlink_to(outside)
+    append(temporary_path(tmp_path, "train"), 0, IDS)
     assert outside.read_bytes() == b"kept"
 
 
-def test_batches_are_those_of_one_file(dataset, tmp_path_factory):
-    single = tmp_path_factory.mktemp("single")
-    write_dataset(single, IDS, IDS, SYMBOLS, "a test")
-    theirs, ours = (Batches(Dataset(str(folder)), "train", 5, 8, 1, "epoch") for folder in (single, dataset))
-    for i in range(20):
-        np.testing.assert_array_equal(ours(i), theirs(i))
-    prepare_if_missing(str(dataset))  # finds nothing to do
-
-
-@pytest.mark.parametrize("ends", [[30], [1, 30], [10, 11, 30], [3, 4, 29, 30], [5, 10, 15, 20, 25, 30]])
-def test_any_window_is_that_of_one_file(tmp_path, ends):
-    files, begin = [], 0
-    for end in ends:
-        np.arange(begin, end, dtype="<u2").tofile(tmp_path / f"{end}.bin")
-        files.append(Shard(f"{end}.bin", end - begin))
-        begin = end
-    tokens = TokenFiles(tmp_path, Meta(30, None, "uint16", shards={"train": files}), "train")
-    assert len(tokens) == 30
-    for width in range(1, 31):
-        starts = np.arange(31 - width)
-        np.testing.assert_array_equal(tokens.read(starts.tolist(), width), starts[:, None] + np.arange(width))
-
-
-@pytest.mark.parametrize("size", [1, 7, 50, 104])
-def test_writing_goes_on_from_the_sizes_that_were_kept(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(documents, "SHARD", size)
-    append(tmp_path, "train", sizes := [], IDS[:50])
-    kept = list(sizes)
-    append(tmp_path, "train", sizes, IDS[70:90])  # lost: after the sizes that were kept
-    append(tmp_path, "train", kept, IDS[50:])
-    append(tmp_path, "train", kept, IDS[:0])
-    append(tmp_path, "val", sizes := [], IDS)
-    publish(tmp_path, {"train": kept, "val": sizes}, SYMBOLS, "a test")
-    files = json.loads((tmp_path / "meta.json").read_text())["shards"]["train"]
-    assert b"".join((tmp_path / shard["file"]).read_bytes() for shard in files) == IDS.tobytes()
+def test_writing_goes_on_from_the_size_that_was_kept(tmp_path):
+    path = tmp_path / "file"
+    kept = append(path, 0, IDS[:50])
+    append(path, kept, IDS[70:90])  # lost: after the size that was kept
+    append(path, append(path, kept, IDS[50:]), IDS[:0])
+    assert path.read_bytes() == IDS.tobytes()
 
 
 def test_a_file_that_is_shorter_than_it_was_is_refused(tmp_path):
-    append(tmp_path, "train", sizes := [], IDS)
-    path = documents.temporary_path(tmp_path, "train", 0)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(UserError, match=r"\.train_00000\.bin\.tmp.*prepare\.json"):
-        append(tmp_path, "train", sizes, IDS)
+    size = append(tmp_path / "file", 0, IDS)
+    (tmp_path / "file").write_bytes(IDS.tobytes()[:-1])
+    with pytest.raises(UserError, match=r"file.*prepare\.json"):
+        append(tmp_path / "file", size, IDS)
 
 
-def test_a_smaller_data_set_leaves_nothing_of_the_larger_one(dataset, monkeypatch):
-    (dataset / "train_of_mine.bin").write_bytes(b"mine")
-    append(dataset, "val", [], IDS)  # of a command that was given up
-    monkeypatch.setattr(documents, "SHARD", 1000)
-    write_shards(dataset, IDS[:3])
-    assert contents(dataset).keys() == {"meta.json", "train.bin", "val.bin", "train_of_mine.bin"}
+def test_a_smaller_data_set_leaves_nothing_of_the_larger_one(tmp_path):
+    write_in_parts(tmp_path)
+    (tmp_path / "train_of_mine.bin").write_bytes(b"mine")
+    append(temporary_path(tmp_path, "val"), 0, IDS)  # of a command that was given up
+    write_in_parts(tmp_path, IDS[:3])
+    assert contents(tmp_path).keys() == {"meta.json", "train.bin", "val.bin", "train_of_mine.bin"}
+    assert (tmp_path / "val.bin").read_bytes() == IDS[:3].tobytes()

@@ -98,7 +98,7 @@ def check_job(runs: Runs, job: Job) -> None:
     if job.command == "train":
         container.claim(job.name)
     large = job.dataset and job.dataset not in SMALL_DATASETS
-    if large and not {"train.bin", "train_00000.bin"} & {*runs.names(job.dataset, root="data")}:
+    if large and "train.bin" not in runs.names(job.dataset, root="data"):
         raise UserError(
             f"dataset={job.dataset}: the Volume has no such data set: first modal run app.py::prepare "
             f"--run-on-remote true {job.dataset}, or modal volume put {VOLUME} <its folder> data/<its name>"
