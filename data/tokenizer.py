@@ -114,7 +114,7 @@ class JsonTokenizer(Tokenizer):
     """The tokenizer of a `tokenizer.json`'s text. Raises ValueError for another text."""
 
     def __init__(self, text: str):
-        self._tokenizer, self._new_stream = _load_library_tokenizer(text)
+        self._tokenizer = _load_library_tokenizer(text)
         self.description = {"type": "tokenizers", "json": text}
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
 
@@ -123,29 +123,10 @@ class JsonTokenizer(Tokenizer):
         ids = self._tokenizer.encode(_replace_surrogates(text), add_special_tokens=False).ids
         return np.array(ids, np.int32)
 
-    def decode(self, ids: Iterable[int]) -> str:
-        # Without ids that have no token: a model may draw one of its vocabulary's padding.
-        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    def stream(self) -> Callable[..., str]:
-        decoder = self._new_stream(skip_special_tokens=False)
-        kept = []  # ids whose text is not complete
-
-        def feed(ids: Iterable[int], final: bool = False) -> str:
-            text = ""
-            for i in map(int, ids):
-                kept.append(i)
-                if (piece := decoder.step(self._tokenizer, i)) is not None:
-                    text += piece
-                    kept.clear()
-            return text + self.decode(kept) if final else text
-
-        return feed
-
     def bytes_of(self, token: int) -> bytes:
         # Decoded after itself: a text's first token may lose a space.
-        text = self.decode([token, token]).removeprefix(self.decode([token]))
-        name = self._tokenizer.id_to_token(token) or ""
+        once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
+        text, name = twice.removeprefix(once), self._tokenizer.id_to_token(token) or ""
         if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # of SentencePiece
             return bytes([int(byte[1], 16)])
         if "\ufffd" in text and all(symbol in BYTE_OF for symbol in name):
@@ -154,11 +135,11 @@ class JsonTokenizer(Tokenizer):
 
 
 @functools.lru_cache(maxsize=2)
-def _load_library_tokenizer(text: str) -> tuple[Any, Any]:
+def _load_library_tokenizer(text: str) -> Any:
     import tokenizers
 
     try:
-        return tokenizers.Tokenizer.from_str(text), tokenizers.decoders.DecodeStream
+        return tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower class
         raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
 
@@ -191,7 +172,7 @@ def end_of_text(description: dict | None) -> int | None:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
         case {"type": "tokenizers", "json": str(text)}:
-            added = _load_library_tokenizer(text)[0].get_added_tokens_decoder()
+            added = _load_library_tokenizer(text).get_added_tokens_decoder()
             ids = {token.content: i for i, token in added.items()}
             return next((ids[name] for name in END_NAMES if name in ids), None)
     return None
