@@ -39,10 +39,11 @@ from config.options import Options, parse_options
 from data.dataset import load_meta
 from model import GPTConfig
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, describe_cpu
+from runs.hardware import choose_device
 from runs.sizes import flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
+from tools.benchmarks.machine import describe_cpu
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
 
 # Options that PyTorch's step here does not have.

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
+from config.command_line import Count
 from config.options import ModelShape, check_shape
 from layers.attention import Attend, Positions, causal_attention
 from layers.compute import Compute
@@ -37,7 +38,7 @@ from layers.stack import apply_blocks
 class GPTConfig(ModelShape):
     """A model's shape, whose fields config/options.py explains, and its precision. Raises ValueError."""
 
-    vocab_size: int = 50304
+    vocab_size: Count = 50304
     eot: int | None = None  # starts a document; tokens do not read earlier ones. None: a row is one
     compute: Compute = Compute()
 

@@ -6,7 +6,7 @@ that init_from names; config files; the command line.
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
@@ -130,13 +130,9 @@ class Options(ModelShape):
     unroll: Free[NonNegativeInt] = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower
     remat: Free[Literal["none", "block", "dots"]] = "none"  # recompute blocks, or all but products, backward
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the options as JSON values, for `options.json` and checkpoints."""
-        return asdict(self)
-
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
-        """Make options from `to_json`'s values. Raises UserError, which begins with `origin`."""
+        """Make options from JSON values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
         return cls(**check_values(values, f"{origin}: ", cls))
@@ -166,11 +162,12 @@ FREE = with_role("once", "free")
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
-ShapeOf = Callable[[str], dict[str, Any]]  # from a name such as gpt2 to the options that its weights decide
 
+def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | None = None) -> Options:
+    """Read the options of a command line. `--help` prints them all and exits. Raises UserError.
 
-def parse_options(argv: list[str], shape_of: ShapeOf | None = None) -> Options:
-    """Read the options of a command line. `--help` prints them all and exits. Raises UserError."""
+    `shape_of` returns the options that the weights decide which init_from names, such as gpt2.
+    """
     values = given(argv, Options)
     init_from = values.get("init_from", Options.init_from)
     path = Path(values.get("out_dir", Options.out_dir), "options.json")
@@ -204,15 +201,7 @@ def read_options(path: str) -> Options:
 
 
 def check_shape(config) -> None:
-    """Raise ValueError for the GPTConfig of an impossible model."""
-    sizes = ("block_size", "vocab_size", "n_layer", "n_head", "n_kv_head", "n_embd", "n_hidden")
-    for name in (*sizes, "rope_theta", "rope_scaling", "norm_eps", "window"):
-        if (value := getattr(config, name)) is not None and not value > 0:
-            raise ValueError(f"{name}={value} must be above 0")
-    if config.eot is not None and not 0 <= config.eot < config.vocab_size:
-        raise ValueError(f"eot={config.eot} must be a token of the vocabulary, below {config.vocab_size}")
-    if not 0 <= config.dropout < 1:
-        raise ValueError(f"dropout={config.dropout} must be from 0 up to, but not including, 1")
+    """Raise ValueError for a GPTConfig whose fields, each within its limits, make no model together."""
     if config.n_embd % config.n_head:
         raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
     if config.n_head % config.kv_heads:

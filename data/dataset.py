@@ -121,10 +121,10 @@ class TokenFile:
             self.ids = np.asarray(np.memmap(path, np.dtype(meta.dtype).newbyteorder("<"), mode="r"))
         except (OSError, ValueError) as error:  # ValueError: it is empty, or ends within a token
             raise UserError(f"{path}: cannot be read ({error}): run the data set's prepare.py") from None
-        if len(self.ids) != meta.counts.get(split, len(self.ids)):
+        if len(self) != (expected := meta.counts.get(split, len(self))):
             raise UserError(
-                f"{path}: {len(self.ids)} tokens are not the {meta.counts[split]} of meta.json: the file is "
-                "cut short or of another data set; run prepare.py again"
+                f"{path}: {len(self)} tokens are not the {expected} of meta.json: the file is cut short or of "
+                "another data set; run prepare.py again"
             )
 
     def __len__(self) -> int:

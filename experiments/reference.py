@@ -71,7 +71,7 @@ def find_reference(options: Options) -> tuple[Record, str] | None:
     for experiment, label in SOURCES if options.init_from in ("scratch", *RESUMING) else ():
         record = Record(experiment)
         read = {run.get("data") for run in record.runs(label)}
-        if read == {mark} and mattering(record.options[label]) == mattering(options.to_json()):
+        if read == {mark} and mattering(record.options[label]) == mattering(vars(options)):
             return record, label
     return None
 

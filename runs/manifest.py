@@ -39,7 +39,7 @@ class Manifest:
     checksums: dict[str, dict[str, int]] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        return {"format": FORMAT} | vars(self) | {"options": self.options.to_json()}
+        return {"format": FORMAT} | vars(self) | {"options": vars(self.options)}
 
     def after_evaluation(self, val_loss: float) -> tuple["Manifest", bool]:
         """Return the manifest after an evaluation, and whether that was the best so far."""
@@ -72,7 +72,7 @@ def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:
 
 def write_options(options: Options) -> None:
     """Write a run's options.json, by process 0."""
-    text = json.dumps(options.to_json(), indent=1) + "\n"
+    text = json.dumps(vars(options), indent=1) + "\n"
     on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
 
 

@@ -175,7 +175,7 @@ def start_wandb(options: Options, resumed: bool):
         run = wandb.init(
             project=options.wandb_project,
             name=options.wandb_run_name,
-            config=options.to_json(),
+            config=vars(options),
             dir=options.out_dir,
             id=path.read_text().strip() if resumed and path.exists() else None,
             resume="allow",

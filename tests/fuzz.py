@@ -72,7 +72,7 @@ def make_folders(folder: Path) -> None:
     options = replace(options, dataset=str(folder / "data"), out_dir=str(folder / "run"), device="cpu")
     state = create_state(model_config(options, V), options)
     save_run(folder / "run", state, Manifest(options, V, tokenizer.to_json(), None))
-    (folder / "run" / "options.json").write_text(json.dumps(options.to_json()))
+    (folder / "run" / "options.json").write_text(json.dumps(vars(options)))
 
 
 def rules(folder: Path, draw: np.random.Generator) -> list[Callable[[], Invocation]]:

@@ -212,7 +212,7 @@ def run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "mine"
     folder.mkdir()
-    (folder / "options.json").write_text(json.dumps(Options(max_iters=20).to_json()))
+    (folder / "options.json").write_text(json.dumps(vars(Options(max_iters=20))))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in RECORDS))
     return folder
 

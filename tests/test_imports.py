@@ -22,7 +22,7 @@ ALLOWED = {
     # The tools: the core goes on without them, and without what follows.
     "tools.inside": {"layers", "model"},
     "tools.benchmarks": {
-        *("config", "data", "generation", "model", "parallel", "runs", "training"),
+        *("config", "data", "generation", "layers", "model", "parallel", "runs", "training"),
     },
     "tools.planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
     "tools.serving": {"config", "data", "generation", "model", "runs", "tools.inside"},

@@ -21,7 +21,7 @@ def kept(tiny, tiny_data, tmp_path, monkeypatch):
     """`kept(...)` keeps runs of the tiny config, of such data, and returns a run's command line."""
     argv = tiny(tmp_path / "out", max_iters=10)
     config = tmp_path / "tiny.py"
-    options = parse_options(argv).to_json()
+    options = dict(vars(parse_options(argv)))
     names = [word[2:].partition("=")[0] for word in argv if word.startswith("--")]
     config.write_text("".join(f"{name} = {options[name]!r}\n" for name in names if name != "out_dir"))
     experiment = replace(reference.QUICKSTART, config=str(config))

@@ -224,7 +224,7 @@ def test_a_file_cut_short_is_named(folder, kept):
         ("gpt2", dict(n_inner="100"), "n_hidden is '100': it should be a valid integer"),
         ("gpt2", dict(n_layer=None), "n_layer is None: it should be a valid integer"),
         ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
-        ("gpt2", dict(vocab_size=0), "vocab_size=0 must be above 0"),
+        ("gpt2", dict(vocab_size=0), "vocab_size is 0: it should be greater than"),
         ("llama", dict(attention_bias=True), "attention_bias is True"),
         ("llama", dict(head_dim=16), "head_dim is 16"),
         ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),

@@ -318,7 +318,7 @@ checkpoints.wait()
 @pytest.mark.slow
 def test_a_model_is_loaded_on_a_machine_without_the_device_it_was_trained_on(tmp_path, tiny):
     nine = dict(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=9)
-    done = run_python("-c", SAVE_ELSEWHERE, tmp_path, json.dumps(TINY.to_json()), **nine)
+    done = run_python("-c", SAVE_ELSEWHERE, tmp_path, json.dumps(vars(TINY)), **nine)
     assert done.returncode == 0, done.stderr
     assert len(jax.devices()) == 8
     assert_same(load_run(str(tmp_path))[0], tiny[0].model)

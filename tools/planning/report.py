@@ -155,7 +155,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "device": planned.target.device.name,
         "devices": planned.target.count,
         "mesh": planned.mesh_shape,
-        "options": planned.options.to_json(),
+        "options": vars(planned.options),
         "attention": compute.attention,
         "dtype": compute.dtype,
         "parameters": planned.parameters,
