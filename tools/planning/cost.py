@@ -8,6 +8,7 @@ These are lower bounds: docs/planning.md has the rules, and what they leave out.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,24 +18,22 @@ import numpy as np
 from model import GPTConfig
 from tools.planning.operations import KINDS, Operation, operations, unknown_loops
 from tools.planning.program import Program
+from tools.planning.speeds import Speeds, Work, gather, hidden_seconds, seconds_alone
 from tools.planning.target import GPUS_PER_HOST, Target
 
-PRODUCT, MEMORY, NETWORK = 0.8, 0.9, 0.8  # shares of the peaks that a good kernel reaches
-START = 1.5e-6  # seconds that a GPU takes to start a kernel
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
 # These say how something is computed. The lines that call them say what.
 GENERAL = {"layers/products.py", "Linear.__call__", "compile_step"}
 
 
 class Price(NamedTuple):
-    """The time and the messages of an operation in one step, all its runs together."""
+    """An operation with what it asks of the device, and the time of all its runs in a step."""
 
     operation: Operation
-    work: str  # its class
+    name: str  # its class of work
+    work: Work
     bound: str  # by products, memory, network or start
     seconds: float
-    memory_seconds: float = 0.0  # of its bytes alone
-    sent: float = 0.0  # bytes
 
 
 @dataclass(frozen=True)
@@ -53,25 +52,26 @@ class Row:
 @dataclass(frozen=True)
 class Cost:
     prices: list[Price]
+    speeds: Speeds
     unknown_loops: int  # whose trip count is not known; their bodies count once
+
+    @cached_property
+    def works(self) -> Work:
+        return gather([x.work for x in self.prices])
 
     @property
     def seconds(self) -> float:
         """The seconds of a step that does one thing after another."""
-        return sum(x.seconds for x in self.prices)
+        return seconds_alone(self.works, self.speeds).sum()
 
     @property
     def hidden_seconds(self) -> float:
         """The seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
-        return max(
-            sum(x.seconds for x in self.prices if not x.operation.runs_under_others),
-            sum(x.memory_seconds for x in self.prices),
-            sum(x.seconds for x in self.prices if x.operation.collective),
-        )
+        return hidden_seconds(self.works, self.speeds)
 
     def by_class(self) -> list[Row]:
         """Return the classes of work in the order of KINDS, then communication by mesh axes."""
-        rows = self.rows(lambda x: x.work)
+        rows = self.rows(lambda x: x.name)
         return sorted(rows, key=lambda row: ([*KINDS, row.name].index(row.name), row.name))
 
     def by_line(self) -> list[Row]:
@@ -88,7 +88,7 @@ class Cost:
                 seconds=sum(x.seconds for x in group),
                 flops=sum(x.operation.flops * x.operation.times for x in group),
                 bytes=sum(x.operation.bytes * x.operation.times for x in group),
-                sent=sum(x.sent for x in group),
+                sent=sum(x.work.sent * x.work.times for x in group),
                 kernels=sum(x.operation.times for x in group),
                 bound=max(group, key=lambda x: x.seconds).bound,
             )
@@ -97,39 +97,37 @@ class Cost:
 
     def sent_along(self, axes: str) -> float:
         """Return the bytes that a device sends along these mesh axes together."""
-        return sum(x.sent for x in self.prices if x.work == f"network: {axes}")
+        return sum(x.work.sent * x.work.times for x in self.prices if x.name == f"network: {axes}")
 
 
 def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Cost:
     """Price a program for the devices of a mesh, whose axes' sizes are given in order."""
-    found = operations(program)
-    prices = [send(x, target, mesh_shape) if x.collective else compute(x, target) for x in found]
-    return Cost(prices, unknown_loops(program))
+    prices = [price(x, target, mesh_shape) for x in operations(program)]
+    return Cost(prices, target.speeds, unknown_loops(program))
 
 
-def compute(x: Operation, target: Target) -> Price:
-    device = target.device
-    # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
-    peak = device.peak / 2 if x.dtype == "f32" and device.is_gpu else device.peak
-    products = x.flops / (PRODUCT * peak)
-    memory = x.bytes / (MEMORY * device.bandwidth)
-    start = START if device.is_gpu else 0.0  # a TPU runs the step as one program
-    bound = "start" if max(products, memory) < start else "products" if products >= memory else "memory"
-    return Price(x, x.kind, bound, x.times * (max(products, memory) + start), x.times * memory)
+def price(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
+    work = message(x, target) if x.collective else compute(x)
+    name = f"network: {mesh_axes(x, mesh_shape)}" if x.collective else x.kind
+    seconds = target.speeds.seconds(work)
+    start = seconds.pop("start")
+    bound = max(seconds, key=lambda name: seconds[name])
+    longest = seconds[bound]
+    return Price(x, name, work, "start" if longest < start else bound, x.times * (longest + start))
 
 
-def send(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
-    device = target.device
+def compute(x: Operation) -> Work:
+    under = x.runs_under_others
+    return Work(x.times, x.flops, x.dtype == "f32", x.bytes, x.exponentials, under_others=under)
+
+
+def message(x: Operation, target: Target) -> Work:
     groups = x.groups or (range(target.count),)  # none: all devices together
     n = max(map(len, groups))
     hosts = max(len({i // GPUS_PER_HOST for i in group}) for group in groups)
-    sent = bytes_sent(x, n, n)
-    seconds = sent / (NETWORK * device.link)
-    if hosts > 1 and device.between_hosts:  # each GPU sends its share through its own network card
-        seconds = max(seconds, bytes_sent(x, n, hosts) / (NETWORK * device.between_hosts))
-    seconds += START if device.is_gpu else 0.0
-    work = f"network: {mesh_axes(x, mesh_shape)}"
-    return Price(x, work, "network", x.times * seconds, sent=x.times * sent)
+    # Each GPU sends its share to another machine through its own network card.
+    between = bytes_sent(x, n, hosts) if hosts > 1 and target.device.between_hosts else 0.0
+    return Work(x.times, sent=bytes_sent(x, n, n), between_hosts=between, collective=True, under_others=True)
 
 
 def bytes_sent(x: Operation, n: int, places: int) -> float:

@@ -17,7 +17,7 @@ from data.dataset import Meta
 from generation.decode import Rows, decode, start
 from model import GPTConfig
 from parallel.mesh import AXES, mesh_of
-from tools.planning.cost import MEMORY, Cost, estimate
+from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.report import lines_table
 from tools.planning.target import Target, absent_devices
@@ -64,7 +64,7 @@ def decoding_table(config: GPTConfig, device: Device, B: int, needed: int, cost:
     ]
     for length in (T // 4, T // 2, T):
         least = weights + B * length * cache
-        lines.append(row(f"at least, {length:,} in the cache", least / (MEMORY * device.bandwidth), least))
+        lines.append(row(f"at least, {length:,} in the cache", least / cost.speeds.memory, least))
     classes = cost.by_class()
     lines.append(row("as compiled", cost.seconds, math.fsum(x.bytes for x in classes)))
     lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]

@@ -28,6 +28,16 @@ SLICES = {"slice", "dynamic-slice", "gather"}
 UPDATES = {"dynamic-update-slice", "scatter"}
 PASSED_ON = {"tuple", "custom-call"} | COLLECTIVES  # a fusion does not read what it gives to these
 SAME_BYTES = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
+TRANSCENDENTAL = {
+    "exponential",
+    "exponential-minus-one",
+    "log",
+    "log-plus-one",
+    "tanh",
+    "logistic",
+    "power",
+    "erf",
+}
 TPU_MARKS = {  # custom calls that start no kernel, or one whose collective is counted by itself
     *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
     *("AsyncCollectiveStart", "AsyncCollectiveDone"),
@@ -51,6 +61,11 @@ class Operation:
     @property
     def bytes(self) -> int:
         return self.read + self.written
+
+    @property
+    def exponentials(self) -> int:
+        """How many exponentials, logarithms and the like it takes."""
+        return sum(part.shapes[0].size for part in self.parts if part.opcode in TRANSCENDENTAL)
 
     @property
     def runs_under_others(self) -> bool:

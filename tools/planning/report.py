@@ -7,7 +7,7 @@ import jax
 
 from config.devices import GIB, PRICES_READ
 from runs.sizes import flops_per_token
-from tools.planning.cost import MEMORY, NETWORK, PRODUCT, START, Cost, least_sent
+from tools.planning.cost import Cost, least_sent
 from tools.planning.fit import Memory, Planned
 from tools.planning.target import Target
 
@@ -68,11 +68,11 @@ def time_table(cost: Cost) -> str:
 
 
 def assumptions(target: Target) -> str:
-    device = target.device
-    start = f", {1e6 * START:.1f} microseconds a kernel" if device.is_gpu else ""
-    network = f", {NETWORK:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
+    device, shares = target.device, target.shares
+    start = f", {1e6 * shares.kernel:.1f} microseconds a kernel" if shares.kernel else ""
+    network = f", {shares.network:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
     return (
-        f"(at {PRODUCT:.0%} of {device.peak / 1e12:.0f} TFLOP/s, {MEMORY:.0%} of "
+        f"(at {shares.products:.0%} of {device.peak / 1e12:.0f} TFLOP/s, {shares.memory:.0%} of "
         f"{device.bandwidth / 1e12:.3g} TB/s{network}{start}; loops times their trip count)"
     )
 
@@ -162,7 +162,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
         "jax": jax.__version__,
         "compile_seconds": planned.seconds,
         "memory": asdict(planned.memory) | {"fits": planned.memory.fits},
-        "efficiency": {"products": PRODUCT, "memory": MEMORY, "network": NETWORK, "kernel_seconds": START},
+        "shares": asdict(planned.target.shares),
     }
     if cost:
         sent = sent_figures(planned).items()

@@ -21,6 +21,7 @@ from config import devices
 from config.command_line import UserError
 from config.devices import Device
 from config.files import first_line
+from tools.planning.speeds import AT_BEST, Shares, Speeds
 
 GPUS_PER_HOST = 8
 # The topologies of TPUs in docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}; of v5p, those of at most 512 chips.
@@ -67,6 +68,15 @@ class Target:
     @property
     def count(self) -> int:
         return math.prod(self.shape)
+
+    @property
+    def shares(self) -> Shares:
+        return AT_BEST["gpu" if self.device.is_gpu else "tpu"]
+
+    @property
+    def speeds(self) -> Speeds:
+        """What its peaks allow at best."""
+        return Speeds.of(self.device, self.shares)
 
     @property
     def hosts(self) -> int:

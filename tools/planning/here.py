@@ -1,0 +1,103 @@
+"""The machine at hand as a device to plan for: its peaks, measured in about two seconds and kept.
+
+    target = this_machine()                           --on=here; call choose_device first
+
+A card's data sheet has one peak. A CPU has as many as its caches and threads make, so that rates are measured
+by size: of products by their FLOPs, of memory by the bytes that are read and written.
+"""
+
+import json
+import os
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from config.devices import Device, known_device
+from config.files import write_whole
+from runs.hardware import describe_cpu, keep_freed_memory
+from tools.planning.speeds import HERE, Speeds
+from tools.planning.target import Target
+
+WIDTHS = (64, 128, 256, 512, 1024)  # of square products
+LENGTHS = (2**14, 2**17, 2**20, 2**22, 2**24)  # of float32 vectors
+BUDGET = 0.08  # seconds for each
+
+
+def this_machine(fresh: bool = False) -> Target:
+    """Return the devices of this machine, with peaks measured now (`fresh`) or the last time."""
+    first = jax.devices()[0]
+    kind = describe_cpu() if first.platform == "cpu" else first.device_kind
+    measured = measured_peaks(kind, fresh)
+    known = known_device(first.device_kind)
+    memory = known.memory if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    peak, bandwidth = (max(rate for _, rate in measured[name]) for name in ("bfloat16", "memory"))
+    link = known.link if known else bandwidth
+    device = Device("here", kind, "", peak, memory, bandwidth, link, None, known.price if known else 0.0, "")
+    return Target("here", device, (jax.device_count(),), Speeds.measured(measured, HERE))
+
+
+def measured_peaks(kind: str, fresh: bool) -> dict:
+    """Measure the peaks, or read what was measured on a device of this kind."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanojaxgpt"
+    file = cache / f"peaks-{zlib.crc32(f'{kind} {jax.__version__}'.encode()):08x}.json"
+    if file.exists() and not fresh:
+        return json.loads(file.read_text())
+    peaks = measure_peaks()
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(file, json.dumps(peaks))
+    except OSError:  # a machine without a home folder measures each time
+        pass
+    return peaks
+
+
+def measure_peaks() -> dict:
+    """Measure FLOP/s and bytes/s by size, exponentials a second, and the seconds of a small operation."""
+    keep_freed_memory()
+
+    def products(dtype, n: int) -> tuple[float, float]:
+        x = jnp.ones((n, n), dtype)
+        flops = 2.0 * n**3
+        return flops, flops / seconds_of(lambda a: jnp.dot(a, a, preferred_element_type=jnp.float32), x)
+
+    def memory(n: int) -> tuple[float, float]:
+        return 8.0 * n, 8.0 * n / seconds_of(lambda a: 1.5 * a + 2.0, jnp.ones(n))
+
+    def small(x: Array) -> Array:
+        for _ in range(SMALL):
+            x = x @ x
+        return x
+
+    n = LENGTHS[2]
+    return {
+        "bfloat16": [products(jnp.bfloat16, n) for n in WIDTHS],
+        "float32": [products(jnp.float32, n) for n in WIDTHS],
+        "memory": [memory(n) for n in LENGTHS],
+        "exponentials": n / seconds_of(jnp.exp, jnp.ones(n)),
+        "kernel": seconds_of(small, jnp.eye(8)) / SMALL,
+    }
+
+
+SMALL = 64
+
+
+def seconds_of(function: Callable, x: Array) -> float:
+    """Return the seconds of the fastest run within the budget."""
+    compiled = jax.jit(function).lower(x).compile()
+    jax.block_until_ready(compiled(x))
+    end = time.perf_counter() + BUDGET
+    fastest, runs = float("inf"), 1
+    while (start := time.perf_counter()) < end:
+        for _ in range(runs):
+            result = compiled(x)
+        jax.block_until_ready(result)
+        seconds = time.perf_counter() - start
+        fastest = min(fastest, seconds / runs)
+        if seconds < 1e-3:
+            runs *= 2
+    return fastest

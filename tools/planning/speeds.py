@@ -1,0 +1,114 @@
+"""How fast a device works: what operations ask of it, and the seconds that they take.
+
+    speeds = Speeds.of(device, AT_BEST["gpu"])        shares of its data sheet's peaks
+    step_seconds(works, speeds)
+
+The shares at best are what a good kernel reaches. Those of published runs are fitted: tools/planning/published.py.
+"""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from config.devices import Device
+
+
+class Work(NamedTuple):
+    """What an operation asks of a device in one run; or many operations, with an array in each field."""
+
+    times: Any  # runs in a step
+    flops: Any = 0.0
+    float32: Any = False  # whether its products have float32 operands
+    bytes: Any = 0.0
+    exponentials: Any = 0.0
+    sent: Any = 0.0  # bytes, to neighbours
+    between_hosts: Any = 0.0  # bytes, to another machine
+    collective: Any = False
+    under_others: Any = False  # whether other kernels run meanwhile
+
+
+def gather(works: list[Work]) -> Work:
+    """Return one Work with an array in each field."""
+    return Work(*map(np.array, zip(*works, strict=True)))
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What a step reaches of a device's peaks, and what it takes to start."""
+
+    products: float  # of the peak
+    memory: float  # of the bandwidth
+    network: float  # of the links, within a machine and between machines
+    kernel: float  # seconds to start a kernel
+    message: float  # seconds to start a collective
+    hidden: float = (
+        1.0  # of the time that messages, and a TPU's copies to the chip, could run under other work
+    )
+
+
+# A TPU runs the step as one program.
+AT_BEST = {
+    "gpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=1.5e-6, message=1.5e-6),
+    "tpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=0.0, message=0.0),
+}
+
+
+@dataclass(frozen=True)
+class Speeds:
+    bfloat16: float  # FLOP/s of products
+    float32: float
+    memory: float  # bytes/s
+    link: float
+    between_hosts: float
+    kernel: float  # seconds
+    message: float
+    hidden: float
+    exponentials: float = np.inf  # per second
+
+    @classmethod
+    def of(cls, device: Device, shares: Shares) -> "Speeds":
+        return cls(
+            bfloat16=shares.products * device.peak,
+            # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
+            float32=shares.products * device.peak / (2 if device.is_gpu else 1),
+            memory=shares.memory * device.bandwidth,
+            link=shares.network * device.link,
+            between_hosts=shares.network * (device.between_hosts or np.inf),
+            kernel=shares.kernel,
+            message=shares.message,
+            hidden=shares.hidden,
+        )
+
+    def seconds(self, work: Work) -> dict[str, Any]:
+        """Return the seconds of one run by what may bound it, in the order that decides a tie."""
+        return {
+            "products": work.flops / np.where(work.float32, self.float32, self.bfloat16),
+            "memory": work.bytes / self.memory + work.exponentials / self.exponentials,
+            "network": np.maximum(work.sent / self.link, work.between_hosts / self.between_hosts),
+            "start": np.where(work.collective, self.message, self.kernel),
+        }
+
+
+def step_seconds(works: Work, speeds: Speeds) -> float:
+    """Return the seconds of a step that hides what it can as far as these speeds say."""
+    alone = seconds_alone(works, speeds)
+    total = alone.sum()
+    return total - speeds.hidden * (total - hidden_seconds(works, speeds))
+
+
+def seconds_alone(works: Work, speeds: Speeds) -> Any:
+    """Return the seconds of all runs of each operation, one after another."""
+    times = speeds.seconds(works)
+    start = times.pop("start")
+    return works.times * (np.maximum.reduce(list(times.values())) + start)
+
+
+def hidden_seconds(works: Work, speeds: Speeds) -> float:
+    """Return the seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
+    alone = seconds_alone(works, speeds)
+    return max(
+        alone[~works.under_others].sum(),
+        (works.times * works.bytes).sum() / speeds.memory,
+        alone[works.collective].sum(),
+    )
