@@ -4,6 +4,7 @@
     python plan.py config/train_gpt2.py --on=H100:8 --mesh=fsdp:8    eight
     python plan.py config/train_gpt2.py --on=v5e:4x8                 a slice of a TPU pod
     python plan.py config/train_gpt2.py --on=H100 --decode --batch_size=8
+    python plan.py config/quickstart.py --on=here                    this machine
 
 Compiles the very step that train.py would run, with the device's own compiler, which needs no device. The
 step is not run: every figure is a plan, and none is measured. What the figures count: docs/planning.md.
@@ -12,7 +13,8 @@ Takes train.py's config files and options (without --vocab_size, the vocabulary 
 if that is not prepared), and these of its own:
 
     --on=DEVICE       RTX4090, L4, A100-40GB, A100, H100-PCIe, H100, H200, B200, with :N for N of them;
-                      v5e, v5p, v6e, with a topology, as in v5e:2x4 or v5p:2x2x2
+                      v5e, v5p, v6e, with a topology, as in v5e:2x4 or v5p:2x2x2;
+                      here: the CPU or GPU of this machine, with peaks that are measured in two seconds
     --largest         find the largest microbatch that fits as well
     --decode          sampling instead: what a token reads, and so how many a second at most
     --json=FILE       write all figures there as well
@@ -31,8 +33,10 @@ from config.command_line import Name, UserError, command, split_options
 from config.files import check_writable, write_whole
 from config.options import parse_options
 from data.dataset import load_meta
+from runs.hardware import choose_device
 from tools.planning.decoding import plan_decoding
 from tools.planning.fit import Planned, changes_that_save, largest, plan, replan
+from tools.planning.here import this_machine
 from tools.planning.report import as_json, describe, summary
 from tools.planning.target import parse_target, prepare_to_compile
 
@@ -57,10 +61,14 @@ def main(argv: list[str]) -> None:
     options = parse_options(argv)
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
-    target = parse_target(own.on)
+    target = parse_target(own.on) if own.on != "here" else None
     for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
         check_writable(Path(file))
-    prepare_to_compile()
+    if target:
+        prepare_to_compile()
+    else:
+        choose_device(options.device)
+        target = this_machine()
     meta = load_meta(options.dataset, options.vocab_size)
     if own.decode:
         return print(plan_decoding(options, target, meta))

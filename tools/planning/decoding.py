@@ -20,7 +20,7 @@ from parallel.mesh import AXES, mesh_of
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.report import lines_table
-from tools.planning.target import Target, absent_devices
+from tools.planning.target import Target
 from training.state import model_config
 
 ONE = dict.fromkeys(AXES, 1)  # a mesh of one device
@@ -29,7 +29,7 @@ ONE = dict.fromkeys(AXES, 1)  # a mesh of one device
 def plan_decoding(options: Options, target: Target, meta: Meta) -> str:
     """Compile the loop of sampling for one of the target's devices, and format what a token of it takes."""
     B = options.batch_size
-    with jax.set_mesh(mesh_of(absent_devices(target.text)[:1], tuple(ONE.values()))):
+    with jax.set_mesh(mesh_of(target.devices[:1], tuple(ONE.values()))):
         config = model_config(options, meta.vocab_size)
         here = jax.NamedSharding(jax.sharding.get_mesh(), P())
         decoder, cache = jax.tree.map(

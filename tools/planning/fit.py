@@ -17,7 +17,7 @@ from parallel.mesh import mesh_of, parse
 from runs.start import choose_config
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
-from tools.planning.target import Target, absent_devices
+from tools.planning.target import Target
 from training.recipe import compile_step
 from training.state import state_shapes
 
@@ -75,7 +75,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
         raise UserError(
             f"mesh={options.mesh} has {n} devices, and --on={target.text} {target.count}: use all"
         )
-    with jax.set_mesh(mesh_of(absent_devices(target.text), tuple(sizes.values()))):
+    with jax.set_mesh(mesh_of(target.devices, tuple(sizes.values()))):
         config = choose_config(options, meta)
         shapes = state_shapes(config, options)
         start = time.perf_counter()

@@ -3,7 +3,8 @@
     speeds = Speeds.of(device, AT_BEST["gpu"])        shares of its data sheet's peaks
     step_seconds(works, speeds)
 
-The shares at best are what a good kernel reaches. Those of published runs are fitted: tools/planning/published.py.
+The shares at best are what a good kernel reaches. Those of published runs are fitted
+(tools/planning/published.py), and the peaks of the machine at hand are measured (tools/planning/here.py).
 """
 
 from dataclasses import dataclass
@@ -42,6 +43,7 @@ class Shares:
     network: float  # of the links, within a machine and between machines
     kernel: float  # seconds to start a kernel
     message: float  # seconds to start a collective
+    exponentials: float = 1.0  # of the rate that was measured
     hidden: float = (
         1.0  # of the time that messages, and a TPU's copies to the chip, could run under other work
     )
@@ -52,14 +54,23 @@ AT_BEST = {
     "gpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=1.5e-6, message=1.5e-6),
     "tpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=0.0, message=0.0),
 }
+# A CPU's are of the peaks that tools/planning/here.py measures, fitted to the steps in docs/planning.md.
+HERE = Shares(products=1.0, memory=0.45, network=1.0, kernel=0.0, message=0.0, exponentials=0.12)
+Curve = tuple[tuple[float, float], ...]  # the rate at some sizes, and between and beyond them
+
+
+def rate(curve: Curve, size: Any) -> Any:
+    """Return the rate at a size, on straight lines over the size's logarithm."""
+    sizes, rates = zip(*curve, strict=True)
+    return np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), rates)
 
 
 @dataclass(frozen=True)
 class Speeds:
-    bfloat16: float  # FLOP/s of products
-    float32: float
-    memory: float  # bytes/s
-    link: float
+    bfloat16: Curve  # FLOP/s, by the FLOPs of a product
+    float32: Curve
+    memory: Curve  # bytes/s, by the bytes of an operation
+    link: float  # bytes/s
     between_hosts: float
     kernel: float  # seconds
     message: float
@@ -69,10 +80,10 @@ class Speeds:
     @classmethod
     def of(cls, device: Device, shares: Shares) -> "Speeds":
         return cls(
-            bfloat16=shares.products * device.peak,
+            bfloat16=((1.0, shares.products * device.peak),),
             # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
-            float32=shares.products * device.peak / (2 if device.is_gpu else 1),
-            memory=shares.memory * device.bandwidth,
+            float32=((1.0, shares.products * device.peak / (2 if device.is_gpu else 1)),),
+            memory=((1.0, shares.memory * device.bandwidth),),
             link=shares.network * device.link,
             between_hosts=shares.network * (device.between_hosts or np.inf),
             kernel=shares.kernel,
@@ -80,11 +91,31 @@ class Speeds:
             hidden=shares.hidden,
         )
 
+    @classmethod
+    def measured(cls, peaks: dict[str, Any], shares: Shares) -> "Speeds":
+        """Return shares of the peaks that tools/planning/here.py measured."""
+
+        def curve(name: str, share: float) -> Curve:
+            return tuple((size, share * rate) for size, rate in peaks[name])
+
+        return cls(
+            bfloat16=curve("bfloat16", shares.products),
+            float32=curve("float32", shares.products),
+            memory=curve("memory", shares.memory),
+            link=peaks["memory"][-1][1],
+            between_hosts=np.inf,
+            kernel=peaks["kernel"],
+            message=peaks["kernel"],
+            hidden=1.0,
+            exponentials=shares.exponentials * peaks["exponentials"],
+        )
+
     def seconds(self, work: Work) -> dict[str, Any]:
         """Return the seconds of one run by what may bound it, in the order that decides a tie."""
         return {
-            "products": work.flops / np.where(work.float32, self.float32, self.bfloat16),
-            "memory": work.bytes / self.memory + work.exponentials / self.exponentials,
+            "products": work.flops
+            / np.where(work.float32, rate(self.float32, work.flops), rate(self.bfloat16, work.flops)),
+            "memory": work.bytes / rate(self.memory, work.bytes) + work.exponentials / self.exponentials,
             "network": np.maximum(work.sent / self.link, work.between_hosts / self.between_hosts),
             "start": np.where(work.collective, self.message, self.kernel),
         }
@@ -109,6 +140,6 @@ def hidden_seconds(works: Work, speeds: Speeds) -> float:
     alone = seconds_alone(works, speeds)
     return max(
         alone[~works.under_others].sum(),
-        (works.times * works.bytes).sum() / speeds.memory,
+        (works.times * works.bytes / rate(speeds.memory, works.bytes)).sum(),
         alone[works.collective].sum(),
     )

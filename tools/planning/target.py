@@ -64,6 +64,7 @@ class Target:
     text: str  # as the user wrote it
     device: Device
     shape: tuple[int, ...]  # a TPU's topology, or the number of GPUs
+    measured: Speeds | None = None  # of the machine at hand
 
     @property
     def count(self) -> int:
@@ -75,8 +76,13 @@ class Target:
 
     @property
     def speeds(self) -> Speeds:
-        """What its peaks allow at best."""
-        return Speeds.of(self.device, self.shares)
+        """What its peaks allow at best, or as they were measured."""
+        return self.measured or Speeds.of(self.device, self.shares)
+
+    @property
+    def devices(self) -> list[jax.Device]:
+        """The devices, for a mesh. Raises UserError."""
+        return jax.devices() if self.measured else absent_devices(self.text)
 
     @property
     def hosts(self) -> int:
