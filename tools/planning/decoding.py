@@ -20,6 +20,7 @@ from parallel.mesh import AXES, mesh_of
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.report import lines_table
+from tools.planning.speeds import Work
 from tools.planning.target import Target
 from training.state import model_config
 
@@ -64,7 +65,8 @@ def decoding_table(config: GPTConfig, device: Device, B: int, needed: int, cost:
     ]
     for length in (T // 4, T // 2, T):
         least = weights + B * length * cache
-        lines.append(row(f"at least, {length:,} in the cache", least / cost.speeds.memory, least))
+        seconds = cost.speeds.seconds(Work(1, bytes=least))["memory"]
+        lines.append(row(f"at least, {length:,} in the cache", seconds, least))
     classes = cost.by_class()
     lines.append(row("as compiled", cost.seconds, math.fsum(x.bytes for x in classes)))
     lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]

@@ -68,6 +68,8 @@ def time_table(cost: Cost) -> str:
 
 
 def assumptions(target: Target) -> str:
+    if target.measured:
+        return "(at the rates that products, memory and small operations have here, measured before)"
     device, shares = target.device, target.shares
     start = f", {1e6 * shares.kernel:.1f} microseconds a kernel" if shares.kernel else ""
     network = f", {shares.network:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
@@ -93,11 +95,13 @@ def run_table(planned: Planned) -> str:
 
     lines = {"tokens/s, at most": f"{figures['tokens_per_second']:,.0f}"}
     if "mfu" in figures:
-        lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.0f} TFLOP/s"
-    lines[f"{steps:,} steps, at least"] = (
-        f"{short(figures['hours'])} h, ${short(figures['dollars'])} at ${device.price:.2f} an hour a device "
-        f"({device.price_source}, {PRICES_READ})"
-    )
+        lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.3g} TFLOP/s"
+    lines[f"{steps:,} steps, at least"] = f"{short(figures['hours'])} h"
+    if "dollars" in figures:
+        lines[f"{steps:,} steps, at least"] += (
+            f", ${short(figures['dollars'])} at ${device.price:.2f} an hour a device "
+            f"({device.price_source}, {PRICES_READ})"
+        )
     lines["tokens"] = (
         f"{short(figures['tokens'] / 1e9)} billion, {short(figures['tokens_per_parameter'])} per parameter "
         f"(Chinchilla: {CHINCHILLA})"
@@ -125,10 +129,11 @@ def run_figures(planned: Planned) -> dict[str, float]:
     figures = {
         "tokens_per_second": planned.tokens / cost.hidden_seconds,
         "hours": hours,
-        "dollars": hours * target.count * target.device.price,
         "tokens": tokens,
         "tokens_per_parameter": tokens / planned.parameters,
     }
+    if target.device.price:
+        figures["dollars"] = hours * target.count * target.device.price
     if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:
         flops = flops_per_token(planned.config, options.block_size) * planned.tokens
         figures["mfu"] = flops / cost.hidden_seconds / target.count / target.device.peak

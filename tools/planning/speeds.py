@@ -44,9 +44,7 @@ class Shares:
     kernel: float  # seconds to start a kernel
     message: float  # seconds to start a collective
     exponentials: float = 1.0  # of the rate that was measured
-    hidden: float = (
-        1.0  # of the time that messages, and a TPU's copies to the chip, could run under other work
-    )
+    hidden: float = 1.0  # of the time of messages, and a TPU's copies to the chip, that could be hidden
 
 
 # A TPU runs the step as one program.
