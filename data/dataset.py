@@ -123,8 +123,8 @@ class TokenFile:
             raise UserError(f"{path}: cannot be read ({error}): run the data set's prepare.py") from None
         if len(self) != (expected := meta.counts.get(split, len(self))):
             raise UserError(
-                f"{path}: {len(self)} tokens are not the {expected} of meta.json: the file is cut short or of "
-                "another data set; run prepare.py again"
+                f"{path}: {len(self)} tokens are not the {expected} of meta.json: the file is cut short, or "
+                "of another data set; run prepare.py again"
             )
 
     def __len__(self) -> int:
