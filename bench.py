@@ -43,8 +43,8 @@ from runs.hardware import choose_device
 from runs.sizes import flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
-from tools.benchmarks.machine import describe_cpu
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
+from tools.planning.machine import describe_cpu
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (

@@ -21,13 +21,17 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     # The tools: the core goes on without them, and without what follows.
     "tools.inside": {"layers", "model"},
-    "tools.benchmarks": {
+    "tools.planning": {
         *("config", "data", "generation", "layers", "model", "parallel", "runs", "training"),
     },
-    "tools.planning": {"config", "data", "generation", "model", "parallel", "runs", "training"},
+    "tools.benchmarks": {
+        *("config", "data", "generation", "layers", "model", "parallel", "runs", "training"),
+        "tools.planning",
+    },
     "tools.serving": {"config", "data", "generation", "model", "runs", "tools.inside"},
     "experiments": {
-        *("config", "data", "model", "parallel", "runs", "training", "tools.benchmarks", "tools.inside")
+        *("config", "data", "model", "parallel", "runs", "training"),
+        *("tools.benchmarks", "tools.inside", "tools.planning"),
     },
     "tools.cloud": {"config", "data", "runs"},
 }

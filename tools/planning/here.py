@@ -19,7 +19,8 @@ from jax import Array
 
 from config.devices import Device, known_device
 from config.files import write_whole
-from runs.hardware import describe_cpu, reuse_freed_memory
+from runs.hardware import reuse_freed_memory
+from tools.planning.machine import describe_cpu
 from tools.planning.speeds import HERE, Speeds
 from tools.planning.target import Target
 
