@@ -1,8 +1,9 @@
-"""Write a run's model for other programs: as transformers and vLLM read it, or its adapters for PEFT.
+"""Write a run's model as transformers and vLLM read it, or its adapters for PEFT, or merged as a new run.
 
     python export.py --out_dir=out-quickstart --to=my-gpt           the latest checkpoint, into a new folder
     hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
+    python export.py --out_dir=out-lora --to=out-merged --format=run    a run at iteration 0, adapters merged
 
 Without --format=peft, adapters are merged. PEFT puts them beside the model that the run started from: if that
 is another run of ours, export it too.
@@ -12,16 +13,18 @@ import os
 import shutil
 from collections.abc import Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from safetensors import SafetensorError
 
 from config.command_line import Name, UserError, command, given
-from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
+from hub.export import which_family, write_adapters, write_card, write_json, write_model, write_tokenizer
+from runs.checkpoint import Checkpoints
 from runs.load import load_run_with_adapters
 from training.lora import merge
+from training.state import create_state_around
 
 
 @dataclass(frozen=True)
@@ -33,13 +36,13 @@ class ExportOptions:
 
     out_dir: Name = "out"  # folder of the run, whose latest checkpoint is taken
     to: Name = "out-hf"  # folder to write, new or empty
-    format: Literal["transformers", "peft"] = "transformers"  # peft: a LoRA run's adapters alone
+    format: Literal["transformers", "peft", "run"] = "transformers"  # peft: LoRA's adapters; run: them merged
 
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
     with new_folder(Path(options.to)) as folder:
-        (export_adapters if options.format == "peft" else export_model)(options, folder)
+        WRITERS[options.format](options, folder)
 
 
 def export_model(options: ExportOptions, folder: Path) -> None:
@@ -69,6 +72,24 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(model.config), manifest.options, base)
     print(f"adapters of iter {iteration}, for {base}: {options.to}")
+
+
+def export_run(options: ExportOptions, folder: Path) -> None:
+    """Write a run at iteration 0 with the merged weights. Raises UserError for a run that has no adapters."""
+    model, manifest, iteration = load_run_with_adapters(options.out_dir)
+    if manifest.base is None:
+        raise UserError(
+            f"out_dir={options.out_dir}: the run has no adapters to merge: leave out --format=run"
+        )
+    run = replace(manifest.options, out_dir=options.to, lora_rank=0)
+    write_json(folder / "options.json", vars(run))
+    checkpoints = Checkpoints(str(folder))
+    checkpoints.save(create_state_around(merge(model), run), replace(manifest, options=run, base=None))
+    checkpoints.wait()
+    print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}")
+
+
+WRITERS = {"transformers": export_model, "peft": export_adapters, "run": export_run}
 
 
 @contextmanager

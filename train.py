@@ -19,7 +19,7 @@ from config.command_line import command
 from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
-from runs.load import save_merged, shape_of_weights
+from runs.load import shape_of_weights
 from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics, profile
 from runs.process import locked, stop_signals
@@ -35,10 +35,7 @@ def main(argv: list[str]) -> int:
     if options.deterministic:  # a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
         add_xla_flag("--xla_gpu_deterministic_ops", "true")
     with on_devices(options):  # sets the mesh
-        if options.lora_merge is not None:
-            iteration = save_merged(options.out_dir, options.lora_merge)
-            print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.lora_merge}")
-        elif options.show_sharding:
+        if options.show_sharding:
             print(sharding_table(open_run(options).shapes.model))
         elif options.eval_only:
             return evaluate_only(open_run(options))

@@ -97,7 +97,6 @@ class Options(ModelShape):
     lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
     lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"  # of the weights they add to
-    lora_merge: Once[Name | None] = None  # write the run to this folder, adapters merged, and stop
     # optimizer
     optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate

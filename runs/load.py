@@ -19,10 +19,9 @@ from data.tokenizer import Tokenizer, end_of_text, from_json
 from hub.weights import open_pretrained
 from model import GPT
 from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_arrays
-from runs.manifest import Manifest, latest_manifest, write_options
-from runs.process import locked
+from runs.manifest import Manifest, latest_manifest
 from training.lora import merge, partition_trainable, without_adapters
-from training.state import create_state_around, model_config, shape_options, state_shapes
+from training.state import model_config, shape_options, state_shapes
 
 
 def is_run(folder: str) -> bool:
@@ -114,20 +113,3 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))
     config = model_config(options, pretrained.config.vocab_size)
     return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
-
-
-def save_merged(out_dir: str, to: str) -> int:
-    """Begin a run in `to` with a run's latest model, its adapters merged. Return that one's iteration."""
-    model, manifest, iteration = load_run_with_adapters(out_dir)
-    if not manifest.options.lora_rank:
-        raise UserError(f"lora_merge={to}: the run in out_dir={out_dir} has no adapters to merge")
-    checkpoints = Checkpoints(to)
-    if checkpoints.latest() is not None:
-        raise UserError(f"lora_merge={to} holds a run: choose another folder, or delete it")
-    options = replace(manifest.options, out_dir=to, lora_rank=0)
-    with locked(to):
-        write_options(options)
-        state = create_state_around(merge(model), options)
-        checkpoints.save(state, replace(manifest, options=options, base=None))
-        checkpoints.wait()
-    return iteration

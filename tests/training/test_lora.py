@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import export
 import sample
 import train
 from config.options import Options
@@ -292,7 +293,7 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     val_loss = float(capsys.readouterr().out.split("val loss ")[-1])
     assert val_loss == pytest.approx(records(lora_run)[-1]["val/loss"], abs=0.6e-4)  # printed to 4 digits
 
-    train.main([f"--out_dir={lora_run}", f"--lora_merge={tmp_path / 'merged'}", "--mesh=data:1"])
+    export.main([f"--out_dir={lora_run}", f"--to={tmp_path / 'merged'}", "--format=run"])
     assert_same_bits(load_run(str(tmp_path / "merged"))[0], load_run(str(lora_run))[0])
     capsys.readouterr()
     texts = []
@@ -369,7 +370,7 @@ def test_resume_refuses_other_adapters(lora_run, change):
 
 
 def test_merging_what_has_no_adapters_or_into_a_run_is_one_line(base_run, lora_run, tmp_path):
-    text = refusal(train.main, [f"--out_dir={base_run}", f"--lora_merge={tmp_path}"])
+    text = refusal(export.main, [f"--out_dir={base_run}", f"--to={tmp_path / 'merged'}", "--format=run"])
     assert "has no adapters to merge" in text
-    text = refusal(train.main, [f"--out_dir={lora_run}", f"--lora_merge={base_run}"])
-    assert f"lora_merge={base_run} holds a run" in text
+    text = refusal(export.main, [f"--out_dir={lora_run}", f"--to={base_run}", "--format=run"])
+    assert f"--to={base_run} is there already" in text
