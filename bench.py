@@ -34,7 +34,7 @@ import numpy as np
 
 from config.command_line import Count, Name, UserError, command, split_options
 from config.devices import known_device
-from config.files import check_writable, open_file
+from config.files import check_writable
 from config.options import Options, parse_options
 from data.dataset import load_meta
 from model import GPTConfig
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
     with jax.set_mesh(make_mesh(options.mesh)):
         figures = report_serving(options) if bench.serve else measure(bench, options)
         if bench.json:
-            with open_file(Path(bench.json), "ab") as file:
+            with open(bench.json, "ab") as file:
                 file.write(json.dumps(record(argv, figures)).encode() + b"\n")
 
 

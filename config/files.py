@@ -15,13 +15,6 @@ from pydantic_core import from_json
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
-def open_file(path: Path, mode: str) -> IO[Any]:
-    """Open a file to change it, unless it is a link. Raises OSError."""
-    no_link = getattr(os, "O_NOFOLLOW", 0)  # which Windows does not have
-    encoding = None if "b" in mode else "utf-8"
-    return open(path, mode, encoding=encoding, opener=lambda x, flags: os.open(x, flags | no_link, 0o666))
-
-
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError when it is missing or damaged, OSError when it cannot be read."""
     try:

@@ -23,7 +23,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
-from config.files import open_file, put_in_place, read_json, write_whole
+from config.files import put_in_place, read_json, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json
@@ -55,15 +55,15 @@ def write_documents(
 
     `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped.
     """
-    if end_of_text(tokenizer.to_json()) is None:
+    if end_of_text(tokenizer.description) is None:
         raise UserError("the tokenizer has no end-of-text token, such as <|endoftext|>: choose another")
-    described = hashlib.sha256(json.dumps(tokenizer.to_json()).encode()).hexdigest()
+    described = hashlib.sha256(json.dumps(tokenizer.description).encode()).hexdigest()
     command = [source.fingerprint(), described, val_fraction, limit]
     path = folder / ".prepare.json"
     folder.mkdir(parents=True, exist_ok=True)
     progress = load_progress(path, command)
     documents = take_documents(limit, progress.documents, source.batches(progress.position))
-    settings = (tokenizer.to_json(), val_fraction)
+    settings = (tokenizer.description, val_fraction)
     write_tokens(path, progress, documents, num_proc or os.cpu_count() or 1, settings)
     about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt or empty"
     if not all(progress.sizes.values()):
@@ -190,7 +190,7 @@ def append(path: Path, size: int, tokens: np.ndarray) -> int:
         return size
     if size == 0:
         path.unlink(missing_ok=True)
-    with open_file(path, "r+b" if size else "xb") as file:
+    with open(path, "r+b" if size else "xb") as file:
         if file.seek(0, os.SEEK_END) < size:
             raise UserError(f"{path}: shorter than it was: delete .prepare.json there to begin anew")
         file.seek(size)

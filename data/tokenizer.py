@@ -1,6 +1,6 @@
 """Text to token ids and back: characters, tiktoken's byte pairs, or any Hugging Face `tokenizer.json`.
 
-`to_json` describes a tokenizer for `meta.json` and checkpoints; `from_json` makes it again from that.
+`meta.json` and checkpoints hold a tokenizer's description, in JSON values.
 """
 
 import codecs
@@ -32,10 +32,10 @@ BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byt
 
 
 class Tokenizer(ABC):
-    """Encodes and decodes text. `to_json` describes the tokenizer in JSON values."""
+    """Encodes and decodes text."""
 
     vocab_size: int
-    description: dict[str, str]
+    description: dict[str, str]  # from which `from_json` makes it again
 
     @abstractmethod
     def encode(self, text: str, special: bool = True) -> Int32[np.ndarray, " T"]:
@@ -44,9 +44,6 @@ class Tokenizer(ABC):
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes that a token stands for after other text; they may be part of a character."""
-
-    def to_json(self) -> dict[str, str]:
-        return self.description
 
     def decode(self, ids: Iterable[int]) -> str:
         """Return a text. Bytes that are not UTF-8, and unknown ids, become U+FFFD."""
@@ -145,7 +142,7 @@ def _load_library_tokenizer(text: str) -> Any:
 
 
 def from_json(description: Any) -> Tokenizer:
-    """Make the tokenizer that `to_json` described. Raises UserError or ValueError."""
+    """Make a tokenizer from its description. Raises UserError or ValueError."""
     match description:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
@@ -163,7 +160,7 @@ def check_description(description: Any) -> dict | None:
             return None
         case {"type": "tiktoken", "name": str(name)}:  # whose files may have to be downloaded
             return {"type": "tiktoken", "name": name}
-    return from_json(description).to_json()
+    return from_json(description).description
 
 
 def end_of_text(description: dict | None) -> int | None:

@@ -60,7 +60,7 @@ def write_meta(folder: Path, tokenizer: Tokenizer, source: str, **about_files) -
     meta = {
         "format": FORMAT,
         "vocab_size": tokenizer.vocab_size,
-        "tokenizer": tokenizer.to_json(),
+        "tokenizer": tokenizer.description,
         "dtype": token_dtype(tokenizer.vocab_size).name,
         "source": source,
         **about_files,

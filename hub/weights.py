@@ -14,7 +14,6 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.sharding import SingleDeviceSharding
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
@@ -24,7 +23,6 @@ from hub.families import FAMILIES, GPT2, Family
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-FLOATS = ("float64", "float32", "float16", "bfloat16")  # types of weights
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = ["config.json", "model.safetensors", "model-*.safetensors"]  # what is downloaded
@@ -40,18 +38,15 @@ class Pretrained:
     config: GPTConfig  # its block_size is the checkpoint's own
 
     def load(self, shapes: GPT) -> GPT:
-        """Load the model with the dtypes and shardings of `shapes`; without a sharding, on the first device.
+        """Load the model in the dtypes and shardings of `shapes`, which may have fewer positions.
 
-        `shapes` may have a smaller block_size: position embeddings beyond it are left out. Raises UserError
-        when the tensors are not those that config.json says.
+        Raises UserError when the tensors are not those that config.json says.
         """
         tensors = Tensors(self.folder, self.family.prefix)
         model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
-        head, embedding = self.family.tensors["lm_head"].name, self.family.tensors["wte"].name
-        if self.config.tie_embeddings and head in tensors.unread:  # as in some files
-            if not np.array_equal(tensors.read(head), tensors.read(embedding)):
-                raise tensors.wrong(f"tensor {head} is not {embedding}, as tie_word_embeddings has it")
-        if unknown := [name for name in tensors.unread if not re.fullmatch(self.family.not_weights, name)]:
+        # A file may have a tied head, too.
+        spare = rf"{self.family.not_weights}|{self.family.tensors['lm_head'].name}"
+        if unknown := [name for name in tensors.unread if not re.fullmatch(spare, name)]:
             raise tensors.wrong(f"the checkpoint has the unknown tensor {min(unknown)}")
         return model
 
@@ -73,8 +68,7 @@ class Pretrained:
         else:
             theirs = read(None, self.config.block_size if name == "wpe" else rows, *rest)
             ours = theirs[:rows].astype(like.dtype)
-        sharding = like.sharding or SingleDeviceSharding(jax.devices()[0])
-        return jax.make_array_from_callback(like.shape, sharding, ours.__getitem__)
+        return jax.make_array_from_callback(like.shape, like.sharding, ours.__getitem__)
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
@@ -154,10 +148,7 @@ class Tensors:
             raise self.wrong(f"the checkpoint has no tensor {name}")
         self.unread.discard(name)
         file, there = self.files[name]
-        array = file.get_tensor(there)
-        if str(array.dtype) not in FLOATS:
-            raise self.wrong(f"tensor {name} is {array.dtype}, and only {', '.join(FLOATS)} are read")
-        return array
+        return file.get_tensor(there)
 
     def wrong(self, what: str) -> UserError:
         return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")

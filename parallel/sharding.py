@@ -84,15 +84,14 @@ def state_sharding(state):
 
 
 def with_shardings(shapes):
-    """Add the table's shardings to a tree of ShapeDtypeStructs. Without a mesh, do nothing."""
+    """Add the table's shardings to a tree of ShapeDtypeStructs; without a mesh, that of the first device."""
     mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return shapes
-    return jax.tree.map(
-        lambda x, spec: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, spec)),
-        shapes,
-        specs_of(shapes),
-    )
+
+    def describe(x, spec):
+        sharding = SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, spec)
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+    return jax.tree.map(describe, shapes, specs_of(shapes))
 
 
 def sharding_table(shapes) -> str:

@@ -140,12 +140,7 @@ class Checkpoints:
 
     def _restore(self, iteration: int, **trees) -> dict:
         """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
-        # An array without a sharding would go to the devices that the run was trained on.
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        shapes = jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding or here), trees
-        )
-        wanted = {item: ocp.args.StandardRestore(arrays_by_name(tree)) for item, tree in shapes.items()}
+        wanted = {item: ocp.args.StandardRestore(arrays_by_name(tree)) for item, tree in trees.items()}
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:

@@ -49,7 +49,7 @@ def reference():
 @pytest.fixture(scope="module")
 def run(reference, dataset, tmp_path_factory):
     """A run's folder whose one checkpoint has the reference's weights."""
-    return save_reference(tmp_path_factory.mktemp("runs") / "gpt2", reference, dataset, TOKENIZER.to_json())
+    return save_reference(tmp_path_factory.mktemp("runs") / "gpt2", reference, dataset, TOKENIZER.description)
 
 
 def save_reference(folder, reference, dataset, tokenizer):
@@ -222,7 +222,7 @@ def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     write_dataset(tmp_path / "data", [0] * 20, [1] * 19 + [V], CharTokenizer(SYMBOLS + "!"), "a test")
     text = error(f"--out_dir={run}", f"--dataset={tmp_path}/data")
     assert text.endswith("has another tokenizer than the model: give one with its own")
-    meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": TOKENIZER.to_json()}
+    meta = json.loads((tmp_path / "data" / "meta.json").read_text()) | {"tokenizer": TOKENIZER.description}
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text

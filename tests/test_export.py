@@ -44,7 +44,7 @@ SHAPES = {
     "mistral": LLAMA | dict(window=5),
 }
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
-CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).to_json()
+CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 
 
 def a_run(folder, options, state=None, tokenizer=CHARACTERS):
@@ -143,7 +143,7 @@ def test_the_card_says_what_the_model_is_and_characters_have_no_tokenizer(tmp_pa
 def test_gpt2s_tokenizer_goes_along(tmp_path):
     tokenizer = TiktokenTokenizer("gpt2")
     options = replace(TINY, n_embd=8, vocab_size=50257, **SHAPES["gpt2"])
-    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.to_json()), tmp_path / "to")
+    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.description), tmp_path / "to")
     theirs = AutoTokenizer.from_pretrained(folder)
     text = "Hello, wörld: 1234 don't  \n\n\tstop €😀 <|endoftext|> again"
     assert theirs.encode(text) == tokenizer.encode(text).tolist()
@@ -154,11 +154,11 @@ def test_gpt2s_tokenizer_goes_along(tmp_path):
 def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, family):
     tokenizer = JsonTokenizer(tokenizer_json.read_text())
     options = replace(TINY, n_embd=8, vocab_size=tokenizer.vocab_size, **SHAPES[family])
-    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.to_json()), tmp_path / "to")
+    folder = run_export(a_run(tmp_path / "run", options, tokenizer=tokenizer.description), tmp_path / "to")
     text = "the other\twörld €😀 <|endoftext|>"
     assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text).tolist()
     _, description = load_pretrained(str(folder))
-    assert description == tokenizer.to_json()
+    assert description == tokenizer.description
 
 
 # --- adapters for PEFT ------------------------------------------------------------------------------------

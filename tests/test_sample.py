@@ -18,7 +18,7 @@ from tests.helpers import DEADLINE, refusal, run_python, save_run, start_python
 from training.state import create_state, model_config
 
 SYMBOLS = "\n :ROMEabcdefghij"
-TOKENIZER = CharTokenizer(SYMBOLS).to_json()
+TOKENIZER = CharTokenizer(SYMBOLS).description
 TINY = replace(Options(), n_layer=1, n_head=2, n_embd=16, block_size=16, mlp="gelu", device="cpu", unroll=1)
 NEW = 40  # tokens: past block_size
 
@@ -61,7 +61,7 @@ def error(*argv):
 
 def test_a_token_is_one_of_the_200_likeliest_unless_it_is_said(write, tmp_path):
     symbols = "".join(map(chr, range(0x100, 0x22C)))  # 300
-    many = save_random(tmp_path / "many", vocab_size=300, tokenizer=CharTokenizer(symbols).to_json())
+    many = save_random(tmp_path / "many", vocab_size=300, tokenizer=CharTokenizer(symbols).description)
     asked = dict(out_dir=many, start=symbols[0], num_samples=20, temperature=100)  # nearly uniform
     texts, _ = write(**asked)
     assert texts == write(**asked, top_k=200)[0] != write(**asked, top_k=201)[0]

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from config.files import check_writable, first_line, open_file, read_json, write_whole, written
+from config.files import check_writable, first_line, read_json, write_whole, written
 from tests.damage import damaged
 from tests.helpers import contents, refusal
 
@@ -65,15 +65,12 @@ def test_what_cannot_be_written_is_known_before_and_stays_as_it_is(tmp_path):
     assert contents(tmp_path) == {"file": b"in the way"}
 
 
-@pytest.mark.parametrize("mode", ["r+b", "ab", "a+", "xb"])
 @pytest.mark.parametrize("there", [True, False])
-def test_nothing_is_written_through_a_link(tmp_path, mode, there):
+def test_nothing_is_written_through_a_link(tmp_path, there):
     outside, link = tmp_path / "outside", tmp_path / "link"
     if there:
         outside.write_text("kept")
     link.symlink_to(outside)
-    with pytest.raises(OSError):
-        open_file(link, mode)
     write_whole(link, "text")
     assert link.read_text() == "text" and not link.is_symlink()
     assert outside.read_text() == "kept" if there else not outside.exists()

@@ -46,7 +46,7 @@ def tokenizer(request):
 
 
 def test_text_there_and_back(tokenizer):
-    described = json.loads(json.dumps(tokenizer.to_json()))
+    described = json.loads(json.dumps(tokenizer.description))
     assert check_description(described | {"more": [[[]]]}) == described
     for one in (tokenizer, from_json(described)):
         for text in (TEXT, ""):
@@ -98,7 +98,7 @@ def test_an_id_of_a_padded_vocabulary_is_no_token(byte_pairs, byte_level):
 
 def test_characters_are_numbered_in_the_order_of_the_symbols():
     assert CharTokenizer("ba\n€").encode("ab€\nb").tolist() == [1, 0, 3, 2, 0]
-    assert CharTokenizer("xy").to_json() == {"type": "char", "symbols": "xy"}
+    assert CharTokenizer("xy").description == {"type": "char", "symbols": "xy"}
 
 
 @pytest.mark.parametrize("character", ["é", "A", "\x00", "\U0001f600", "\udcff"])
@@ -116,7 +116,7 @@ def test_symbols_must_be_there_valid_and_differ(symbols):
 
 
 def test_of_tiktokens_special_tokens_only_end_of_text_is_known(byte_pairs):
-    assert byte_pairs.to_json() == {"type": "tiktoken", "name": "gpt2"} and byte_pairs.vocab_size == 302
+    assert byte_pairs.description == {"type": "tiktoken", "name": "gpt2"} and byte_pairs.vocab_size == 302
     assert byte_pairs.decode(byte_pairs.encode("<|other|>")) == "<|other|>"
     assert 301 not in byte_pairs.encode("<|other|>")
 
@@ -133,7 +133,7 @@ def test_end_of_text_is_tiktokens_and_needs_no_files(monkeypatch):
 
 
 def test_where_there_is_no_end_of_text():
-    for description in (None, CharTokenizer("ab").to_json(), {"type": "tiktoken", "name": "x"}):
+    for description in (None, CharTokenizer("ab").description, {"type": "tiktoken", "name": "x"}):
         assert end_of_text(description) is None
 
 
@@ -156,7 +156,7 @@ def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch, tmp
 def test_a_tokenizer_json_is_the_librarys(byte_level):
     assert byte_level.vocab_size == 260
     assert len(byte_level.encode("the theory")) == 1 + 1 + 3  # "the", " the", "o", "r", "y"
-    assert end_of_text(byte_level.to_json()) == 0
+    assert end_of_text(byte_level.description) == 0
 
 
 @pytest.mark.parametrize("name", ["<|end_of_text|>", "</s>", "<eos>"])

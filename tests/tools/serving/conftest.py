@@ -21,7 +21,7 @@ def save_random(folder, tokenizer, seed=1337):
     options = replace(SHAPE, out_dir=str(folder), seed=seed)
     state = create_state(model_config(options, tokenizer.vocab_size), options)
     state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
-    return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.to_json(), None))
+    return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.description, None))
 
 
 @pytest.fixture(scope="module")
