@@ -22,8 +22,7 @@ from safetensors import SafetensorError
 from config.command_line import Name, UserError, command, given
 from hub.export import which_family, write_adapters, write_card, write_json, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
-from runs.load import load_run_with_adapters
-from training.lora import merge
+from runs.load import load_run
 from training.state import create_state_around
 
 
@@ -47,8 +46,7 @@ def main(argv: list[str]) -> None:
 
 def export_model(options: ExportOptions, folder: Path) -> None:
     """Write weights, tokenizer and model card."""
-    model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
-    model = merge(model)
+    model, manifest, iteration = load_run(options.out_dir, dtype="float32")
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
@@ -62,7 +60,7 @@ def export_model(options: ExportOptions, folder: Path) -> None:
 
 def export_adapters(options: ExportOptions, folder: Path) -> None:
     """Write adapters and their description. Raises UserError for a run that has none for PEFT."""
-    model, manifest, iteration = load_run_with_adapters(options.out_dir, dtype="float32")
+    model, manifest, iteration = load_run(options.out_dir, dtype="float32", merged=False)
     advice = "leave out --format=peft"
     if manifest.base is None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: {advice}")
@@ -76,7 +74,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
 
 def export_run(options: ExportOptions, folder: Path) -> None:
     """Write a run at iteration 0 with the merged weights. Raises UserError for a run that has no adapters."""
-    model, manifest, iteration = load_run_with_adapters(options.out_dir)
+    model, manifest, iteration = load_run(options.out_dir)
     if manifest.base is None:
         raise UserError(
             f"out_dir={options.out_dir}: the run has no adapters to merge: leave out --format=run"
@@ -84,7 +82,7 @@ def export_run(options: ExportOptions, folder: Path) -> None:
     run = replace(manifest.options, out_dir=options.to, lora_rank=0)
     write_json(folder / "options.json", vars(run))
     checkpoints = Checkpoints(str(folder))
-    checkpoints.save(create_state_around(merge(model), run), replace(manifest, options=run, base=None))
+    checkpoints.save(create_state_around(model, run), replace(manifest, options=run, base=None))
     checkpoints.wait()
     print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}")
 

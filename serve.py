@@ -96,7 +96,8 @@ def load_served(options: ServeOptions) -> Served:
     """Load the model and its tokenizer. Raises UserError."""
     of_a_run = options.init_from == "resume"
     if of_a_run:
-        model, description, iteration = load_run(options.out_dir, dtype=options.dtype)
+        model, manifest, iteration = load_run(options.out_dir, dtype=options.dtype)
+        description = manifest.tokenizer
     else:
         model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
     version = f"iter-{iteration}" if of_a_run else "pretrained"

@@ -1,8 +1,5 @@
 """Weights of a run, of a folder, or of the Hugging Face hub. Each function raises UserError.
 
-    model, tokenizer, iteration = load_run("out-quickstart")
-    model, tokenizer = load_pretrained("gpt2")
-
 A tokenizer is a description for data.tokenizer.from_json; None where there is none.
 """
 
@@ -32,9 +29,10 @@ def load_model(
     init_from: str, out_dir: str, dtype: str = "auto", longest: int | None = None
 ) -> tuple[GPT, dict | None]:
     """Load the model and tokenizer that a command's `--init_from` means: resume is the run in `out_dir`."""
-    if init_from == "resume":
-        return load_run(out_dir, dtype=dtype)[:2]
-    return load_pretrained(init_from, dtype, longest)
+    if init_from != "resume":
+        return load_pretrained(init_from, dtype, longest)
+    model, manifest, _ = load_run(out_dir, dtype=dtype)
+    return model, manifest.tokenizer
 
 
 def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Tokenizer:
@@ -45,16 +43,10 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
     raise UserError(f"{place}: its tokens are not text: put the model's tokenizer.json beside its weights")
 
 
-def load_run(out_dir: str, iteration: int | None = None, dtype: str = "auto") -> tuple[GPT, dict | None, int]:
-    """Load a run's model, its adapters merged, its tokenizer and its iteration."""
-    model, manifest, iteration = load_run_with_adapters(out_dir, iteration, dtype)
-    return merge(model) if manifest.options.lora_rank else model, manifest.tokenizer, iteration
-
-
-def load_run_with_adapters(
-    out_dir: str, iteration: int | None = None, dtype: str = "auto"
+def load_run(
+    out_dir: str, iteration: int | None = None, dtype: str = "auto", merged: bool = True
 ) -> tuple[GPT, Manifest, int]:
-    """Do as `load_run`, but keep adapters, and return the manifest. By default of the latest checkpoint."""
+    """Load a run's checkpoint, by default the latest, and return its iteration, too."""
     checkpoints = Checkpoints(out_dir)
     saved = checkpoints.iterations()
     if not saved:
@@ -67,7 +59,8 @@ def load_run_with_adapters(
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
     shapes = state_shapes(config, options).model
     base = load_base(checkpoints, manifest, shapes)
-    return checkpoints.restore_model(chosen, shapes, base), manifest, chosen
+    model = checkpoints.restore_model(chosen, shapes, base)
+    return merge(model) if merged and options.lora_rank else model, manifest, chosen
 
 
 def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT | None:

@@ -229,7 +229,7 @@ def test_adapters_of_a_model_in_mup_are_one_line(tmp_path, monkeypatch):
     config = model_config(replace(TINY, **LLAMA, mup_base_width=8), 65)
     model = jax.eval_shape(lambda: GPT(config, key=jax.random.key(0)))
     manifest = Manifest(TINY, 65, None, None, base={"init_from": "base", "fingerprint": "of it"})
-    monkeypatch.setattr(export, "load_run_with_adapters", lambda *_, **__: (model, manifest, 0))
+    monkeypatch.setattr(export, "load_run", lambda *_, **__: (model, manifest, 0))
     text = refused("run", tmp_path / "adapter", "--format=peft")
     assert text.startswith("out_dir=run: adapters cannot hold the multipliers of a model in µP")
     assert list(tmp_path.iterdir()) == []

@@ -290,9 +290,9 @@ def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
 
 
 def test_a_model_is_loaded_with_its_vocabulary_and_iteration(two_checkpoints, tiny, tmp_path):
-    model, tokenizer, iteration = load_run(str(two_checkpoints))
+    model, manifest, iteration = load_run(str(two_checkpoints))
     assert_same(model, tiny[0].model)
-    assert (tokenizer, iteration) == (TOKENIZER, 2)
+    assert (manifest.tokenizer, iteration) == (TOKENIZER, 2)
     assert load_run(str(two_checkpoints), 1)[2] == 1
     assert "no checkpoint" in refusal(load_run, str(tmp_path / "none"))
     assert "no checkpoint 7; there are [1, 2]" in refusal(load_run, str(two_checkpoints), 7)

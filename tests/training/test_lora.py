@@ -16,7 +16,7 @@ from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
 from runs.checkpoint import arrays_by_name, fingerprint
-from runs.load import load_run, load_run_with_adapters
+from runs.load import load_run
 from tests.helpers import (
     FLOAT32_ROUNDING,
     assert_close,
@@ -271,7 +271,7 @@ def adapt(tiny, base_run, out_dir, **changes):
 @pytest.mark.slow
 def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lora_run):
     curve = losses(lora_run)
-    model, manifest, iteration = load_run_with_adapters(str(lora_run))
+    model, manifest, iteration = load_run(str(lora_run), merged=False)
     assert iteration == 10 and manifest.base["init_from"] == str(base_run)
     assert curve[10, "val/loss"] < curve[5, "val/loss"] < curve[0, "val/loss"]
     assert_same_bits(without_adapters(model), load_run(str(base_run))[0])
@@ -282,7 +282,7 @@ def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lo
 def test_a_resumed_run_is_one_never_stopped_to_the_bit(tiny, base_run, lora_run, tmp_path):
     train.main(adapt(tiny, base_run, tmp_path, max_iters=5))
     train.main([f"--out_dir={tmp_path}", "--init_from=resume", "--max_iters=10"])
-    ours, theirs = (load_run_with_adapters(str(out)) for out in (tmp_path, lora_run))
+    ours, theirs = (load_run(str(out), merged=False) for out in (tmp_path, lora_run))
     assert_same_bits(ours[0], theirs[0])
     assert ours[1].base == theirs[1].base
     assert [r.get("loss") for r in records(tmp_path)] == [r.get("loss") for r in records(lora_run)]
