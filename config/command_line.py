@@ -1,8 +1,8 @@
 """Read the command line of any command, and report a user's mistake in one line.
 
-A command's options are a frozen dataclass. A later source wins: its defaults, config files, then `--key=value`
-(or `--key value`). pydantic checks the values, tyro prints the help. A config file is Python, and may do all
-that the user may. This file imports neither JAX nor NumPy, which take long.
+A command's options are a frozen dataclass. A later source wins: the defaults, config files, `--key=value` (or
+`--key value`). pydantic checks the values, tyro prints the help. A config file is Python, and may do all that
+the user may. This file imports neither JAX nor NumPy, which take long.
 """
 
 import difflib

@@ -2,8 +2,9 @@
 
 Every figure is a fact from outside, with its source; this project measured none.
 
-peak       dense bfloat16 TFLOP/s with float32 sums: NVIDIA's data sheets without their factor of 2 for sparsity,
-           AWS's for the A10G, the Ada white paper for the RTX 4090, docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}
+peak       dense bfloat16 TFLOP/s with float32 sums, without the factor of 2 that data sheets add for
+           sparsity: NVIDIA's data sheets, AWS's for the A10G, NVIDIA's Ada white paper for the RTX 4090,
+           docs.cloud.google.com/tpu/docs/{v4,v5e,v5p,v6e}
 memory     GB (10^9 bytes) that XLA sees: openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb, November
            2026; RTX 4090, L4: of nvidia-smi; TPUs: of libtpu 0.0.42; A10, A10G, H100 NVL, v4: data sheets'
 bandwidth  GB/s of that memory, from the same sources

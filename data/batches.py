@@ -20,9 +20,8 @@ Batch = tuple[Int32[np.ndarray, "B T"], Int32[np.ndarray, "B T"]]
 class Batches:
     """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
-    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does. "epoch"
-    divides the split into windows that do not overlap, and visits each once per epoch, in an order shuffled
-    anew.
+    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does. "epoch" cuts
+    the split into windows that do not overlap, and visits each once per epoch, in a new order.
     """
 
     def __init__(

@@ -17,11 +17,7 @@ from config.command_line import UserError, spell
 from config.files import first_line
 
 # The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
-END_OF_TEXT = {
-    **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), 50256),
-    "cl100k_base": 100257,
-    **dict.fromkeys(("o200k_base", "o200k_harmony"), 199999),
-}
+END_OF_TEXT = {"gpt2": 50256, "cl100k_base": 100257, "o200k_base": 199999}
 # The token that ends a text in a tokenizer.json: the first one found.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 

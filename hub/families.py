@@ -62,10 +62,7 @@ class Family:
 
     def read_config(self, values: dict[str, Any]) -> GPTConfig:
         """Read a config.json. Raises UserError or ValueError for a model that we do not compute."""
-        sizes = {}
-        for ours, theirs in self.sizes.items():
-            if getattr(GPTConfig, ours) is not None or values.get(theirs) is not None:
-                sizes[ours] = values.get(theirs)
+        sizes = {ours: values.get(theirs) for ours, theirs in self.sizes.items()}
         tied = values.get("tie_word_embeddings", self.tied)
         fields = sizes | self.read_rest(values) | {"tie_embeddings": tied}
         config = GPTConfig(**check_values(fields, "", GPTConfig))

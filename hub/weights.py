@@ -1,8 +1,5 @@
 """Checkpoints in Hugging Face's format: a folder, or a model of the hub, opened and read into a GPT.
 
-    pretrained = open_pretrained("gpt2")        # config.json is read, and refused if it asks for what we lack
-    model = pretrained.load(shapes)             # shapes: a GPT of ShapeDtypeStructs, which carry shardings
-
 Weights come from safetensors files alone, and go to their devices an array at a time.
 """
 
