@@ -12,6 +12,8 @@ from typing import IO, Any
 
 from pydantic_core import from_json
 
+from config.command_line import UserError
+
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
@@ -72,6 +74,15 @@ def put_in_place(temporary: Path, path: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def refusing(what: str, advice: str, *errors: type[Exception]) -> Generator[None]:
+    """Turn a library's error within into a UserError."""
+    try:
+        yield
+    except errors as error:
+        raise UserError(f"{what} ({first_line(error)}): {advice}") from None
 
 
 def first_line(error: BaseException) -> str:

@@ -25,7 +25,7 @@ from config.command_line import (
     given,
     option_types,
 )
-from config.files import read_json
+from config.files import read_json, refusing
 
 # An option may have one of these roles.
 T = TypeVar("T")
@@ -192,11 +192,8 @@ def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | N
 
 def read_options(path: str) -> Options:
     """Read a run's `options.json`. Raises UserError."""
-    try:
-        values = read_json(Path(path))
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be read as options: {error}") from error
-    return Options.from_json(values, origin=path)
+    with refusing(f"{path}: cannot be read as options", "put back what it was", ValueError):
+        return Options.from_json(read_json(Path(path)), origin=path)
 
 
 def check_shape(config) -> None:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError
+from config.files import refusing
 from data.tokenizer import check_description
 
 DATA = Path(__file__).resolve().parent
@@ -117,10 +118,9 @@ class TokenFile:
 
     def __init__(self, path: Path, meta: Meta, split: str):
         self.path, self.vocab_size = path, meta.vocab_size
-        try:
+        # ValueError: it is empty, or ends within a token.
+        with refusing(f"{path}: cannot be read", "run the data set's prepare.py", OSError, ValueError):
             self.ids = np.asarray(np.memmap(path, np.dtype(meta.dtype).newbyteorder("<"), mode="r"))
-        except (OSError, ValueError) as error:  # ValueError: it is empty, or ends within a token
-            raise UserError(f"{path}: cannot be read ({error}): run the data set's prepare.py") from None
         if len(self) != (expected := meta.counts.get(split, len(self))):
             raise UserError(
                 f"{path}: {len(self)} tokens are not the {expected} of meta.json: the file is cut short, or "

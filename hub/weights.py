@@ -14,7 +14,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
-from config.files import read_json
+from config.files import read_json, refusing
 from data.tokenizer import check_description
 from hub.families import FAMILIES, GPT2, Family
 from model import GPT, GPTConfig
@@ -72,10 +72,8 @@ class Pretrained:
         path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
         # GPT-2's own is read by tiktoken, as its data sets are.
         if path.is_file() and not (gpt2_sized and self.family is GPT2):
-            try:
+            with refusing(f"{path}: cannot be used", "download it again", ValueError):
                 return check_description({"type": "tokenizers", "json": path.read_text("utf-8")})
-            except ValueError as error:
-                raise UserError(f"{path}: cannot be used ({error}): download it again") from None
         return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
 
 
@@ -131,10 +129,8 @@ class Tensors:
                 "from_pretrained(<it>).save_pretrained(<new folder>)"
             )
         for path in paths:
-            try:
+            with refusing(f"{path}: damaged or cut short", "download it again", OSError, SafetensorError):
                 file = safe_open(path, framework="numpy")
-            except (OSError, SafetensorError) as error:
-                raise UserError(f"{path}: damaged or cut short ({error}): download it again") from None
             for name in file.keys():
                 full = name if name.startswith((prefix, "lm_head.")) else prefix + name
                 self.files[full] = file, name

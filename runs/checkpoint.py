@@ -9,9 +9,9 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
@@ -24,8 +24,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from config.command_line import UserError
-from config.files import GONE, first_line, write_whole
+from config.files import GONE, first_line, refusing, write_whole
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.sharding import leaf_name
@@ -50,6 +49,8 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
+        what = f"{self.folder}: cannot be read or written"
+        self.refusing = partial(refusing, what, "look at the disk and at permissions", Exception)
         processes = ocp.options.MultiprocessingOptions()
         if not shared:
             i = jax.process_index()
@@ -64,7 +65,7 @@ class Checkpoints:
             multiprocessing_options=processes,
         )
         items = ("model", "optimizer", "manifest")
-        with refusing(self.folder):
+        with self.refusing():
             self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
         # runs/process.py asks JAX for signals, too: one would take the other's.
         self.manager.reached_preemption = lambda step: False
@@ -76,14 +77,14 @@ class Checkpoints:
         return sorted(self.manager.all_steps())
 
     def delete_all(self) -> None:
-        with refusing(self.folder):
+        with self.refusing():
             for iteration in self.iterations():
                 self.manager.delete(iteration)
 
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint to `damaged`. Return its new path."""
         place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
-        with refusing(self.folder):
+        with self.refusing():
             place.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process of this run was faster
                 (self.folder / str(iteration)).rename(place)
@@ -114,12 +115,12 @@ class Checkpoints:
             manifest=ocp.args.JsonSave(manifest.to_json()),
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
-        with refusing(self.folder):
+        with self.refusing():
             self.folder.mkdir(exist_ok=True)
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
     def wait(self) -> None:
-        with refusing(self.folder):
+        with self.refusing():
             self.manager.wait_until_finished()
 
     def manifest(self, iteration: int) -> Manifest:
@@ -201,12 +202,3 @@ def arrays_by_name(tree) -> dict[str, jax.Array]:
 def tree_of_arrays(arrays: dict[str, jax.Array], tree):
     """Undo `arrays_by_name`."""
     return jax.tree.unflatten(jax.tree.structure(tree), [arrays[name] for name in arrays_by_name(tree)])
-
-
-@contextmanager
-def refusing(folder: Path) -> Generator[None]:
-    """Turn what goes wrong within into a UserError."""
-    try:
-        yield
-    except Exception as error:  # a full disk is an error of TensorStore's
-        raise UserError(f"{folder}: cannot be read or written ({first_line(error)})") from None

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
 from config.devices import known_device
-from config.files import GONE, first_line, naming, write_whole, written
+from config.files import GONE, naming, refusing, write_whole, written
 from config.options import Options
 from model import GPTConfig
 from runs.hardware import peak_memory
@@ -169,7 +169,8 @@ def parse_record(line: bytes) -> dict[str, Any] | None:
 def start_wandb(options: Options, resumed: bool):
     """Start a run at Weights & Biases, or go on with that of a resumed run."""
     path = Path(options.out_dir) / "wandb_id.txt"
-    try:
+    advice = "run `wandb login`, set WANDB_MODE=offline, or give --wandb_log=False"
+    with refusing("wandb_log=True: it cannot start", advice, Exception):  # without its package or key, say
         import wandb  # here: it takes a second
 
         run = wandb.init(
@@ -182,9 +183,6 @@ def start_wandb(options: Options, resumed: bool):
         )
         write_whole(path, run.id)
         return run
-    except Exception as error:  # a missing package, a wrong key, a wrong WANDB_ variable
-        remedies = "run `wandb login`, set WANDB_MODE=offline, or give --wandb_log=False"
-        raise UserError(f"wandb_log=True: {first_line(error)}: {remedies}") from None
 
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
