@@ -5,8 +5,9 @@ Weights come from safetensors files alone, and go to their devices an array at a
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -25,6 +26,8 @@ OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-co
 FILES = ["config.json", "model.safetensors", "model-*.safetensors"]  # what is downloaded
 FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
 
+Tensors = dict[str, Callable[[], np.ndarray]]  # a function that reads each, by its full name
+
 
 @dataclass(frozen=True)
 class Pretrained:
@@ -39,25 +42,27 @@ class Pretrained:
 
         Raises UserError when the tensors are not those that config.json says.
         """
-        tensors = Tensors(self.folder, self.family.prefix)
+        tensors = open_tensors(self.folder, self.family.prefix)
         model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
-        # A file may have a tied head, too.
-        spare = rf"{self.family.not_weights}|{self.family.tensors['lm_head'].name}"
-        if unknown := [name for name in tensors.unread if not re.fullmatch(spare, name)]:
-            raise tensors.wrong(f"the checkpoint has the unknown tensor {min(unknown)}")
+        names = [tensor.name for tensor in self.family.tensors.values()]  # a file may have a tied head, too
+        known = {name.format(i=i) for name in names for i in range(self.config.n_layer)}
+        unknown = [name for name in tensors.keys() - known if not re.fullmatch(self.family.not_weights, name)]
+        if unknown:
+            raise self.wrong(f"the checkpoint has the unknown tensor {min(unknown)}")
         return model
 
-    def array(self, tensors: "Tensors", name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
+    def array(self, tensors: Tensors, name: str, like: jax.ShapeDtypeStruct) -> jax.Array:
         """Load an array, and give each device its part."""
         tensor = self.family.tensors[name]
 
         def read(i: int | None, *shape: int) -> np.ndarray:
-            theirs = tensors.read(tensor.name.format(i=i))
-            if theirs.shape != (expected := tensor.their_shape(shape)):
-                raise tensors.wrong(
-                    f"tensor {tensor.name.format(i=i)} is {theirs.shape}, and config.json makes it {expected}"
-                )
-            return tensor.to_ours(theirs, self.config)
+            theirs = tensor.name.format(i=i)
+            if theirs not in tensors:
+                raise self.wrong(f"the checkpoint has no tensor {theirs}")
+            found, expected = tensors[theirs](), tensor.their_shape(shape)
+            if found.shape != expected:
+                raise self.wrong(f"tensor {theirs} is {found.shape}, and config.json makes it {expected}")
+            return tensor.to_ours(found, self.config)
 
         rows, *rest = like.shape
         if name.startswith("blocks."):
@@ -66,6 +71,9 @@ class Pretrained:
             theirs = read(None, self.config.block_size if name == "wpe" else rows, *rest)
             ours = theirs[:rows].astype(like.dtype)
         return jax.make_array_from_callback(like.shape, like.sharding, ours.__getitem__)
+
+    def wrong(self, what: str) -> UserError:
+        return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
@@ -114,34 +122,21 @@ def open_pretrained(name: str) -> Pretrained:
         raise UserError(f"{path}: cannot be used: {error}") from None
 
 
-class Tensors:
-    """The tensors in the safetensors files of a folder, read one by one. Raises UserError."""
-
-    def __init__(self, folder: Path, prefix: str):
-        self.folder = folder
-        self.files = {}  # of each tensor: its open file, and its name there
-        one = folder / "model.safetensors"
-        paths = [one] if one.is_file() else sorted(folder.glob("model-*.safetensors"))
-        if not paths:
-            raise UserError(
-                f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run "
-                "code, and is never read: if you trust it, convert it with transformers: "
-                "from_pretrained(<it>).save_pretrained(<new folder>)"
-            )
-        for path in paths:
-            with refusing(f"{path}: damaged or cut short", "download it again", OSError, SafetensorError):
-                file = safe_open(path, framework="numpy")
-            for name in file.keys():
-                full = name if name.startswith((prefix, "lm_head.")) else prefix + name
-                self.files[full] = file, name
-        self.unread = set(self.files)
-
-    def read(self, name: str) -> np.ndarray:
-        if name not in self.files:
-            raise self.wrong(f"the checkpoint has no tensor {name}")
-        self.unread.discard(name)
-        file, there = self.files[name]
-        return file.get_tensor(there)
-
-    def wrong(self, what: str) -> UserError:
-        return UserError(f"{self.folder}: {what}: it is damaged, or not of the model in its config.json")
+def open_tensors(folder: Path, prefix: str) -> Tensors:
+    """Open the safetensors files of a folder. Raises UserError."""
+    one = folder / "model.safetensors"
+    paths = [one] if one.is_file() else sorted(folder.glob("model-*.safetensors"))
+    if not paths:
+        raise UserError(
+            f"{folder}: there is no model.safetensors. A pytorch_model.bin is a pickle, which can run "
+            "code, and is never read: if you trust it, convert it with transformers: "
+            "from_pretrained(<it>).save_pretrained(<new folder>)"
+        )
+    tensors = {}
+    for path in paths:
+        with refusing(f"{path}: damaged or cut short", "download it again", OSError, SafetensorError):
+            file = safe_open(path, framework="numpy")
+        for name in file.keys():
+            full = name if name.startswith((prefix, "lm_head.")) else prefix + name
+            tensors[full] = partial(file.get_tensor, name)
+    return tensors
