@@ -52,8 +52,6 @@ def load_run(
     if not saved:
         raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
     chosen = saved[-1] if iteration is None else iteration
-    if chosen not in saved:
-        raise UserError(f"{checkpoints.folder}: no checkpoint {chosen}; there are {saved}")
     manifest = checkpoints.manifest(chosen)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
