@@ -165,8 +165,9 @@ def end_of_text(description: dict | None) -> int | None:
         case {"type": "tiktoken", "name": str(name)}:
             return END_OF_TEXT.get(name)
         case {"type": "tokenizers", "json": str(text)}:
-            ids = map(_load_library_tokenizer(text).token_to_id, END_NAMES)
-            return next((i for i in ids if i is not None), None)
+            added = _load_library_tokenizer(text).get_added_tokens_decoder()
+            ids = {token.content: i for i, token in added.items()}
+            return next((ids[name] for name in END_NAMES if name in ids), None)
     return None
 
 
