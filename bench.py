@@ -8,7 +8,10 @@
 
 It takes train.py's config files and options too, and `--steps=N`: the timed steps of each variant, without
 which there are about 10 seconds' worth, at least 3. `--vocab_size` need not be given for a prepared data set.
-`--json=FILE` appends the figures, the command and the machine to a file, as one line of JSON.
+`--json=FILE` appends the figures, the command and the machine to a file, as one line of JSON. `--report=FILE`
+writes a report for docs/measured/, with the losses of ten fixed steps beside those that they should be.
+
+What was planned stands beside what was measured: the same step, by tools/planning at this machine's rates.
 
 Variants take turns, a block of about half a second each, so that other programs slow all of them alike. A
 block is timed as one, because train.py does not wait for the device after every step either.
@@ -43,6 +46,8 @@ from runs.hardware import choose_device
 from runs.sizes import flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
+from tools.benchmarks.profile import planned_and_measured
+from tools.benchmarks.report import ten_losses, write_report
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
 from tools.planning.machine import describe_cpu
 
@@ -63,6 +68,7 @@ class BenchOptions:
     decode: bool = False
     serve: bool = False
     json: Name | None = None
+    report: Name | None = None
 
 
 def main(argv: list[str]) -> None:
@@ -70,18 +76,24 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     bench, words = split_options(argv, BenchOptions)
     options = parse_options(words)
-    if bench.json:
-        check_writable(Path(bench.json))
+    if bench.report and (bench.decode or bench.serve):
+        raise UserError("--report is of the training step: leave --decode and --serve out")
+    for path in filter(None, (bench.json, bench.report)):
+        check_writable(Path(path))
     if bench.vs:
         check_twin(options)
         # Else JAX takes three quarters of a GPU's memory at once.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
     with jax.set_mesh(make_mesh(options.mesh)):
+        losses = ten_losses() if bench.report else None  # first: a mesh that does not suit them is refused
         figures = report_serving(options) if bench.serve else measure(bench, options)
         if bench.json:
             with open(bench.json, "ab") as file:
                 file.write(json.dumps(record(argv, figures)).encode() + b"\n")
+        if bench.report and losses:
+            print(f"{'losses':28}{'right' if losses.right else f'wrong: {losses.measured}'}")
+            write_report(Path(bench.report), record(argv, figures), options, losses)
 
 
 def check_twin(options: Options) -> None:
@@ -111,6 +123,7 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
             variants += rivals(step, stack)
         times = take_turns(variants, bench.steps)
     figures = [figures_of(variant, times[variant.name], step) for variant in variants]
+    figures[0] |= planned_and_measured(step, fresh=bench.report is not None)
     print(table(figures))
     if bench.loop:
         pairs = zip(times[step.name], times[TrainLoop.name], strict=True)  # neighbours in time
@@ -134,6 +147,7 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
         "ms": 1e3 * middle,
         "min_ms": 1e3 * min(seconds),
         "spread": (high - low) / middle,
+        "tokens": step.tokens,
         "tokens_per_second": step.tokens / middle,
         "flops_per_second": flops,
         "mfu": flops / jax.sharding.get_mesh().size / peak if peak else None,
@@ -198,8 +212,15 @@ def details(step: dict[str, Any]) -> str:
         "MFU": f"{step['mfu']:.1%}" if step["mfu"] else f"none: no peak is known in {step['dtype']}",
         "compile time": f"{step['compile_seconds']:.1f} s",
         "memory": f"{step['memory_bytes'] / 1e6:,.0f} MB (XLA's plan: arguments and temporaries)",
+        "planned": "nothing: simulated devices share the CPU",
     }
-    return "\n".join([f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())])
+    if planned := step["planned_ms"]:
+        lines["planned"] = f"{planned:.2f} ms, {planned / step['ms']:.2f} times what was measured"
+    rows = [f"\n{step['name']}", *(f"{name:28}{text}" for name, text in lines.items())]
+    if step["classes"]:
+        rows.append(f"\n{'share of the step':28}{'planned':>10}{'measured':>10}")
+    rows += [f"{name:28}{x['planned']:10.0%}{x['measured']:10.0%}" for name, x in step["classes"].items()]
+    return "\n".join(rows)
 
 
 if __name__ == "__main__":

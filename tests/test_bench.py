@@ -14,6 +14,8 @@ from parallel import sharding
 from parallel.mesh import make_mesh
 from tests.helpers import refusal, run_python
 from tools.benchmarks import variants as measured
+from tools.benchmarks.profile import STEPS
+from tools.benchmarks.report import read_report
 
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
 TOKENS = 2 * 3 * 16  # of a step
@@ -49,7 +51,7 @@ def clock(monkeypatch):
             clock.steps += 1
             return compiled(*arguments)
 
-        step.memory_analysis = compiled.memory_analysis
+        step.memory_analysis, step.as_text = compiled.memory_analysis, compiled.as_text
         return step
 
     class Batches(sharding.Batches):
@@ -63,17 +65,19 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path):
+def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # keeps the peaks of this machine
     words = [*FLAGS, "--mesh=data:1", "--steps=9", "--loop", f"--dataset={tiny_data}"]
     words += ["--wandb_log=True"]  # which a benchmark does not do
-    bench.main([*words, f"--json={tmp_path}/figures.json"])
+    bench.main([*words, f"--json={tmp_path}/figures.json", f"--report={tmp_path}/report.json"])
     output = capsys.readouterr().out
     # ms per step, the least of them, their spread, tokens/s
     assert figures(output, "JAX float32") == [250.0, 250.0, 0.0, TOKENS / 0.25]
     assert figures(output, "in train.py's loop") == [312.5, 312.5, 0.0, round(TOKENS / 0.3125)]
     assert figures(output, "the loop adds") == [25.0]
-    # Each variant runs once to warm up, once as a pilot, and in each of 9 turns once untimed and once timed.
-    assert clock.steps == 2 * (1 + 1 + 9 * 2)
+    # Each variant runs once to warm up, once as a pilot, and in each of 9 turns once untimed and once timed;
+    # before them ten steps for their losses, and behind them those that are traced.
+    assert clock.steps == 10 + 2 * (1 + 1 + 9 * 2) + STEPS
     # The matrices: q, k, v and c_proj (D, D), the MLP's three (D, 128), the head. And attention's T x T.
     D, T = 32, 16
     flops = 6 * (2 * (4 * D * D + 3 * D * 128) + 33 * D) + 12 * 2 * T * D
@@ -90,6 +94,13 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path):
     assert (step["compile_seconds"], step["mfu"]) == (3.0, None) and step["memory_bytes"] > 0
     assert step["flops_per_second"] == pytest.approx(flops * TOKENS / 0.25)
     assert (loop["ms"], loop["tokens_per_second"]) == (312.5, TOKENS / 0.3125)
+
+    report = read_report(tmp_path / "report.json")
+    assert (report.ms, report.tokens, report.options["n_embd"]) == (250.0, TOKENS, 32)
+    assert row(output, "planned").startswith(f"{report.planned_ms:.2f} ms, ")
+    for name, share in report.classes.items():
+        assert figures(output, name) == [round(100 * share.planned), round(100 * share.measured)]
+    assert report.losses.right and row(output, "losses") == "right"
 
 
 def test_each_turn_of_a_variant_takes_about_half_a_second_and_all_have_as_many_turns():
@@ -149,6 +160,17 @@ def test_bench_against_torch_goes_on_without_a_compiler():
 def test_what_the_twin_does_not_have_is_not_compared(options):
     text = refusal(bench.main, ["--vs=torch", *(f"--{option}" for option in options.split(", "))])
     assert text == f"--vs=torch: PyTorch's step here does not have {options}: leave that out"
+
+
+@pytest.mark.parametrize("other", ["decode", "serve"])
+def test_a_report_is_of_the_training_step(other, tmp_path):
+    words = [f"--{other}", f"--report={tmp_path}/report.json"]
+    assert refusal(bench.main, words).startswith("--report is of the training step")
+
+
+def test_simulated_devices_have_no_plan(tmp_path, capsys):
+    bench.main([*FLAGS, "--mesh=data:3", "--steps=1"])
+    assert row(capsys.readouterr().out, "planned") == "nothing: simulated devices share the CPU"
 
 
 def test_without_torch_it_says_how_to_get_it(monkeypatch):

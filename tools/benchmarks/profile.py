@@ -1,0 +1,52 @@
+"""Where a step's time goes, planned and measured: shares of the classes of work of tools/planning."""
+
+from collections import Counter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+from jax.profiler import ProfileData
+
+from tools.benchmarks.variants import JaxStep
+from tools.planning.cost import Cost, estimate
+from tools.planning.here import this_machine
+from tools.planning.program import parse_program
+
+STEPS = 3  # that are traced
+
+
+def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:
+    """Plan the step at this machine's rates, measured now (`fresh`) or before, and trace some steps."""
+    mesh = jax.sharding.get_mesh()
+    if jax.devices()[0].platform == "cpu" and mesh.size > 1:
+        return {"planned_ms": None, "classes": {}}  # simulated devices share the CPU whose rates are known
+    program = parse_program(step.train_step.as_text() or "")
+    cost = estimate(program, this_machine(fresh), dict(mesh.shape))
+    measured, classes = trace(step, cost), {}
+    for row in cost.by_class() if measured else ():  # a device may have a trace without operations
+        ours, theirs = row.seconds / cost.seconds, measured[row.name] / measured.total()
+        classes[row.name] = {"planned": ours, "measured": theirs}
+    return {"planned_ms": 1e3 * cost.seconds, "classes": classes}
+
+
+def trace(step: JaxStep, cost: Cost) -> Counter[str]:
+    """Return the nanoseconds that operations of each class take in some steps.
+
+    A CPU runs several at once: they add up to more than the steps. A loop is no operation: its body's are.
+    """
+    classes = {price.operation.instruction.name: price.name for price in cost.prices}
+    computes = "/host:" if jax.devices()[0].platform == "cpu" else "/device:"
+    measured: Counter[str] = Counter()
+    with TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            step.run(STEPS)
+        (file,) = Path(folder).rglob("*.xplane.pb")
+        planes = ProfileData.from_file(str(file)).planes
+        lines = [line for plane in planes if plane.name.startswith(computes) for line in plane.lines]
+        for event in (event for line in lines for event in line.events):
+            # A TPU's events are named by the instruction's text.
+            name = dict(event.stats).get("hlo_op") or event.name.partition(" = ")[0].lstrip("%")
+            if name in classes:
+                measured[classes[name]] += event.duration_ns
+    return measured
