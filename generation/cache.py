@@ -15,7 +15,7 @@ from model import GPT, Block, GPTConfig
 
 
 class Cache(NamedTuple):
-    """The keys and values of up to S = block_size tokens of B sequences, whose lengths the caller keeps.
+    """The keys and values of up to S tokens of B sequences, whose lengths the caller keeps.
 
     Their dtype is that of products, float32 on a CPU: XLA would convert all of a bfloat16 cache to write it.
     """
@@ -25,8 +25,8 @@ class Cache(NamedTuple):
     documents: Int[Array, "B 1 S 1"] | None = None  # where each token's document begins; None without eot
 
     @classmethod
-    def empty(cls, config: GPTConfig, batch_size: int) -> "Cache":
-        B, K, S, C = batch_size, config.kv_heads, config.block_size, config.head_size
+    def empty(cls, config: GPTConfig, B: int, S: int) -> "Cache":
+        K, C = config.kv_heads, config.head_size
         keys, values = (
             [jnp.zeros((B, K, S, C), config.compute.result) for _ in range(config.n_layer)] for _ in range(2)
         )
@@ -48,8 +48,7 @@ def forward_with_cache(
 ) -> tuple[Float[Array, "B T D"], Cache]:
     """Compute features of tokens that follow the first `length` of each row, and add them to the cache.
 
-    The cache may be shorter than block_size. `blocks` are `unstack_blocks(model)`, made once, because that
-    takes as long as a token.
+    `blocks` are `unstack_blocks(model)`, made once, because that takes as long as a token.
     """
     config = model.config
     compute = replace(config.compute, dtype=config.compute.result)  # the cache's

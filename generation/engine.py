@@ -20,7 +20,8 @@ import jax
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import CHUNK, PREFILL_CHUNK, Likelihood, Rows, decode, keys_of_rows, prefill, start
+from generation.decode import CHUNK, PREFILL_CHUNK, Rows, keys_of_rows, start
+from generation.slots import Likelihood, decode_slots, prefill_slots
 from model import GPT
 
 PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens of a prompt that one call reads
@@ -80,7 +81,8 @@ class Engine:
         self.sequences: dict[int, Sequence] = {}  # by their slots
         self.unread: list[int] = []  # slots whose prompt is not read yet, in order
         self.rows = Rows.empty(slots)
-        self.decoder, self.cache = start(model, slots, self.vocab_size)
+        self.wants_logprobs = np.zeros(slots, bool)
+        self.decoder, self.cache = start(model, slots, self.block_size, self.vocab_size)
 
     @property
     def free(self) -> int:
@@ -122,7 +124,7 @@ class Engine:
         self.rows.temperature[slot] = request.temperature
         self.rows.top_k[slot] = min(request.top_k or self.vocab_size, self.vocab_size)
         self.rows.top_p[slot] = 1.0 if request.top_p is None else request.top_p
-        self.rows.wants_logprobs[slot] = request.logprobs
+        self.wants_logprobs[slot] = request.logprobs
         self.unread.append(slot)
         return slot
 
@@ -130,7 +132,8 @@ class Engine:
         """Free a slot, even before its sequence is complete."""
         del self.sequences[slot]
         self.rows.left[slot] = self.rows.length[slot] = 0
-        self.rows.wants_logprobs[slot] = self.rows.temperature[slot] = 0
+        self.rows.temperature[slot] = 0
+        self.wants_logprobs[slot] = False
         if slot in self.unread:
             self.unread.remove(slot)
 
@@ -202,7 +205,7 @@ class Engine:
     def _call_prefill(self, slots: list[int], tokens, first, following=None) -> Likelihood | None:
         bucket = self.block_size if len(slots) == 1 else self.buckets[0]
         rows = np.array(slots, np.int32), tokens, first, following
-        likelihood, self.cache = prefill(self.decoder, self.cache, *rows, bucket)
+        likelihood, self.cache = prefill_slots(self.decoder, self.cache, *rows, bucket)
         return jax.device_get(likelihood)
 
     def draw(self, most: int = CHUNK) -> list[Piece]:
@@ -220,13 +223,13 @@ class Engine:
         np.minimum(self.rows.left, most, out=self.rows.left)
         tokens, likelihood = self._call_decode(W, bucket, min(n, most))
         tokens = np.asarray(tokens)
-        if self.rows.wants_logprobs.any():
+        if self.wants_logprobs.any():
             likelihood = jax.device_get(likelihood)
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
     def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
-        rows = Rows(*(x[:W] for x in self.rows))
-        tokens, likelihood, self.cache = decode(self.decoder, self.cache, rows, np.int32(n), bucket)
+        rows = Rows(*(x[:W] for x in self.rows)), self.wants_logprobs[:W]
+        tokens, likelihood, self.cache = decode_slots(self.decoder, self.cache, *rows, np.int32(n), bucket)
         return tokens, likelihood
 
     def _bucket(self, longest: int, n: int) -> tuple[int, int]:

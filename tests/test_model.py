@@ -434,7 +434,8 @@ llama = dict(position="rope", norm="rmsnorm", n_kv_head=2, tie_embeddings=False,
 def use(config, key):
     model, tokens = config.build(key), jnp.zeros((2, 7), jnp.int32)
     jax.grad(lambda model: model(tokens, key=key).sum())(model)
-    forward_with_cache(model, unstack_blocks(model), tokens, Cache.empty(config, 2), jnp.zeros(2, jnp.int32))
+    cache, length = Cache.empty(config, 2, config.block_size), jnp.zeros(2, jnp.int32)
+    forward_with_cache(model, unstack_blocks(model), tokens, cache, length)
 
 modern = dict(mlp="relu2", attention_gate=True, mup_base_width=8)
 for variant in (dict(mlp="gelu", bias=True), llama, modern):

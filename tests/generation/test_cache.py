@@ -15,7 +15,11 @@ def in_chunks(model, tokens, ends):
     """Read tokens in chunks that end at `ends`: return their features, and the cache after them."""
     blocks = unstack_blocks(model)
     forward = jax.jit(lambda *arguments: forward_with_cache(model, blocks, *arguments))
-    cache, length, chunks = Cache.empty(model.config, len(tokens)), jnp.zeros(len(tokens), jnp.int32), []
+    cache, length, chunks = (
+        Cache.empty(model.config, len(tokens), model.config.block_size),
+        jnp.zeros(len(tokens), jnp.int32),
+        [],
+    )
     for chunk in jnp.split(tokens, ends, axis=1):
         features, cache = forward(chunk, cache, length)
         length += chunk.shape[1]
@@ -71,7 +75,7 @@ def test_the_cache_begins_anew_at_end_of_text_as_training_does(shape, ends):
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_the_cache_holds_keys_and_values_of_each_layer_in_the_dtype_that_products_give(result):
     config = changed(TINY, n_kv_head=2, dtype="bfloat16", result=result, n_layer=3)
-    cache = Cache.empty(config, 5)
+    cache = Cache.empty(config, 5, config.block_size)
     assert [len(cache.keys), len(cache.values)] == [3, 3]
     for x in (*cache.keys, *cache.values):
         assert (x.shape, x.dtype) == ((5, 2, 16, 8), result)  # (B, K, S, C)

@@ -114,13 +114,13 @@ def test_past_block_size_each_token_reads_between_half_of_it_and_all_of_it(gpt2,
     contexts, chunks = [], []  # the tokens that each new one reads; where prompts are read, and how much
     prefill, decode = decoding.prefill, decoding.decode
 
-    def spied_prefill(decoder, cache, slots, tokens, length, following, bucket):
+    def spied_prefill(decoder, cache, tokens, length):
         chunks.append((int(length[0]), tokens.shape[1], len(contexts)))
-        return prefill(decoder, cache, slots, tokens, length, following, bucket)
+        return prefill(decoder, cache, tokens, length)
 
-    def spied_decode(decoder, cache, rows, n, bucket):
+    def spied_decode(decoder, cache, rows, n):
         contexts.extend(int(rows.length[0]) + 1 + i for i in range(n))
-        return decode(decoder, cache, rows, n, bucket)
+        return decode(decoder, cache, rows, n)
 
     monkeypatch.setattr(decoding, "prefill", spied_prefill)
     monkeypatch.setattr(decoding, "decode", spied_decode)

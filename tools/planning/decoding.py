@@ -35,10 +35,11 @@ def plan_decoding(options: Options, target: Target, meta: Meta) -> str:
         here = jax.NamedSharding(jax.sharding.get_mesh(), P())
         decoder, cache = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=here),
-            jax.eval_shape(lambda: start(config.build(jax.random.key(0)), B, config.vocab_size)),
+            jax.eval_shape(
+                lambda: start(config.build(jax.random.key(0)), B, config.block_size, config.vocab_size)
+            ),
         )
-        rows, block_size = Rows.empty(B), config.block_size
-        compiled = decode.lower(decoder, cache, rows, np.int32(1), block_size).compile()
+        compiled = decode.lower(decoder, cache, Rows.empty(B), np.int32(1)).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes

@@ -7,8 +7,8 @@ from typing import NamedTuple
 import numpy as np
 
 from data.tokenizer import Tokenizer
-from generation.decode import Likelihood
 from generation.engine import Piece
+from generation.slots import Likelihood
 
 BEFORE = 8  # tokens of the prompt to decode first: a character may begin there, or a space belong to one
 
