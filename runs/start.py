@@ -14,7 +14,7 @@ from hub.weights import open_pretrained
 from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
-from parallel.pipeline.loop import make_pipeline
+from parallel.pipeline.loop import make_schedule
 from runs.checkpoint import Checkpoints, fingerprint
 from runs.load import is_run, load_base, load_weights
 from runs.manifest import Damaged, Manifest, latest_manifest
@@ -83,7 +83,7 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
         )
     config = model_config(options, vocab_size, eot)
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
-    make_pipeline(options)  # raises UserError for one that cannot be
+    make_schedule(options)  # raises UserError for one that cannot be
     return config
 
 

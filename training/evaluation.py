@@ -10,7 +10,7 @@ from config.options import Options
 from data.batches import Batches
 from data.dataset import SPLITS, Dataset
 from model import GPT
-from parallel.pipeline.loop import make_pipeline
+from parallel.pipeline.loop import make_schedule, pipeline_loss
 from parallel.sharding import batch_shape, distribute
 from training.chunked_loss import chunked_cross_entropy
 from training.step import mean_loss
@@ -49,7 +49,7 @@ def make_evaluate(options: Options, dataset: Dataset, model: GPT) -> Evaluate:
 
 def compile_loss(model: GPT, options: Options) -> Callable[..., Float[Array, ""]]:
     """Compile the mean loss without dropout, as a function `loss(model, x, y)` with x, y (B, T)."""
-    pipeline = make_pipeline(options)
-    loss = partial(pipeline.mean_loss, chunked_cross_entropy) if pipeline else mean_loss
+    schedule = make_schedule(options)
+    loss = partial(pipeline_loss, schedule, chunked_cross_entropy) if schedule else mean_loss
     batch = batch_shape(options.batch_size, options.block_size)
     return jax.jit(loss).lower(model, batch, batch).compile()

@@ -21,7 +21,7 @@ from config.options import Options
 from layers.compute import CurrentMesh, current_mesh, device, memory
 from layers.dropout import microbatch_keys
 from model import GPT
-from parallel.pipeline.loop import make_pipeline
+from parallel.pipeline.loop import make_schedule, pipeline_value_and_grad
 from parallel.sharding import batch_shape, shard, state_sharding
 from training.chunked_loss import chunked_cross_entropy
 from training.lora import trainable
@@ -51,8 +51,8 @@ microbatch_value_and_grad = eqx.filter_value_and_grad(loss_of_microbatch)
 
 def choose_value_and_grad(options: Options, model: GPT) -> Callable:
     """Return the function from (weights, frozen, x, y, key) to the step's loss and gradients."""
-    if pipeline := make_pipeline(options):
-        return partial(pipeline.mean_gradients, chunked_cross_entropy)
+    if schedule := make_schedule(options):
+        return partial(pipeline_value_and_grad, schedule, chunked_cross_entropy)
     parts = cpu_parts(options, current_mesh()) if device().platform == "cpu" else 1
     if options.gradient_accumulation_steps * parts == 1:
         return microbatch_value_and_grad

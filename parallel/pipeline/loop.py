@@ -5,11 +5,12 @@
 schedule.py makes a table of what each rank does in each tick; one loop over ticks, inside the compiled step,
 carries it out. Residual streams go to the next rank, their gradients to the one before. A backward computes
 its stage again, from the stage's input. Stage 0 embeds the tokens; the last stage has the loss, and its
-forward is part of its backward.
+forward is part of its backward. Each rank takes its own branch of `lax.cond`: communication inside a branch
+is along the other mesh axes.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 
@@ -42,132 +43,117 @@ def map_blocks(change: Callable, *models: GPT, rest: Callable = lambda x: x) -> 
     )
 
 
-def with_gathered_table(model: GPT) -> GPT:
-    """Return the model with a token table that is not split.
+def pipeline_loss(
+    schedule: Schedule, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
+) -> Float[Array, ""]:
+    """Return the mean loss of one batch, without dropout. XLA leaves out what only gradients need."""
+    once = replace(schedule, name="gpipe", microbatches=1)
+    halves = eqx.partition(model, True)  # all of it, and nothing
+    mean, _ = pipeline_value_and_grad(once, loss, *halves, x[None], y[None], None, only_loss=True)
+    return mean
 
-    Inside `shard_map`, XLA (JAX 0.10.2 and 0.12.0.1) crashes where it looks up many tokens in a split table.
-    """
-    return eqx.tree_at(lambda model: model.wte, model, replace_fn=lambda table: eqx.filter_shard(table, P()))
+
+def pipeline_value_and_grad(
+    schedule: Schedule,
+    loss: Loss,
+    weights: GPT,
+    frozen: GPT,
+    x: Int[Array, "M B T"],
+    y: Int[Array, "M B T"],
+    key: DropoutKey,
+    *,
+    only_loss: bool = False,
+) -> tuple[Float[Array, ""], GPT]:
+    """Return the mean loss of the M microbatches and its gradient by the weights, float32."""
+    table, n_inputs, n_cotangents = schedule.table()
+    ticks = schedule.stages if only_loss else None  # by then the last stage has it; None: all
+    # The devices along `data` sum their gradients once, after the last tick.
+    data = ("data",) if current_mesh().sizes["data"] > 1 and not only_loss else ()
+    # From here, the blocks' arrays are (chunks, layers of a stage, ...), split over the ranks on axis 1.
+    chunked = partial(map_blocks, lambda w: w.reshape(schedule.chunks, -1, *w.shape[1:]))
+    specs = partial(map_blocks, lambda _: P(None, "stage"), rest=lambda _: P())
+    rows = P(None, data)
+    slots = n_inputs + 1, n_cotangents + 1
+    # With check_vma=True, JAX's gradients through branches that differ between devices were wrong (#40823).
+    on_ranks = jax.shard_map(
+        partial(on_rank, schedule=schedule, loss=loss, slots=slots, data=data),
+        in_specs=(P(None, "stage"), specs(weights), specs(frozen), rows, rows, P()),
+        out_specs=(P(), specs(weights)),
+        axis_names={"stage", *data},
+        check_vma=False,
+    )
+    keys = microbatch_keys(key, len(x))
+    sums = on_ranks(np.array(table[:ticks]), chunked(weights), chunked(frozen), x, y, keys)
+    mean, gradients = jax.tree.map(lambda sum: sum / len(x), sums)
+    return mean, map_blocks(lambda w: w.reshape(-1, *w.shape[2:]), gradients)
 
 
-@dataclass(frozen=True)
-class Pipeline:
-    """A schedule, and the loop that carries it out.
+def on_rank(table, weights, frozen, x, y, keys, *, schedule: Schedule, loss: Loss, slots, data):
+    """Sum loss and gradients over the microbatches on one rank, whose table is (ticks, 1, fields)."""
+    R, n, last = schedule.ranks, schedule.stages, schedule.stages - 1
+    config = weights.config
+    nothing = shard_residual(jnp.zeros((*x.shape[1:], config.n_embd)))  # (B, T, D)
 
-    Each rank takes its own branch of `lax.cond`. Communication inside a branch is along the other mesh axes.
-    """
+    def weights_of(s):
+        return map_blocks(itemgetter(s // R), weights)
 
-    schedule: Schedule
+    def stage(s, m, weights, h):
+        """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
+        model = eqx.combine(weights, map_blocks(itemgetter(s // R), frozen))
+        positions, attend = causal_attention(config, x[m])
+        embed_key, layer_keys = split_key(None if keys is None else keys[m])
+        if layer_keys is not None:  # this stage's part of the keys that one device draws
+            L = config.n_layer
+            layer_keys = lax.dynamic_slice_in_dim(jax.random.split(layer_keys, L), s * (L // n), L // n)
 
-    def mean_loss(
-        self, loss: Loss, model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]
-    ) -> Float[Array, ""]:
-        """Return the mean loss of one batch, without dropout. XLA leaves out what only gradients need."""
-        once = Pipeline(replace(self.schedule, name="gpipe", microbatches=1))
-        halves = eqx.partition(model, True)  # all of it, and nothing
-        mean, _ = once.mean_gradients(loss, *halves, x[None], y[None], None, only_loss=True)
-        return mean
+        def embed():  # in a table that is not split: else XLA crashes here (JAX 0.10.2 and 0.12.0.1)
+            table = eqx.filter_shard(model.wte, P())
+            return eqx.tree_at(lambda m: m.wte, model, table).embed(x[m], positions, embed_key)
 
-    def mean_gradients(
-        self,
-        loss: Loss,
-        weights: GPT,
-        frozen: GPT,
-        x: Int[Array, "M B T"],
-        y: Int[Array, "M B T"],
-        key: DropoutKey,
-        *,
-        only_loss: bool = False,
-    ) -> tuple[Float[Array, ""], GPT]:
-        """Return the mean loss of the M microbatches and its gradient by the weights, float32."""
-        table, n_inputs, n_cotangents = self.schedule.table()
-        ticks = self.schedule.stages if only_loss else None  # by then the last stage has it; None: all
-        # The devices along `data` sum their gradients once, after the last tick.
-        data = ("data",) if current_mesh().sizes["data"] > 1 and not only_loss else ()
-        # From here, the blocks' arrays are (chunks, layers of a stage, ...), split over the ranks on axis 1.
-        chunked = partial(map_blocks, lambda w: w.reshape(self.schedule.chunks, -1, *w.shape[1:]))
-        specs = partial(map_blocks, lambda _: P(None, "stage"), rest=lambda _: P())
-        rows = P(None, data)
-        # With check_vma=True JAX has given wrong gradients through branches that differ between devices
-        # (#40823).
-        on_ranks = jax.shard_map(
-            partial(self._on_rank, loss=loss, slots=(n_inputs + 1, n_cotangents + 1), data=data),
-            in_specs=(P(None, "stage"), specs(weights), specs(frozen), rows, rows, P()),
-            out_specs=(P(), specs(weights)),
-            axis_names={"stage", *data},
-            check_vma=False,
+        h = lax.cond(s == 0, embed, lambda: h)
+        h = apply_blocks(model.blocks, h, attend, layer_keys, config.compute)
+        return h, lax.cond(
+            s == last,
+            lambda: loss(model.ln_f(h), model.head, y[m], config.compute),
+            lambda: jnp.zeros(()),
         )
-        keys = microbatch_keys(key, len(x))
-        sums = on_ranks(np.array(table[:ticks]), chunked(weights), chunked(frozen), x, y, keys)
-        mean, gradients = jax.tree.map(lambda sum: sum / len(x), sums)
-        return mean, map_blocks(lambda w: w.reshape(-1, *w.shape[2:]), gradients)
 
-    def _on_rank(self, table, weights, frozen, x, y, keys, *, loss: Loss, slots: tuple[int, int], data):
-        """Sum loss and gradients over the microbatches, on one rank.
+    def tick(carry, row):
+        inputs, cotangents, sums = carry
+        now = Row(*row[0])
 
-        Its part of the table is (ticks, 1, fields).
-        """
-        R, n, last = self.schedule.ranks, self.schedule.stages, self.schedule.stages - 1
-        config = weights.config
-        nothing = shard_residual(jnp.zeros((*x.shape[1:], config.n_embd)))  # (B, T, D)
+        def forward():
+            s, m = now.forward, now.forward_microbatch
+            return stage(s, m, weights_of(s), inputs[now.forward_slot])[0]
 
-        def weights_of(s):
-            return map_blocks(itemgetter(s // R), weights)
-
-        def add(sums, nats, gradients, chunk):
-            added = map_blocks(lambda sum, one: sum.at[chunk].add(one), sums[1], gradients, rest=jnp.add)
-            return sums[0] + nats, added
-
-        def stage(s, m, weights, h):
-            """Return the output of stage s for microbatch m, and its loss: 0 before the last stage."""
-            model = eqx.combine(weights, map_blocks(itemgetter(s // R), frozen))
-            positions, attend = causal_attention(config, x[m])
-            embed_key, layer_keys = split_key(None if keys is None else keys[m])
-            if layer_keys is not None:  # this stage's part of the keys that one device draws
-                L = config.n_layer
-                layer_keys = lax.dynamic_slice_in_dim(jax.random.split(layer_keys, L), s * (L // n), L // n)
-            h = lax.cond(
-                s == 0, lambda: with_gathered_table(model).embed(x[m], positions, embed_key), lambda: h
+        def backward():
+            s, m, h = now.backward, now.backward_microbatch, inputs[now.backward_slot]
+            total, gradients = sums
+            (_, nats), pull = jax.vjp(partial(stage, s, m), weights_of(s), h)
+            dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
+            dweights, dh = pull((dh, jnp.ones(())))
+            added = map_blocks(
+                lambda sum, one: sum.at[s // R].add(one), gradients, shard(dweights), rest=jnp.add
             )
-            h = apply_blocks(model.blocks, h, attend, layer_keys, config.compute)
-            return h, lax.cond(
-                s == last,
-                lambda: loss(model.ln_f(h), model.head, y[m], config.compute),
-                lambda: jnp.zeros(()),
-            )
+            return (total + nats, added), dh
 
-        def tick(carry, row):
-            inputs, cotangents, sums = carry
-            now = Row(*row[0])
+        h = lax.cond(now.forward >= 0, forward, lambda: nothing)
+        sums, dh = lax.cond(now.backward >= 0, backward, lambda: (sums, nothing))
+        h = lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)])
+        dh = lax.ppermute(dh, "stage", [(r, (r - 1) % R) for r in range(R)])
+        inputs = inputs.at[now.input_arrives].set(h)
+        cotangents = cotangents.at[now.cotangent_arrives].set(dh)
+        return (inputs, cotangents, sums), None
 
-            def forward():
-                s, m = now.forward, now.forward_microbatch
-                return stage(s, m, weights_of(s), inputs[now.forward_slot])[0]
-
-            def backward():
-                s, m, h = now.backward, now.backward_microbatch, inputs[now.backward_slot]
-                (_, nats), pull = jax.vjp(partial(stage, s, m), weights_of(s), h)
-                dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
-                dweights, dh = pull((dh, jnp.ones(())))
-                return add(sums, nats, shard(dweights), s // R), dh
-
-            h = lax.cond(now.forward >= 0, forward, lambda: nothing)
-            sums, dh = lax.cond(now.backward >= 0, backward, lambda: (sums, nothing))
-            h = lax.ppermute(h, "stage", [(r, (r + 1) % R) for r in range(R)])
-            dh = lax.ppermute(dh, "stage", [(r, (r - 1) % R) for r in range(R)])
-            inputs = inputs.at[now.input_arrives].set(h)
-            cotangents = cotangents.at[now.cotangent_arrives].set(dh)
-            return (inputs, cotangents, sums), None
-
-        buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
-        zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights)
-        (*_, (total, gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
-        summed = partial(lax.psum, axis_name="stage")
-        return lax.pmean((summed(total), map_blocks(lambda x: x, gradients, rest=summed)), data)
+    buffers = (shard_residual(jnp.zeros((count, *nothing.shape))) for count in slots)
+    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, weights)
+    (*_, (total, gradients)), _ = lax.scan(tick, (*buffers, zeros), table)
+    summed = partial(lax.psum, axis_name="stage")
+    return lax.pmean((summed(total), map_blocks(lambda x: x, gradients, rest=summed)), data)
 
 
-def make_pipeline(options: Options) -> Pipeline | None:
-    """Make the pipeline that the options describe; None where the mesh has one stage. Raises UserError."""
+def make_schedule(options: Options) -> Schedule | None:
+    """Make the schedule that the options describe; None where the mesh has one stage. Raises UserError."""
     n_ranks = current_mesh().sizes["stage"]
     if n_ranks == 1:
         return None
@@ -178,4 +164,4 @@ def make_pipeline(options: Options) -> Pipeline | None:
             f"and virtual_stages={options.virtual_stages} make: change one of them"
         )
     microbatches = options.gradient_accumulation_steps
-    return Pipeline(Schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches))
+    return Schedule(options.pipeline_schedule, n_ranks, options.virtual_stages, microbatches)

@@ -16,7 +16,6 @@ to 2 ranks - 3 stage inputs, for any number of microbatches.
 
 from dataclasses import dataclass
 from functools import cached_property
-from operator import itemgetter
 from typing import NamedTuple
 
 from config.command_line import UserError
@@ -103,12 +102,10 @@ class Schedule:
         return when
 
     def _ready(self, task: Task, when: dict[Task, int], tick: int) -> bool:
+        """Tell whether what the task reads from another rank is there."""
         kind, stage, microbatch = task
-        if kind == "fwd":
-            return stage == 0 or when.get(Task("fwd", stage - 1, microbatch), tick) < tick
-        if Task("fwd", stage, microbatch) not in when:
-            return False
-        return stage == self.stages - 1 or when.get(Task("bwd", stage + 1, microbatch), tick) < tick
+        before = stage - 1 if kind == "fwd" else stage + 1
+        return before in (-1, self.stages) or when.get(Task(kind, before, microbatch), tick) < tick
 
     @property
     def ticks(self) -> int:
@@ -117,12 +114,8 @@ class Schedule:
     def table(self) -> tuple[list[list[Row]], int, int]:
         """Return each tick's rows, one for each rank, and the numbers of input and cotangent slots."""
         last, when, R = self.stages - 1, self.when, self.ranks
-        slot, n = self._allocate(
-            {(s + 1, m): t for (kind, s, m), t in when.items() if kind == "fwd" and s < last}
-        )
-        dslot, dn = self._allocate(
-            {(s - 1, m): t for (kind, s, m), t in when.items() if kind == "bwd" and s > 0}
-        )
+        slot, n = self._allocate("fwd", +1)
+        dslot, dn = self._allocate("bwd", -1)
         rows = [[Row(-1, 0, n, -1, 0, n, dn, n, dn) for _ in range(R)] for _ in range(self.ticks)]
 
         def change(tick, stage, **fields):
@@ -139,13 +132,14 @@ class Schedule:
                 change(tick, s + 1, input_arrives=slot[s + 1, m])
         return rows, n, dn
 
-    def _allocate(self, arrivals: dict[tuple[int, int], int]) -> tuple[dict[tuple[int, int], int], int]:
-        """Give each array, by (stage, microbatch), a free slot of its rank. Return also the number of slots.
+    def _allocate(self, kind: str, step: int) -> tuple[dict[tuple[int, int], int], int]:
+        """Give slots to what tasks of a kind send to stage + `step`, by (stage, microbatch). Count them.
 
         It arrives at the end of a tick, when what the tick used is free, and is kept until its backward.
         """
+        sent = ((tick, s + step, m) for (k, s, m), tick in self.when.items() if k == kind)
         slots, free_from = {}, {}  # free_from[rank][slot] is a tick
-        for (stage, m), arrives in sorted(arrivals.items(), key=itemgetter(1)):
+        for arrives, stage, m in sorted(x for x in sent if 0 <= x[1] < self.stages):
             ends = free_from.setdefault(stage % self.ranks, [])
             slot = next((i for i, end in enumerate(ends) if end <= arrives), len(ends))
             ends[slot : slot + 1] = [self.when[Task("bwd", stage, m)]]
