@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from layers.compute import Compute
 from layers.dropout import dropout
-from layers.kernels import fits, fused_attention
+from layers.kernels import TOKENS, fused_attention
 from layers.products import product
 
 # attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C)
@@ -41,7 +41,7 @@ def causal_attention(
     def attend(q, k, v, key=None):
         q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
         plain = watch is None and (key is None or config.dropout == 0)
-        if plain and compute.attention != "einsum" and fits(compute.attention, T):
+        if plain and compute.attention != "einsum" and T % TOKENS[compute.attention] == 0:
             y = fused_attention(q, k, v, documents, compute.attention, config.window, compute.dtype)
         else:
             mask = causal_mask(jnp.arange(T)[None], T, config.window, documents)

@@ -15,25 +15,16 @@ from config.devices import FASTEST_ATTENTION
 from layers.compute import current_mesh, device
 
 # T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
-TOKENS = {"cudnn": 2, "splash": 128}
+TOKENS = {"einsum": 1, "cudnn": 2, "splash": 128}
 
 
-def fastest_attention() -> str:
-    """Return the fastest implementation on the device, for shapes and dtypes that it takes."""
+def fastest_attention(T: int, head_size: int, dtype: str) -> str:
+    """Return the fastest implementation that the device has for these shapes and this dtype."""
     kind = device().device_kind
-    return next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
-
-
-def available(kernel: str, T: int, head_size: int, dtype: str) -> bool:
-    """Tell whether the device has `kernel`, and it takes these shapes and this dtype."""
-    if kernel == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
-        return False
-    return fastest_attention() == kernel and fits(kernel, T)
-
-
-def fits(kernel: str, T: int) -> bool:
-    """Tell whether `kernel` takes T tokens."""
-    return T % TOKENS[kernel] == 0
+    name = next((name for pattern, name in FASTEST_ATTENTION.items() if re.search(pattern, kind)), "einsum")
+    if name == "cudnn" and (dtype != "bfloat16" or head_size % 8 or head_size > 128):
+        return "einsum"
+    return name if T % TOKENS[name] == 0 else "einsum"
 
 
 def fused_attention(

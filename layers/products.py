@@ -48,6 +48,8 @@ class Linear(eqx.Module):
     bias: Float[Array, "*o"] | None
     compute: Compute = eqx.field(static=True)
     matrix: ClassVar[bool] = True  # to Muon and LoRA
+    # How the mesh axis `tensor` splits each array: along the first output axis.
+    tensor_specs: ClassVar[dict[str, P]] = {"weight": P(None, "tensor"), "bias": P("tensor")}
 
     def __init__(self, config, fan_in: int, *fan_out: int, std: float = 0.02, key: PRNGKeyArray):
         self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
@@ -62,11 +64,6 @@ class Linear(eqx.Module):
         """Return the layer that computes from x what this one computes from x * g."""
         weight = jnp.expand_dims(g, range(1, self.weight.ndim)) * self.weight
         return eqx.tree_at(lambda layer: layer.weight, self, weight)
-
-    def tensor_specs(self) -> "Linear":
-        """Return how the mesh axis `tensor` splits each array: along the first output axis."""
-        specs = [P(None, "tensor")] if self.bias is None else [P(None, "tensor"), P("tensor")]
-        return jax.tree.unflatten(jax.tree.structure(self), specs)
 
 
 def is_linear(x) -> bool:
@@ -85,9 +82,13 @@ def apply_each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Arr
     n = current_mesh().sizes["tensor"]
     if n == 1 or any(layer.weight.shape[1] % n for layer in layers):
         return [layer(x) for layer in layers]
+
+    def specs(layer):
+        return jax.tree.map_with_path(lambda path, _: layer.tensor_specs[path[-1].name], layer)
+
     return jax.shard_map(
         lambda layers, x: [layer(x) for layer in layers],
-        in_specs=([layer.tensor_specs() for layer in layers], P()),
+        in_specs=([specs(layer) for layer in layers], P()),
         out_specs=P(None, None, "tensor"),
         axis_names={"tensor"},
         check_vma=False,

@@ -7,6 +7,7 @@ as much as training W.
 """
 
 import math
+from typing import ClassVar
 
 import equinox as eqx
 import jax
@@ -27,6 +28,7 @@ class LoRALinear(Linear):
     lora_a: Float[Array, "i r"]
     lora_b: Float[Array, "r *o"]
     scale: float = eqx.field(static=True)  # alpha / r
+    tensor_specs: ClassVar[dict[str, P]] = Linear.tensor_specs | {"lora_a": P(), "lora_b": P(None, "tensor")}
 
     def __init__(self, layer: Linear, options: Options, key: PRNGKeyArray):
         """Make all L layers at once. A is drawn as in the paper's code and in PEFT: var(x A) = var(x) / 3."""
@@ -43,10 +45,6 @@ class LoRALinear(Linear):
 
     def scale_inputs(self, g: Float[Array, " i"]) -> "LoRALinear":
         return eqx.tree_at(lambda layer: layer.lora_a, super().scale_inputs(g), g[:, None] * self.lora_a)
-
-    def tensor_specs(self) -> "LoRALinear":
-        below = [P(None, "tensor")] if self.bias is None else [P(None, "tensor"), P("tensor")]
-        return jax.tree.unflatten(jax.tree.structure(self), [*below, P(), P(None, "tensor")])
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:

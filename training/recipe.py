@@ -56,14 +56,16 @@ def choose_value_and_grad(options: Options, model: GPT) -> Callable:
     parts = cpu_parts(options, current_mesh()) if device().platform == "cpu" else 1
     if options.gradient_accumulation_steps * parts == 1:
         return microbatch_value_and_grad
-    mean = mean_of_microbatches
-    if axes := deferred_reduction_axes(model, current_mesh()):
-        mean = reduce_once(mean, axes)
-    return partial(in_parts, mean, parts) if parts > 1 else mean
+    mean = partial(mean_of_microbatches, parts)
+    axes = deferred_reduction_axes(model, current_mesh())
+    return reduce_once(mean, axes) if axes else mean
 
 
-def mean_of_microbatches(weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key):
-    """Average loss and gradients over A microbatches in turn, in float32."""
+def mean_of_microbatches(
+    parts: int, weights: GPT, frozen: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"], key
+):
+    """Average loss and gradients over A microbatches in turn, each cut into `parts`, in float32."""
+    x, y = cut(x, parts), cut(y, parts)
 
     def add(total, microbatch):
         x, y, key = microbatch
@@ -113,14 +115,10 @@ def cpu_parts(options: Options, mesh: CurrentMesh) -> int:
     return next(n for n in range(1, rows + 1) if rows % n == 0 and (B * T <= n * CPU_TOKENS or n == rows))
 
 
-def in_parts(mean: Callable, n: int, weights: GPT, frozen: GPT, x, y, key):
+def cut(x: Int[Array, "A B T"], n: int) -> Int[Array, "A_n B_n T"]:
     """Cut each microbatch into n smaller ones. Every device of a mesh keeps its rows."""
-
-    def cut(x: Int[Array, "A B T"]) -> Int[Array, "A_n B_n T"]:
-        A, B, T = x.shape
-        return x.reshape(A, B // n, n, T).swapaxes(1, 2).reshape(A * n, B // n, T)
-
-    return mean(weights, frozen, cut(x), cut(y), key)
+    A, B, T = x.shape
+    return x.reshape(A, B // n, n, T).swapaxes(1, 2).reshape(A * n, B // n, T)
 
 
 def compile_step(state: TrainState, options: Options) -> jax.stages.Compiled:

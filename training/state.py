@@ -11,7 +11,7 @@ from jaxtyping import Array, Int, PyTree
 from config.command_line import UserError
 from config.options import SHAPE, VARIANTS, Options
 from layers.compute import Compute, device, memory, multiplies_bfloat16
-from layers.kernels import available, fastest_attention
+from layers.kernels import fastest_attention
 from model import GPT, GPTConfig
 from parallel.sharding import shard, with_shardings
 from training.lora import add_adapters, partition_trainable
@@ -66,18 +66,15 @@ def choose_compute(options: Options, config: GPTConfig) -> Compute:
 
 
 def choose_attention(options: Options, config: GPTConfig, dtype: str) -> str:
-    auto = options.attention == "auto"
-    name = fastest_attention() if auto else options.attention
-    if name == "einsum":
-        return name
-    has_kernel = available(name, config.block_size, config.head_size, dtype)
-    if auto:
-        return name if has_kernel else "einsum"
-    if not has_kernel or options.dropout:  # in training; evaluation has none
+    fastest = fastest_attention(config.block_size, config.head_size, dtype)
+    if options.attention == "auto":
+        return fastest  # with dropout, for evaluation
+    if options.attention != "einsum" and (options.attention != fastest or options.dropout):
         raise UserError(
-            f"attention={name} does not suit the device, shape, dtype or dropout; use attention=auto"
+            f"attention={options.attention} does not suit the device, shape, dtype or dropout; "
+            "use attention=auto"
         )
-    return name
+    return options.attention
 
 
 def shape_options(config: GPTConfig) -> dict[str, Any]:
