@@ -24,15 +24,11 @@ CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
 PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` reads, at most
 
 
-class Decoder(eqx.Module):
-    """A model prepared for decoding. Tokens from `vocab_size` on pad the vocabulary, and are never drawn."""
+class Decoder(NamedTuple):
+    """A model prepared for decoding."""
 
-    model: GPT
+    model: GPT  # without its blocks
     blocks: list[Block]
-    vocab_size: int = eqx.field(static=True)
-
-    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
-        return self.model.logits(x)[..., : self.vocab_size]
 
 
 class Rows(NamedTuple):
@@ -59,27 +55,26 @@ class Rows(NamedTuple):
 @partial(jax.jit, static_argnames=("W", "S", "vocab_size"))
 def start(model: GPT, W: int, S: int, vocab_size: int) -> tuple[Decoder, Cache]:
     """Return the decoder of a model, and an empty cache of W rows of S tokens."""
-    cache = Cache.empty(model.config, W, S)
-    model = cast_products(model)
-    return Decoder(model, unstack_blocks(model), vocab_size), shard_cache(cache)
+    return prepare(model, vocab_size), shard_cache(Cache.empty(model.config, W, S))
 
 
-def cast_products(model: GPT) -> GPT:
-    """Return the model with the weights of its products in their dtype. It computes the same, to the bit."""
+def prepare(model: GPT, vocab_size: int) -> Decoder:
+    """Cast the weights of products to their dtype, which changes no bit, and cut the vocabulary's padding."""
     dtype = model.config.compute.dtype
 
     def cast(x):
         return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if is_linear(x) else x
 
-    blocks = jax.tree.map(cast, model.blocks, is_leaf=is_linear)
-    head = model.head.astype(dtype)  # also if tied: the embedding table stays float32
-    return eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (blocks, head), is_leaf=lambda x: x is None)
+    blocks = jax.tree.map(cast, unstack_blocks(model), is_leaf=is_linear)
+    head = model.head[:vocab_size].astype(dtype)  # also if tied: the embedding table stays float32
+    rest = eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (None, head), is_leaf=lambda x: x is None)
+    return Decoder(rest, blocks)
 
 
 @partial(jax.jit, donate_argnames="cache")
 def prefill(decoder: Decoder, cache: Cache, tokens: Int[Array, "W T"], length: Int[Array, " W"]) -> Cache:
     """Read tokens after the `length` of each row. Padding is read too, and overwritten before it matters."""
-    _, cache = forward_with_cache(decoder.model, decoder.blocks, tokens, cache, length)
+    _, cache = forward_with_cache(*decoder, tokens, cache, length)
     return shard_cache(cache)
 
 
@@ -105,8 +100,8 @@ def draw_token(
     """Read each row's last token and draw the next, number i of a call. Return also its logits."""
     rows = jax.tree.map(jnp.asarray, rows)
     length = rows.length + jnp.minimum(i, rows.left)
-    x, cache = forward_with_cache(decoder.model, decoder.blocks, token[:, None], cache, length)
-    logits = decoder.logits(x)
+    x, cache = forward_with_cache(*decoder, token[:, None], cache, length)
+    logits = decoder.model.logits(x)
     keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key), rows.made + i)
     return sample(logits[:, 0], keys, rows.temperature, rows.top_k, rows.top_p), logits, cache
 

@@ -54,14 +54,14 @@ def prefill_slots(
     The result has the log-probabilities of the `following` tokens, if they are given.
     """
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
-    x, part = forward_with_cache(decoder.model, decoder.blocks, tokens, part, length)
+    x, part = forward_with_cache(*decoder, tokens, part, length)
 
     def put_back(i, cache):
         slot, row = slots[i], jax.tree.map(lambda x: lax.dynamic_slice_in_dim(x, i, 1), part)
         return jax.tree.map(lambda x, y: lax.dynamic_update_slice(x, y, (slot, 0, 0, 0)), cache, row)
 
     cache = lax.fori_loop(0, len(slots), put_back, cache)
-    likelihood = None if following is None else Likelihood.of(following, decoder.logits(x))
+    likelihood = None if following is None else Likelihood.of(following, decoder.model.logits(x))
     return likelihood, shard_cache(cache)
 
 
@@ -75,7 +75,7 @@ def decode_slots(
     bucket: int,
 ) -> tuple[Int[Array, "W CHUNK"], Likelihood, Cache]:
     """Do as `decode` for the first W slots. `bucket` is longer than any row becomes, or block_size."""
-    W, V = len(rows.token), decoder.vocab_size
+    W, V = len(rows.token), len(decoder.model.head)
 
     def draw_next(i, state):
         drawn, token, part = state

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from generation import decode as decoding
-from generation.decode import CHUNK, cast_products, generate
+from generation.cache import Cache, forward_with_cache, unstack_blocks
+from generation.decode import CHUNK, generate, prepare
 from model import GPT, GPTConfig
 from tests.models import changed
 
@@ -195,7 +196,15 @@ def test_no_tokens_are_made_where_none_are_asked_for(gpt2):
 def test_the_weights_of_products_are_cast_once():
     """And the model computes what it did, to the bit; tokens are looked up in float32."""
     model = make(changed(CONFIGS["gpt2"], dtype="bfloat16"))
-    cast = jax.jit(cast_products)(model)
-    assert {cast.blocks.attn.c_q.weight.dtype, cast.blocks.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
-    assert (cast.head.dtype, cast.wte.dtype, cast.blocks.ln_1.weight.dtype) == ("bfloat16", *2 * ["float32"])
-    np.testing.assert_array_equal(logits(cast, prompt(2, S)), logits(model, prompt(2, S)))
+    cast, blocks = jax.jit(prepare, static_argnums=1)(model, SHAPE["vocab_size"])
+    block = blocks[0]
+    assert {block.attn.c_q.weight.dtype, block.mlp.c_proj.weight.dtype} == {jnp.dtype("bfloat16")}
+    assert (cast.head.dtype, cast.wte.dtype, block.ln_1.weight.dtype) == ("bfloat16", *2 * ["float32"])
+
+    @jax.jit
+    def read(model, blocks):
+        cache, length = Cache.empty(model.config, 2, S), jnp.zeros(2, jnp.int32)
+        features, _ = forward_with_cache(model, blocks, prompt(2, S), cache, length)
+        return model.logits(features)
+
+    np.testing.assert_array_equal(read(cast, blocks), read(model, unstack_blocks(model)))
