@@ -14,7 +14,7 @@ BACKWARD = 3  # the time of a backward in forwards: recomputation, and two gradi
 
 def describe(schedule: Schedule) -> str:
     ranks = range(schedule.ranks)
-    lines = [f"rank {rank}: {' '.join(map(str, schedule.tasks(rank)))}" for rank in ranks]
+    lines = [f"rank {rank}: {' '.join(names(schedule, rank))}" for rank in ranks]
     lines += ["", f"{schedule.ticks} ticks; stage.microbatch forward|backward", ""]
     lines += timeline(schedule)
     lines += [
@@ -25,6 +25,11 @@ def describe(schedule: Schedule) -> str:
         + ", ".join(str(inputs_held(schedule, rank)) for rank in ranks),
     ]
     return "\n".join(lines)
+
+
+def names(schedule: Schedule, rank: int) -> list[str]:
+    """Name a rank's tasks as JaxPP prints them."""
+    return [f"{kind}_{stage}__{microbatch}" for kind, stage, microbatch in schedule.tasks(rank)]
 
 
 def timeline(schedule: Schedule) -> list[str]:

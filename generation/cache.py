@@ -35,7 +35,7 @@ class Cache(NamedTuple):
 
 def shard_cache(cache: Cache) -> Cache:
     """Constrain the heads to be split over `tensor`, as all functions do that return a cache."""
-    n = current_mesh().sizes["tensor"]
+    n = current_mesh().shape["tensor"]
     return jax.tree.map(lambda x: constrain(x, None, "tensor" if x.shape[1] % n == 0 else None), cache)
 
 

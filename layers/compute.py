@@ -8,11 +8,11 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 from jax import lax
-from jax.sharding import AbstractDevice, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, PartitionSpec
 from jaxtyping import Array
 
 from config.devices import known_device
@@ -30,27 +30,23 @@ class Compute:
     max_logits: int = 2**26  # on a device at once; the loss computes more in chunks
 
 
-class CurrentMesh(NamedTuple):
-    """The mesh. Within `jax.shard_map`, the axes that it has split are manual."""
-
-    exists: bool
-    sizes: dict[str, int]  # devices along each axis
-    manual: tuple[str, ...]
-    rows: tuple[str, ...]  # axes that split a batch's rows and are not manual
+ONE_DEVICE = AbstractMesh((1, 1, 1, 1), ("stage", "data", "fsdp", "tensor"))
 
 
-def current_mesh() -> CurrentMesh:
-    """Return the mesh of the code that is traced; without a mesh, every axis has one device."""
+def current_mesh() -> AbstractMesh:
+    """Return the mesh of the code that is traced. What `jax.shard_map` has split around it is manual."""
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty:
-        return CurrentMesh(False, dict.fromkeys(("stage", "data", "fsdp", "tensor"), 1), (), ())
-    rows = tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
-    return CurrentMesh(True, dict(mesh.shape), tuple(mesh.manual_axes), rows)
+    return ONE_DEVICE if mesh.empty else mesh
+
+
+def row_axes() -> tuple[str, ...]:
+    """Return the mesh axes that split a batch's rows and are not manual."""
+    return tuple(axis for axis in ("data", "fsdp") if axis not in current_mesh().manual_axes)
 
 
 def constrain(x: Array, *axes) -> Array:
-    """Constrain how the mesh splits the axes of an array. Without a mesh, return x itself."""
-    return lax.with_sharding_constraint(x, PartitionSpec(*axes)) if current_mesh().exists else x
+    """Constrain how the mesh splits the axes of an array."""
+    return lax.with_sharding_constraint(x, PartitionSpec(*axes)) if current_mesh().size > 1 else x
 
 
 def device() -> jax.Device | AbstractDevice:

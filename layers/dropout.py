@@ -29,8 +29,8 @@ def dropout(x: Float[Array, "..."], rate: float, key: DropoutKey) -> Float[Array
 def bits_of_rows(key: PRNGKeyArray, shape: tuple[int, ...]) -> UInt[Array, "..."]:
     """Draw random numbers of a shape (B, ...); within `jax.shard_map`, those of this device's rows."""
     mesh, B = current_mesh(), shape[0]
-    axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.manual)
-    n = math.prod(mesh.sizes[axis] for axis in axes)
+    axes = tuple(axis for axis in ("data", "fsdp") if axis in mesh.manual_axes)
+    n = math.prod(mesh.shape[axis] for axis in axes)
     bits = jax.random.bits(key, (n * B, *shape[1:]), jnp.uint32)
     return lax.dynamic_slice_in_dim(bits, lax.axis_index(axes) * B, B) if axes else bits
 

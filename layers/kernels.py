@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from config.devices import FASTEST_ATTENTION
-from layers.compute import current_mesh, device
+from layers.compute import current_mesh, device, row_axes
 
 # T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
 TOKENS = {"einsum": 1, "cudnn": 2, "splash": 128}
@@ -44,14 +44,14 @@ def fused_attention(
     attend = partial(cudnn_attention if kernel == "cudnn" else splash_attention, window=window)
     operands = (*(x.astype(dtype) for x in (q, k, v)), documents)
     mesh = current_mesh()
-    if not mesh.exists:
+    if mesh.size == 1:
         return attend(*operands)
-    rows, heads = P(mesh.rows), P(mesh.rows, "tensor")
+    rows, heads = P(row_axes()), P(row_axes(), "tensor")
     return jax.shard_map(
         attend,
         in_specs=(heads, heads, heads, rows),
         out_specs=heads,
-        axis_names=set(mesh.sizes) - set(mesh.manual),
+        axis_names=set(mesh.shape) - set(mesh.manual_axes),
         check_vma=False,
     )(*operands)
 

@@ -79,7 +79,7 @@ def linear(x: Float[Array, "B T i"], w: Float[Array, "i *o"], compute: Compute) 
 
 def apply_each(layers: list[Linear], x: Float[Array, "B T D"]) -> list[Float[Array, "B T *o"]]:
     """Return `layer(x)` for each of the layers; where `tensor` splits them, x's gradient is summed once."""
-    n = current_mesh().sizes["tensor"]
+    n = current_mesh().shape["tensor"]
     if n == 1 or any(layer.weight.shape[1] % n for layer in layers):
         return [layer(x) for layer in layers]
 
@@ -110,8 +110,8 @@ def _lookup_forward(table, tokens, dtype):
 def _lookup_backward(dtype, saved, dy):
     table, tokens = saved
     gradient = jnp.zeros_like(table).at[tokens].add(dy.astype(table.dtype))
-    sizes = current_mesh().sizes
-    if sizes["fsdp"] * sizes["tensor"] > 1:
+    mesh = current_mesh()
+    if mesh.shape["fsdp"] * mesh.shape["tensor"] > 1:
         # Without the barrier, XLA gathers a tied head's gradient, which is split, to add this one in place.
         gradient = lax.optimization_barrier(gradient)
     return gradient, None

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from layers.compute import Compute, constrain, current_mesh
+from layers.compute import Compute, constrain, current_mesh, row_axes
 
 # Rematerialisation (arXiv:1604.06174) keeps a block's input and the arrays of these names for the backward
 # pass (`checkpoint_name` in layers/products.py).
@@ -40,15 +40,15 @@ def apply_blocks(
 
 # Without this in each layer, XLA replicates the batch, and moves activations instead of `fsdp`'s weights.
 def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
-    """Constrain x's batch axis to be split over `data` and `fsdp`. Without a mesh, return x itself."""
-    return constrain(x, *[None] * (x.ndim - 3), current_mesh().rows)
+    """Constrain x's batch axis to be split over `data` and `fsdp`."""
+    return constrain(x, *[None] * (x.ndim - 3), row_axes())
 
 
 # The gradient of a norm's weight is a sum over tokens, for which XLA computes the norm again: 5% of GPT-2's
 # step on an H100, as planned. A bias needs such a sum anyway. With `tensor`, folding would add communication.
 def fold_norms(block):
     """Move the norms' weights g into the layers that read the norms: (y * g) @ w = y @ (g[:, None] * w)."""
-    if block.ln_1.bias is not None or current_mesh().sizes["tensor"] > 1:
+    if block.ln_1.bias is not None or current_mesh().shape["tensor"] > 1:
         return block
     attn = [layer.scale_inputs(block.ln_1.weight) for layer in block.attn.readers()]
     mlp = [layer.scale_inputs(block.ln_2.weight) for layer in block.mlp.readers()]

@@ -13,10 +13,9 @@ import sys
 import time
 import traceback
 import zlib
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FunctionType, MethodType
 from typing import NoReturn
 
 import jax
@@ -111,12 +110,12 @@ def check_same(**values) -> None:
             )
 
 
-def on_process_0(act: FunctionType | MethodType, *arguments) -> None:
+def on_process_0(act: Callable, *arguments) -> None:
     """Call a function on process 0, while the others wait for its end."""
     if jax.process_index() == 0:
         act(*arguments)
     if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(act.__name__)
+        multihost_utils.sync_global_devices("process 0 has acted")
 
 
 def shared(folder: Path) -> bool:

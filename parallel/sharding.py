@@ -64,8 +64,8 @@ def spec_of(name: str, shape: tuple[int, ...]) -> P:
 def axes_that_split(axes: str | tuple[str, ...] | None, size: int) -> tuple[str, ...] | None:
     mesh = current_mesh()
     names = (axes,) if isinstance(axes, str) else axes or ()
-    automatic = tuple(name for name in names if name not in mesh.manual)
-    parts = math.prod(mesh.sizes[name] for name in automatic)
+    automatic = tuple(name for name in names if name not in mesh.manual_axes)
+    parts = math.prod(mesh.shape[name] for name in automatic)
     return automatic if parts > 1 and size % parts == 0 else None
 
 
@@ -74,8 +74,8 @@ def specs_of(tree):
 
 
 def shard(tree):
-    """Constrain the arrays of a tree to the table's shardings. Without a mesh, do nothing."""
-    return eqx.filter_shard(tree, specs_of(tree)) if current_mesh().exists else tree
+    """Constrain the arrays of a tree to the table's shardings."""
+    return eqx.filter_shard(tree, specs_of(tree)) if current_mesh().size > 1 else tree
 
 
 def state_sharding(state):

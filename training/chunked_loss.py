@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from layers.compute import Compute, constrain, current_mesh
+from layers.compute import Compute, constrain, current_mesh, row_axes
 from layers.products import product
 
 
@@ -51,7 +51,7 @@ def _forward(x, head, targets, compute):
         x, targets = chunk
         logits = product("btd,vd->btv", x, weights, dtype, compute.result)  # (B, T / n, V)
         # Else XLA on TPUs moves features rather than the head where both are about as large.
-        logits = constrain(logits, current_mesh().rows, P.UNCONSTRAINED, P.UNCONSTRAINED)
+        logits = constrain(logits, row_axes(), P.UNCONSTRAINED, P.UNCONSTRAINED)
         shifted, sums = stable_exp_sum(logits)
         dlogits = jnp.exp(shifted) / sums - is_target(logits, targets)
         dlogits *= (targets >= 0)[..., None] / n_targets
@@ -78,8 +78,8 @@ chunked_cross_entropy.defvjp(_forward, _backward)
 def chunks(x, targets, V, max_logits):
     """Split x and targets into n parts of T, on a new leading axis."""
     (B, T, D), mesh = x.shape, current_mesh()
-    split_already = ("stage", *mesh.manual)  # `stage` does not split rows
-    devices = math.prod(size for axis, size in mesh.sizes.items() if axis not in split_already)
+    split_already = ("stage", *mesh.manual_axes)  # `stage` does not split rows
+    devices = math.prod(size for axis, size in mesh.shape.items() if axis not in split_already)
     n = next(n for n in range(1, T + 1) if T % n == 0 and (B * T * V <= n * max_logits * devices or n == T))
     return x.reshape(B, n, T // n, D).swapaxes(0, 1), targets.reshape(B, n, T // n).swapaxes(0, 1)
 

@@ -14,11 +14,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import AbstractMesh
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Int
 
 from config.options import Options
-from layers.compute import CurrentMesh, current_mesh, device, memory
+from layers.compute import current_mesh, device, memory
 from layers.dropout import microbatch_keys
 from model import GPT
 from parallel.pipeline.loop import make_schedule, pipeline_value_and_grad
@@ -96,22 +97,22 @@ def reduce_once(mean: Callable, axes: tuple[str, ...]) -> Callable:
 GATHERED_FRACTION = 1 / 8  # of a device's memory, for the gathered weights and gradients of `fsdp`
 
 
-def deferred_reduction_axes(model: GPT, mesh: CurrentMesh) -> tuple[str, ...]:
+def deferred_reduction_axes(model: GPT, mesh: AbstractMesh) -> tuple[str, ...]:
     """Return the mesh axes over which gradients are summed once a step: `fsdp` only where memory allows."""
-    if mesh.sizes["tensor"] > 1 and device().platform == "tpu":
+    if mesh.shape["tensor"] > 1 and device().platform == "tpu":
         return ()  # XLA crashes there (libtpu 0.0.42.1: Check failed: target.IsManualSubgroup())
-    gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.sizes["tensor"]
+    gathered = 2 * 4 * sum(x.size for x in jax.tree.leaves(model)) / mesh.shape["tensor"]
     axes = ("data", "fsdp") if gathered < GATHERED_FRACTION * memory() else ("data",)
-    return tuple(axis for axis in axes if mesh.sizes[axis] > 1)
+    return tuple(axis for axis in axes if mesh.shape[axis] > 1)
 
 
 CPU_TOKENS = 2048  # a CPU cuts larger microbatches, for temporaries that stay in its caches
 
 
-def cpu_parts(options: Options, mesh: CurrentMesh) -> int:
+def cpu_parts(options: Options, mesh: AbstractMesh) -> int:
     """Return into how many parts a CPU cuts a microbatch."""
     B, T = options.batch_size, options.block_size
-    rows = B // (mesh.sizes["data"] * mesh.sizes["fsdp"])  # of a device
+    rows = B // (mesh.shape["data"] * mesh.shape["fsdp"])  # of a device
     return next(n for n in range(1, rows + 1) if rows % n == 0 and (B * T <= n * CPU_TOKENS or n == rows))
 
 
@@ -139,7 +140,6 @@ MULTI_DEVICE_OPTIONS: dict[str, dict[str, str | bool]] = {
 
 def compiler_options() -> dict[str, str | bool]:
     """Return XLA's options for the step, but for those that the user has set."""
-    several = any(size > 1 for size in current_mesh().sizes.values())
-    options = MULTI_DEVICE_OPTIONS.get(device().platform, {}) if several else {}
+    options = MULTI_DEVICE_OPTIONS.get(device().platform, {}) if current_mesh().size > 1 else {}
     by_user = os.environ.get("XLA_FLAGS", "") + os.environ.get("LIBTPU_INIT_ARGS", "")
     return {name: value for name, value in options.items() if name not in by_user}

@@ -68,7 +68,7 @@ def pipeline_value_and_grad(
     table, n_inputs, n_cotangents = schedule.table()
     ticks = schedule.stages if only_loss else None  # by then the last stage has it; None: all
     # The devices along `data` sum their gradients once, after the last tick.
-    data = ("data",) if current_mesh().sizes["data"] > 1 and not only_loss else ()
+    data = ("data",) if current_mesh().shape["data"] > 1 and not only_loss else ()
     # From here, the blocks' arrays are (chunks, layers of a stage, ...), split over the ranks on axis 1.
     chunked = partial(map_blocks, lambda w: w.reshape(schedule.chunks, -1, *w.shape[1:]))
     specs = partial(map_blocks, lambda _: P(None, "stage"), rest=lambda _: P())
@@ -154,7 +154,7 @@ def on_rank(table, weights, frozen, x, y, keys, *, schedule: Schedule, loss: Los
 
 def make_schedule(options: Options) -> Schedule | None:
     """Make the schedule that the options describe; None where the mesh has one stage. Raises UserError."""
-    n_ranks = current_mesh().sizes["stage"]
+    n_ranks = current_mesh().shape["stage"]
     if n_ranks == 1:
         return None
     stages = n_ranks * options.virtual_stages

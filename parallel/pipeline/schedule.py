@@ -22,14 +22,11 @@ from config.command_line import UserError
 
 
 class Task(NamedTuple):
-    """The forward or the backward of a stage for a microbatch, printed as in JaxPP: fwd_2__0."""
+    """The forward or the backward of a stage for a microbatch."""
 
     kind: str  # fwd or bwd
     stage: int
     microbatch: int
-
-    def __str__(self) -> str:
-        return f"{self.kind}_{self.stage}__{self.microbatch}"
 
 
 class Row(NamedTuple):

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from docs.timeline import bubble, inputs_held, main
+from docs.timeline import bubble, inputs_held, main, names
 from parallel.pipeline.schedule import Schedule, Task
 from tests.helpers import refusal
 
@@ -14,10 +14,6 @@ SCHEDULES = [
     for ranks, chunks, groups in itertools.product((2, 3, 4), (1, 2, 3), (1, 2, 4))
     if chunks == 1 or name in ("gpipe", "interleaved")
 ] + [Schedule("1f1b", 4, 1, 1), Schedule("1f1b", 4, 1, 7), Schedule("gpipe", 4, 2, 3)]
-
-
-def names(schedule, rank):
-    return [str(task) for task in schedule.tasks(rank)]
 
 
 # --- the lists of JaxPP's tutorial --------------------------------------------------------------------------
