@@ -1,7 +1,4 @@
-"""Attention: `causal_attention` makes the `attend(q, k, v, key)` that a model's layers call.
-
-generation/cache.py makes another one, which reads the key/value cache.
-"""
+"""Attention: `causal_attention` makes the `attend(q, k, v, key)` that a model's layers call."""
 
 import math
 from collections.abc import Callable

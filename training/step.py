@@ -3,8 +3,7 @@
     recipe = make_recipe(options, state)                 # training/recipe.py
     state, metrics = train_step(state, x, y, recipe)     # x, y: (A, B, T) int32, A microbatches
 
-train.py calls `compile_step(state, options)` (training/recipe.py), which makes the recipe, compiles
-`train_step`, and returns `step(state, x, y)`.
+train.py calls training/recipe.py's `compile_step(state, options)`, which does both, and compiles.
 """
 
 from collections.abc import Callable
