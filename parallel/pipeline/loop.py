@@ -132,10 +132,8 @@ def on_rank(table, weights, frozen, x, y, keys, *, schedule: Schedule, loss: Los
             (_, nats), pull = jax.vjp(partial(stage, s, m), weights_of(s), h)
             dh = jnp.where(s == last, 0, cotangents[now.cotangent_slot])
             dweights, dh = pull((dh, jnp.ones(())))
-            added = map_blocks(
-                lambda sum, one: sum.at[s // R].add(one), gradients, shard(dweights), rest=jnp.add
-            )
-            return (total + nats, added), dh
+            add = partial(map_blocks, lambda sum, one: sum.at[s // R].add(one), rest=jnp.add)
+            return (total + nats, add(gradients, shard(dweights))), dh
 
         h = lax.cond(now.forward >= 0, forward, lambda: nothing)
         sums, dh = lax.cond(now.backward >= 0, backward, lambda: (sums, nothing))
