@@ -46,12 +46,10 @@ def hosts(options: Options) -> Generator[None]:
 
 def connect(options: Options) -> None:
     """Wait until all processes have started. Raises UserError."""
-    address = options.coordinator
-    n = options.num_processes
-    i = options.process_id
-    if address is None and n is None and i is None:
+    address, n, i = where = (options.coordinator, options.num_processes, options.process_id)
+    if where == (None, None, None):
         return
-    ask_launcher = address == "auto" and n is None and i is None
+    ask_launcher = where == ("auto", None, None)
     if not ask_launcher:  # JAX aborts after five minutes of waiting: this line says for what
         print(f"note: process {i} of {n} waits for the others at {address}", file=sys.stderr)
     try:
