@@ -39,14 +39,11 @@ def current_mesh() -> AbstractMesh:
     return ONE_DEVICE if mesh.empty else mesh
 
 
-def row_axes() -> tuple[str, ...]:
-    """Return the mesh axes that split a batch's rows and are not manual."""
-    return tuple(axis for axis in ("data", "fsdp") if axis not in current_mesh().manual_axes)
-
-
 def constrain(x: Array, *axes) -> Array:
-    """Constrain how the mesh splits the axes of an array."""
-    return lax.with_sharding_constraint(x, PartitionSpec(*axes)) if current_mesh().size > 1 else x
+    """Constrain how the mesh splits the axes of an array. Manual mesh axes are left out of a tuple."""
+    manual = current_mesh().manual_axes
+    kept = [tuple(a for a in axis if a not in manual) if isinstance(axis, tuple) else axis for axis in axes]
+    return lax.with_sharding_constraint(x, PartitionSpec(*kept)) if current_mesh().size > 1 else x
 
 
 def device() -> jax.Device | AbstractDevice:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from config.devices import FASTEST_ATTENTION
-from layers.compute import current_mesh, device, row_axes
+from layers.compute import current_mesh, device
 
 # T has to be a multiple of this, for cuDNN's gradient with documents and for splash's blocks.
 TOKENS = {"einsum": 1, "cudnn": 2, "splash": 128}
@@ -46,7 +46,8 @@ def fused_attention(
     mesh = current_mesh()
     if mesh.size == 1:
         return attend(*operands)
-    rows, heads = P(row_axes()), P(row_axes(), "tensor")
+    axes = tuple(axis for axis in ("data", "fsdp") if axis not in mesh.manual_axes)
+    rows, heads = P(axes), P(axes, "tensor")
     return jax.shard_map(
         attend,
         in_specs=(heads, heads, heads, rows),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PRNGKeyArray, Shaped
 
-from layers.compute import Compute, constrain, current_mesh, row_axes
+from layers.compute import Compute, constrain, current_mesh
 
 # Rematerialisation (arXiv:1604.06174) keeps a block's input and the arrays of these names for the backward
 # pass (`checkpoint_name` in layers/products.py).
@@ -41,7 +41,7 @@ def apply_blocks(
 # Without this in each layer, XLA replicates the batch, and moves activations instead of `fsdp`'s weights.
 def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
     """Constrain x's batch axis to be split over `data` and `fsdp`."""
-    return constrain(x, *[None] * (x.ndim - 3), row_axes())
+    return constrain(x, *[None] * (x.ndim - 3), ("data", "fsdp"))
 
 
 # The gradient of a norm's weight is a sum over tokens, for which XLA computes the norm again: 5% of GPT-2's

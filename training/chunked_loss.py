@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from layers.compute import Compute, constrain, current_mesh, row_axes
+from layers.compute import Compute, constrain, current_mesh
 from layers.products import product
 
 
@@ -51,7 +51,7 @@ def _forward(x, head, targets, compute):
         x, targets = chunk
         logits = product("btd,vd->btv", x, weights, dtype, compute.result)  # (B, T / n, V)
         # Else XLA on TPUs moves features rather than the head where both are about as large.
-        logits = constrain(logits, row_axes(), P.UNCONSTRAINED, P.UNCONSTRAINED)
+        logits = constrain(logits, ("data", "fsdp"), P.UNCONSTRAINED, P.UNCONSTRAINED)
         shifted, sums = stable_exp_sum(logits)
         dlogits = jnp.exp(shifted) / sums - is_target(logits, targets)
         dlogits *= (targets >= 0)[..., None] / n_targets
