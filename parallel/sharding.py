@@ -80,7 +80,8 @@ def shard(tree):
 
 def state_sharding(state):
     """Return a state's shardings for `eqx.filter_shard`."""
-    return specs_of(state) if current_mesh().exists else SingleDeviceSharding(jax.devices()[0])
+    no_mesh = jax.sharding.get_abstract_mesh().empty
+    return SingleDeviceSharding(jax.devices()[0]) if no_mesh else specs_of(state)
 
 
 def with_shardings(shapes):
