@@ -69,15 +69,15 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path, 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # keeps the peaks of this machine
     words = [*FLAGS, "--mesh=data:1", "--steps=9", "--loop", f"--dataset={tiny_data}"]
     words += ["--wandb_log=True"]  # which a benchmark does not do
-    bench.main([*words, f"--json={tmp_path}/figures.json", f"--report={tmp_path}/report.json"])
+    bench.main([*words, f"--json={tmp_path}/figures.json"])
     output = capsys.readouterr().out
     # ms per step, the least of them, their spread, tokens/s
     assert figures(output, "JAX float32") == [250.0, 250.0, 0.0, TOKENS / 0.25]
     assert figures(output, "in train.py's loop") == [312.5, 312.5, 0.0, round(TOKENS / 0.3125)]
     assert figures(output, "the loop adds") == [25.0]
     # Each variant runs once to warm up, once as a pilot, and in each of 9 turns once untimed and once timed;
-    # before them ten steps for their losses, and behind them those that are traced.
-    assert clock.steps == 10 + 2 * (1 + 1 + 9 * 2) + STEPS
+    # behind them are those that are traced.
+    assert clock.steps == 2 * (1 + 1 + 9 * 2) + STEPS
     # The matrices: q, k, v and c_proj (D, D), the MLP's three (D, 128), the head. And attention's T x T.
     D, T = 32, 16
     flops = 6 * (2 * (4 * D * D + 3 * D * 128) + 33 * D) + 12 * 2 * T * D
@@ -95,8 +95,13 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path, 
     assert step["flops_per_second"] == pytest.approx(flops * TOKENS / 0.25)
     assert (loop["ms"], loop["tokens_per_second"]) == (312.5, TOKENS / 0.3125)
 
-    report = read_report(tmp_path / "report.json")
-    assert (report.ms, report.tokens, report.options["n_embd"]) == (250.0, TOKENS, 32)
+
+def test_a_report_has_what_is_printed_and_the_right_losses(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # keeps the peaks of this machine
+    bench.main([*FLAGS, "--mesh=data:1", "--steps=1", f"--report={tmp_path}/report.json"])
+    output, report = capsys.readouterr().out, read_report(tmp_path / "report.json")
+    assert figures(output, "JAX float32")[0] == round(report.ms, 2)
+    assert (report.tokens, report.options["n_embd"]) == (TOKENS, 32)
     assert row(output, "planned").startswith(f"{report.planned_ms:.2f} ms, ")
     for name, share in report.classes.items():
         assert figures(output, name) == [round(100 * share.planned), round(100 * share.measured)]
