@@ -27,6 +27,7 @@ from parallel.mesh import check_fit, make_mesh
 from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
+from runs.manifest import latest_manifest
 from tools.serving.chat import Chat
 from tools.serving.served import Run, Served
 from tools.serving.worker import Worker
@@ -45,6 +46,7 @@ class ServeOptions(ModelOptions):
     program: ClassVar[str] = "serve.py"
     purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
 
+    beside: str = ""  # folder of another run of the same vocabulary, for the page to compare
     follow: bool = False  # serve each new checkpoint of a run that is still training
     host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
     port: Port = 8000  # port to listen at; 0: any that is free
@@ -61,6 +63,10 @@ def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
     if options.follow and options.init_from != "resume":
         raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
+    if options.beside and options.init_from != "resume":
+        raise UserError(
+            f"--beside={options.beside}: it is compared with a run: give --out_dir, not --init_from"
+        )
     choose_device(options.device)
     keep_compiled_programs()
     mesh = make_mesh(options.mesh)
@@ -106,6 +112,9 @@ def load_served(options: ServeOptions) -> Served:
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
         raise UserError(f"mesh={options.mesh}: a server splits the weights alone: use tensor or fsdp")
     check_fit(mesh, model.config, B=mesh.size)
+    if options.beside and latest_manifest(options.beside).tokenizer != description:
+        raise UserError(f"--beside={options.beside}: has another vocabulary than --out_dir={options.out_dir}")
+    others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
     return Served(
@@ -114,7 +123,7 @@ def load_served(options: ServeOptions) -> Served:
         end_of_text(description),
         Chat() if of_a_run else load_chat(options.init_from, tokenizer),
         Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
-        Run(options.out_dir, options.dtype) if of_a_run else None,
+        [Run(options.out_dir, options.dtype), *others] if of_a_run else [],
         options.api_key,
         # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
         ["*"] if options.api_key else LOOPBACK + options.allowed_hosts.replace(",", " ").split(),

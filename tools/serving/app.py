@@ -80,6 +80,7 @@ async def health(served: Here) -> JSONResponse:
     """Whether the server computes; how many requests run, or wait."""
     worker = served.worker
     figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.slots}
+    figures["version"] = worker.version
     ready = worker.works and worker.compiled >= FIRST  # for a first answer
     return JSONResponse({"status": worker.status, **figures}, 200 if ready else 503)
 

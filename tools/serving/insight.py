@@ -18,10 +18,11 @@ from jaxtyping import Array, Float, Int
 from pydantic import Field
 
 from config.command_line import UserError, spell
+from generation.decode import generate
 from generation.sampling import drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
-from tools.inside.views import attention, lens, padded
+from tools.inside.views import attention, head, lens, padded
 from tools.serving.errors import ApiError
 from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
@@ -30,6 +31,7 @@ from tools.serving.text import read_prompt, spelling
 TOKENS = 4096  # of a text
 WEIGHTS = 2**22  # of all heads together, for /inside/attention: L H T T
 LENS = 128  # tokens for /inside/lens
+EXAMPLE = 64  # tokens of the validation text
 LIKELIEST = 10  # tokens of a place
 AT_ONCE = 32  # places whose logits are held together
 TURN = threading.Lock()  # one view is computed at a time
@@ -68,7 +70,7 @@ async def model(served: Here) -> dict:
             }
             for name, x in arrays_by_name(served.model).items()
         ],
-        "run": served.run is not None,
+        "runs": [run.name for run in served.runs],
         "limits": limits(served),
     }
 
@@ -88,15 +90,30 @@ def limits(served: Served) -> dict[str, int]:
 @inside.get("/checkpoints")
 def checkpoints(served: Here) -> dict:
     with TURN:
-        return {"checkpoints": served.run.checkpoints() if served.run else []}
+        return {"checkpoints": [found for run in served.runs for found in run.checkpoints()]}
 
 
 @inside.get("/run")
-def run(served: Here, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
-    """The run's new records: see `Run.records`."""
-    if served.run is None:
+def run(served: Here, name: str | None = None, offset: Annotated[int, Query(ge=0, lt=2**50)] = 0) -> dict:
+    """A run's new records, by default of the one that is served: see `Run.records`."""
+    for run in served.runs:
+        if name in (None, run.name):
+            return run.records(offset)
+    raise ApiError(
+        "there is no such run: the model that is served may not be a run's", status=404, code="no_run"
+    )
+
+
+@inside.get("/example")
+def example(served: Here) -> Response:
+    """The beginning of the validation text of the run that is served."""
+    if not served.runs:
         raise ApiError("the model that is served is not a run's", status=404, code="no_run")
-    return served.run.records(offset)
+    try:
+        return answer(served, served.runs[0].example(min(EXAMPLE, served.model.config.block_size)))
+    except UserError as error:
+        print(f"no example: {error}", file=sys.stderr)  # its text names folders
+        raise ApiError("the data set of the run is not here", status=404, code="no_data") from None
 
 
 # Text
@@ -113,6 +130,19 @@ class PlacesBody(Text, Drawing):
 
 class LensBody(Text):
     k: int = Field(5, ge=1, le=20)
+
+
+class CellBody(Text):
+    layer: int = Field(ge=0)
+    head: int = Field(ge=0)
+    reader: int = Field(ge=0)
+    read: int = Field(ge=0)
+
+
+class WriteBody(Text, Drawing):
+    max_tokens: int = Field(16, ge=1)
+    seed: int = Field(ge=0, lt=2**32)
+    checkpoint: str | None = None
 
 
 def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
@@ -188,15 +218,64 @@ def lens_of(served: Here, fields: LensBody) -> Response:
     return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
 
 
+@inside.post("/cell")
+def cell_of(served: Here, fields: CellBody) -> Response:
+    """How a head comes to the weight with which a token reads another."""
+    ids, config = read_text(fields, served, limits(served)["attention"]), served.model.config
+    most = {
+        "layer": config.n_layer - 1,
+        "head": config.n_head - 1,
+        "reader": len(ids) - 1,
+        "read": fields.reader,
+    }
+    for name, last in most.items():
+        if getattr(fields, name) > last:
+            raise ApiError(f"{name} is {getattr(fields, name)}, expected {last} at most", name)
+    with TURN, served.worker.on_devices():
+        seen = head(served.model, ids, fields.layer, fields.head, fields.reader)
+    vectors = {
+        "query": seen.query,
+        "key": seen.keys[fields.read],
+        "value": seen.values[fields.read],
+        "scores": seen.keys @ seen.query / len(seen.query) ** 0.5,
+        "weights": seen.weights,
+        "output": seen.weights @ seen.values,
+    }
+    return JSONResponse({name: rounded(x) for name, x in vectors.items()})
+
+
+@inside.post("/write")
+def write(served: Here, fields: WriteBody) -> Response:
+    """The text and its continuation by a checkpoint: the tokens that the API would give if it was served."""
+    ids = read_text(fields, served, limits(served)["tokens"])
+    if fields.max_tokens > served.max_tokens:
+        raise ApiError(
+            f"max_tokens is {fields.max_tokens}, expected {served.max_tokens} at most", "max_tokens"
+        )
+    with TURN, served.worker.on_devices():
+        drawn = generate(
+            weights_of(served, fields.checkpoint),
+            ids[None],
+            key=jax.random.key(fields.seed),
+            max_new_tokens=fields.max_tokens,
+            temperature=fields.temperature,
+            top_k=fields.top_k,
+            top_p=fields.top_p,
+            vocab_size=served.vocab_size,
+        )
+        new = np.concatenate(list(drawn), axis=1)[0]
+    ends = np.flatnonzero(new == served.eot)[:1] + 1
+    return answer(served, np.concatenate([ids, new[: ends[0]] if len(ends) else new]))
+
+
 def weights_of(served: Served, name: str | None) -> GPT:
     """Return the served model, or that of a checkpoint. Raises ApiError."""
     if name is None or name == served.worker.version:
         return served.model
-    if served.run is not None:
-        try:
-            return served.run.load(name)
-        except (KeyError, UserError) as error:
-            print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)  # its text names folders
+    try:
+        return served.load(name)
+    except (KeyError, UserError) as error:
+        print(f"checkpoint {spell(name)}: {error}", file=sys.stderr)  # its text names folders
     message = f"there is no checkpoint {spell(name)}, or it is damaged: the server's log says more"
     raise ApiError(message, "checkpoint", 404, "checkpoint_not_found")
 

@@ -7,13 +7,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from jaxtyping import Int
+
 from config.command_line import UserError
 from config.options import RESUMING
+from data.dataset import Dataset
 from data.tokenizer import Tokenizer
 from model import GPT
 from runs.checkpoint import Checkpoints
 from runs.load import is_run, load_pretrained, load_run
-from runs.manifest import Manifest
+from runs.manifest import Manifest, latest_manifest
 from runs.metrics import parse_record
 from tools.serving.chat import Chat
 from tools.serving.worker import Worker
@@ -25,8 +29,11 @@ START = "start"  # names the weights that a fine-tuned run started from
 class Run:
     """The run in a folder. One thread at a time may call `checkpoints` and `load`."""
 
-    def __init__(self, out_dir: str, dtype: str = "auto"):
+    def __init__(self, out_dir: str, dtype: str = "auto", beside: bool = False):
+        """`beside` another one that is served: the names of its checkpoints begin with the run's."""
         self.out_dir, self.dtype = out_dir, dtype
+        self.name = Path(out_dir).resolve().name + (" (beside)" if beside else "")
+        self.prefix = f"{self.name}/" if beside else ""
         self.load = lru_cache(KEPT)(self._load)
 
     def checkpoints(self) -> list[dict[str, Any]]:
@@ -44,7 +51,12 @@ class Run:
                 if self.start:
                     found.append({"name": START, "iteration": None, "val_loss": None})
             found.append({"name": f"iter-{iteration}", "iteration": iteration, "val_loss": loss})
-        return found
+        return [x | {"name": self.prefix + x["name"], "run": self.name} for x in found]
+
+    def example(self, most: int) -> Int[np.ndarray, " T"]:
+        """Return the first tokens of its validation text. Raises UserError."""
+        tokens = Dataset(latest_manifest(self.out_dir).options.dataset).tokens("val")
+        return tokens.read([0], min(most, len(tokens)))[0].astype(np.int32)
 
     def _load(self, name: str) -> GPT:
         """Return the model of a checkpoint. Raises KeyError for a name that `checkpoints` does not list."""
@@ -86,7 +98,7 @@ class Served:
     eot: int | None  # the token that ends a text
     chat: Chat
     worker: Worker
-    run: Run | None  # the model's, if it comes from one
+    runs: list[Run]  # the model's, if it comes from one, and others of its vocabulary
     api_key: str | None = field(repr=False)
     hosts: list[str]  # names by which clients may call the server; "*": any
     max_tokens: int  # new ones of a request
@@ -94,6 +106,13 @@ class Served:
     @property
     def model(self) -> GPT:
         return self.worker.model
+
+    def load(self, name: str) -> GPT:
+        """Load a checkpoint. Raises KeyError for a name that no run has, and UserError."""
+        for run in reversed(self.runs):  # the first has an empty prefix
+            if name.startswith(run.prefix):
+                return run.load(name)
+        raise KeyError(name)
 
     @property
     def vocab_size(self) -> int:

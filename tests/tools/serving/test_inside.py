@@ -55,7 +55,7 @@ def test_the_model_is_described_parameter_by_parameter(server):
     address, served = server
     status, answer = ask(f"{address}/inside/model")
     assert status == 200
-    assert (answer["name"], answer["version"], answer["run"]) == ("run", "iter-20", True)
+    assert (answer["name"], answer["version"], answer["runs"]) == ("run", "iter-20", ["run"])
     sizes = {x["name"]: np.prod(x["shape"]) for x in answer["parameters"]}
     D, F = 16, served.model.config.hidden
     assert sizes["wte"] == len(SYMBOLS) * D and sizes["blocks.mlp.c_fc.weight"] == 2 * D * F
@@ -137,6 +137,58 @@ def test_the_lens_ends_in_the_models_own_prediction(post, server):
     np.testing.assert_allclose(answer["probabilities"][-1], -np.sort(-own, axis=-1)[:, :3], rtol=1e-3)
 
 
+def test_a_cells_score_leads_to_its_weight_and_a_heads_output_to_what_its_layer_adds(post, server):
+    """A row's weights are the softmax of its scores; all heads' outputs, projected, are what attention adds."""
+    text, reader, layer = TEXT[:12], 9, 1
+    body = {"text": text, "layer": layer, "reader": reader, "read": 4}
+    cells = [post("cell", head=head, **body) for head in range(2)]
+    ids = np.array([SYMBOLS.index(c) for c in text], np.int32)
+    for head, cell in enumerate(cells):
+        score = np.dot(cell["query"], cell["key"]) / np.sqrt(8)
+        assert cell["scores"][4] == pytest.approx(score, rel=1e-3)
+        weights = np.exp(cell["scores"]) / np.exp(cell["scores"]).sum()
+        np.testing.assert_allclose(cell["weights"], weights, rtol=1e-3)
+        expected = attention(server[1].model, ids)[layer, head, reader, : reader + 1]
+        np.testing.assert_allclose(cell["weights"], expected, rtol=1e-3)
+    added = np.concatenate([cell["output"] for cell in cells])
+    added = added @ np.asarray(server[1].model.blocks.attn.c_proj.weight[layer]).reshape(16, 16)
+    assert np.linalg.norm(added) == pytest.approx(
+        lens(server[1].model, ids, 1).attn_norms[layer, reader], rel=1e-3
+    )
+
+
+@pytest.mark.parametrize("checkpoint", ["iter-20", "iter-5"])
+def test_a_checkpoint_writes_what_the_api_would(post, run, server, checkpoint):
+    settings = {"max_tokens": 40, "seed": 3, "temperature": 0.7, "top_k": 9}
+    prompt = [SYMBOLS.index(c) for c in "the lazy"]
+    tokens = [x["id"] for x in post("write", text=prompt, checkpoint=checkpoint, **settings)["tokens"]]
+    assert tokens[:8] == prompt and len(tokens) == 48
+    body = {"prompt": prompt, "logprobs": 0, **settings}
+    written = ask(f"{server[0]}/v1/completions", body)[1]["choices"][0]["logprobs"]["token_ids"]
+    assert (tokens[8:] == written) == (checkpoint == "iter-20")  # which is served
+
+
+def test_the_example_is_the_beginning_of_the_validation_text(server):
+    _, answer = ask(f"{server[0]}/inside/example")
+    assert "".join(token["text"] for token in answer["tokens"]) == TEXT[-300:][:BLOCK_SIZE]
+
+
+def test_a_run_beside_the_served_one_is_looked_at_by_its_name(run, tmp_path):
+    other = train_run(tmp_path / "b", max_iters=5, seed=2)
+    with serving(out_dir=str(run), beside=str(other)) as (address, _):
+        assert ask(f"{address}/inside/model")[1]["runs"] == ["run", "run (beside)"]
+        found = ask(f"{address}/inside/checkpoints")[1]["checkpoints"]
+        assert [x["name"] for x in found][-2:] == ["iter-20", "run (beside)/iter-5"]
+        body = {"text": TEXT[:24], "checkpoint": "run (beside)/iter-5"}
+        places = ask(f"{address}/inside/places", body)[1]["places"]
+        records = ask(f"{address}/inside/run?name=run%20(beside)")[1]["records"]
+    ids = np.array([[SYMBOLS.index(c) for c in TEXT[:24]]], np.int32)
+    expected = nll(forward(load_run(str(other))[0], ids[:, :-1]), ids[:, 1:])[0]
+    found = [-np.log(place["before"]) for place in places[1:-1]]
+    assert found == pytest.approx(np.asarray(expected), rel=1e-3)
+    assert [r["iter"] for r in records if "loss" in r] == list(range(5))
+
+
 @pytest.mark.parametrize("iteration", [5, 20])
 def test_places_of_a_checkpoint_have_its_loss(post, run, iteration):
     places = post("places", text=TEXT[:24], checkpoint=f"iter-{iteration}")["places"]
@@ -189,8 +241,9 @@ def test_records_come_as_they_are_written(run, tmp_path):
 
 def test_a_model_that_is_not_a_runs_has_no_checkpoints_and_no_records(server, monkeypatch):
     address, served = server
-    monkeypatch.setattr(served, "run", None)
-    assert ask(f"{address}/inside/model")[1]["run"] is False
+    monkeypatch.setattr(served, "runs", [])
+    assert ask(f"{address}/inside/model")[1]["runs"] == []
+    assert ask(f"{address}/inside/example")[0] == 404
     assert ask(f"{address}/inside/checkpoints") == (200, {"checkpoints": []})
     status, answer = ask(f"{address}/inside/run")
     assert (status, answer["error"]["code"]) == (404, "no_run")
@@ -209,6 +262,9 @@ BAD = [
     ("attention", {"text": "a" * (BLOCK_SIZE + 1)}, "text"),
     ("lens", {"text": [0] * (BLOCK_SIZE + 1)}, "text"),
     ("lens", {"text": "the", "k": 10**30}, "k"),
+    ("cell", {"text": "the", "layer": 2, "head": 0, "reader": 0, "read": 0}, "layer"),
+    ("cell", {"text": "the", "layer": 0, "head": 0, "reader": 1, "read": 2}, "read"),
+    ("write", {"text": "the", "seed": 1, "max_tokens": 257}, "max_tokens"),
 ]
 
 

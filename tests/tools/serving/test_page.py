@@ -1,7 +1,6 @@
 """The page in a real browser: Debian's chromium, headless, driven by Playwright.
 
-Whatever a test does, the page asks no other host and logs no error. A test of each view runs by default, the
-others with -m slow.
+Whatever a test does, the page asks no other host and logs no error.
 """
 
 import json
@@ -9,23 +8,28 @@ import re
 
 import pytest
 
-from tests.tools.serving.served_run import ITERATIONS, serving
+from tests.tools.serving.served_run import ITERATIONS, TEXT, serving
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 )
 PHONE = {"width": 360, "height": 740}
 VIEWS = ["write", "attention", "lens", "loss", "run"]
+expect = playwright.expect
 
 
 @pytest.fixture
 def open_page(browser, server):
-    """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at."""
+    """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at.
+
+    It has an example to begin with, or no text if `empty`.
+    """
     contexts, asked, logged = [], [], []
 
-    def open_page(view="write", expected=(), **settings):
-        context = browser.new_context(**settings)
-        contexts.append(context)
+    def open_page(view="write", expected=(), empty=True, at=server[0], context=None, **settings):
+        if context is None:
+            context = browser.new_context(**settings)
+            contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(60_000)
         page.on("request", lambda request: asked.append(request.url))
@@ -37,15 +41,18 @@ def open_page(browser, server):
                 logged.append(message.text)
 
         page.on("console", log)
-        page.goto(f"{server[0]}/#/{view}")
+        page.goto(view if "://" in view else f"{at}/#/{view}")
         page.wait_for_selector("#model:has-text('parameters')")
+        if empty:
+            page.wait_for_selector(".by:has-text('An example')")
+            button(page, "New").click()
         return page
 
     yield open_page
     for context in contexts:
         context.close()
     assert logged == []
-    assert [url for url in asked if not re.match(r"http://127\.0\.0\.1:\d+/", url)] == []
+    assert [url for url in asked if not re.match(r"(http://127\.0\.0\.1:\d+/|blob:)", url)] == []
 
 
 def button(page, name):
@@ -56,23 +63,44 @@ def write(page, text, tokens=20, seed=1):
     """Write with the page from a beginning; return when all is there, with what could have stood where."""
     page.get_by_label("Tokens", exact=True).fill(str(tokens))
     page.get_by_label("Seed").fill(str(seed))
-    page.locator("#write textarea").fill(text)
-    with page.expect_response("**/inside/places"):
-        button(page, "Write").click()
-    page.wait_for_selector(f"#write .message:has-text('{tokens} tokens in')")
-    page.wait_for_selector("#write .token[aria-label='what comes next']")
+    page.locator("textarea").fill(text)
+    button(page, "Write").click()
+    written(page, tokens)
 
 
-def text_of(page, view="write"):
-    """The text that the tokens of a view spell."""
-    return "".join(
-        token for token in page.locator(f"#{view} .text > .token").all_text_contents()
-    ).removesuffix("▸")
+def written(page, tokens=20):
+    page.wait_for_selector(f".message:has-text('{tokens} tokens in')")
+    page.wait_for_selector(".place .choice, .place:has-text('no longer')")
 
 
-def look(page, text, view):
-    page.locator(f"#{view} textarea").fill(text)
-    page.locator(f"#{view}").get_by_role("button", name="Look").click()
+def show(page, text):
+    """Give the page a text."""
+    if not page.locator("textarea").is_visible():
+        button(page, "Edit").click()
+    page.locator("textarea").fill(text)
+    button(page, "Done").click()
+    expect(page.locator("div.text > .token")).to_have_count(len(text) + 1)
+
+
+def text_of(page):
+    """The text that the tokens spell."""
+    return "".join(page.locator("div.text > .token").all_text_contents()).removesuffix("▸")
+
+
+def focused(page, what="aria-label"):
+    return page.evaluate(
+        f"() => document.activeElement.getAttribute('{what}') ?? document.activeElement.tagName"
+    )
+
+
+def chosen(page):
+    """The index of the chosen token."""
+    return page.evaluate(
+        "() => [...document.querySelectorAll('div.text > .token')].findIndex((x) => x.ariaCurrent)"
+    )
+
+
+# --- writing ------------------------------------------------------------------------------------------------
 
 
 def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
@@ -80,89 +108,150 @@ def test_a_text_is_written_looked_at_and_gone_on_from_elsewhere(open_page):
     write(page, "the <b>qu")
     first = text_of(page)
     assert first.startswith("the <b>qu") and len(first) == len("the <b>qu") + 20
-    token = page.locator("#write .token").nth(12)
-    token.hover()
-    choices = page.locator(".popover button.choice")
-    choices.first.wait_for()
+    assert page.locator(".by").inner_text() == "written by iter-20, with the seed 1"
+    page.locator(".token").nth(12).click()
+    page.wait_for_selector(".place h3:has-text('token 13')")
+    choices = page.locator(".place button.choice")
     assert choices.count() == 10
     shares = [float(x) for x in re.findall(r"([\d.]+)%", " ".join(choices.all_inner_texts()))]
     assert 0 < sum(shares[::2]) <= 100.5 and 0 < sum(shares[1::2]) <= 100.5  # the model's, and as drawn
     other = choices.nth(3)
     taken = other.locator("code").inner_text().replace("␣", " ").replace("⏎", "\n")
-    with page.expect_response("**/inside/places"):
-        other.click()
-    page.wait_for_selector("#write .message:has-text('tokens in')")
+    other.click()
+    written(page)
     second = text_of(page)
     assert second[:13] == first[:12] + taken and len(second) == 13 + 20
     button(page, "Undo").click()
-    playwright.expect(page.locator("#write div.text")).to_have_text(first + "▸")
+    expect(page.locator("div.text")).to_have_text(first + "▸")
+    button(page, "Redo").click()
+    expect(page.locator("div.text")).to_have_text(second + "▸")
+    button(page, "Undo").click()
     button(page, "Regenerate").click()
-    page.wait_for_selector("#write .message:has-text('with the seed 2')")
+    page.wait_for_selector(".by:has-text('with the seed 2')")
+    written(page)
     again = text_of(page)
     assert again != first and again.startswith("the <b>qu") and len(again) == len(first)
 
 
-@pytest.mark.slow
-def test_the_text_is_edited_anywhere(open_page):
+def test_the_text_is_edited_anywhere_and_undo_keeps_what_was_typed(open_page):
     page = open_page(expected=["400 (Bad Request)"])
     write(page, "the quick")
-    written = text_of(page)
-    page.locator("#write .token").nth(4).dblclick()
-    area = page.locator("#write textarea")
-    assert area.input_value() == written
+    first = text_of(page)
+    page.locator(".token").nth(4).dblclick()
+    area = page.locator("textarea")
+    assert area.input_value() == first
     assert area.evaluate("area => area.selectionStart") == 4
     page.keyboard.type("lazy ")
-    with page.expect_response("**/inside/places"):
-        button(page, "Done").click()
-    assert text_of(page) == "the lazy " + written[4:]
+    button(page, "Undo").click()
+    expect(page.locator("div.text")).to_have_text(first + "▸")
+    button(page, "Redo").click()
+    expect(page.locator("div.text")).to_have_text("the lazy " + first[4:] + "▸")
     button(page, "Edit").click()
     area.fill("Ω")
     button(page, "Done").click()
-    page.wait_for_selector("#write .message.bad:has-text('vocabulary')")
+    page.wait_for_selector(".message.bad:has-text('vocabulary')")
     assert area.is_visible()  # what was typed is not lost
 
 
 def test_all_of_writing_by_keyboard(open_page):
     page = open_page()
-    page.locator("#write textarea").focus()
+    page.locator("textarea").focus()
     page.keyboard.type("the ")
-    with page.expect_response("**/inside/places"):
-        page.keyboard.press("Control+Enter")
-    page.wait_for_selector("#write .token[aria-label='what comes next']")
-    page.locator("#write .token").first.focus()
+    page.keyboard.press("Control+Enter")
+    written(page, 100)
+    assert focused(page, "class").startswith("token")
+    page.keyboard.press("Home")
     for _ in range(6):
         page.keyboard.press("ArrowRight")
-    page.wait_for_selector(".popover .choice")
+    page.wait_for_selector(".place h3:has-text('token 7')")
     page.keyboard.press("Enter")
-    page.keyboard.press("ArrowDown")
-    focused = page.evaluate("() => document.activeElement.getAttribute('aria-label')")
-    assert focused.startswith("go on with")
+    assert focused(page).startswith("go on with")
     page.keyboard.press("Escape")
-    assert page.locator(".popover").is_hidden()
-    assert page.evaluate("() => document.activeElement.className").startswith("token")
+    assert chosen(page) == 6 and focused(page).startswith("token")
     before = text_of(page)
     page.keyboard.press("Enter")
-    with page.expect_response("**/inside/places"):
-        page.keyboard.press("Enter")  # the likeliest, at the same place
+    page.keyboard.press("Enter")  # the likeliest, at the same place
+    expect(page.locator("div.text > .token")).to_have_count(7 + 100 + 1)
+    written(page, 100)
     assert text_of(page)[:6] == before[:6]
+    assert focused(page) != "BODY"
     page.keyboard.press("Control+z")
-    playwright.expect(page.locator("#write div.text > .token")).to_have_count(len(before) + 1)
+    expect(page.locator("div.text")).to_have_text(before + "▸")
+    page.keyboard.press("Control+Shift+z")
+    page.keyboard.press("Control+Enter")  # goes on, wherever the focus is
+    expect(page.locator("div.text > .token")).to_have_count(7 + 200 + 1)
     page.locator("#tab-write").focus()
     for view in VIEWS[1:]:
         page.keyboard.press("ArrowRight")
-        page.wait_for_selector(f"#{view}:visible .lead")
+        page.wait_for_selector(f"#{view}:visible")
         assert page.get_attribute(f"#tab-{view}", "aria-selected") == "true"
 
 
-def test_stop_ends_the_writing(open_page):
+def test_the_first_keys_begin_a_text_of_ones_own(open_page):
+    page = open_page(empty=False)
+    page.wait_for_selector(".place .choice")
+    assert text_of(page) == TEXT[-300:][:32]  # the beginning of the validation text
+    page.keyboard.type("the")
+    assert page.locator("textarea").input_value() == "the"
+    page.keyboard.press("Escape")
+    expect(page.locator("div.text")).to_have_text("the▸")
+    button(page, "Undo").click()
+    expect(page.locator("div.text")).to_have_text(TEXT[-300:][:32] + "▸")
+
+
+@pytest.mark.parametrize("how", ["Escape", "button"])
+def test_stop_ends_the_writing_and_leaves_the_focus(open_page, how):
     page = open_page()
-    page.get_by_label("Tokens", exact=True).fill("256")
-    page.locator("#write textarea").fill("the ")
+    page.locator("textarea").fill("the ")
     page.route("**/v1/completions", lambda route: None)  # it never answers
+    button(page, "Write").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".message:has-text('writing')")
+    if how == "Escape":
+        page.keyboard.press("Escape")
+    else:
+        button(page, "Stop").click()
+    page.wait_for_selector(".message:has-text('stopped after 0 tokens')")
+    assert page.evaluate("() => document.activeElement.textContent") == "Write"
+
+
+def test_a_value_out_of_range_is_marked_and_not_sent(open_page):
+    page = open_page()
+    page.locator("textarea").fill("the ")
+    sent = []
+    page.on("request", lambda request: sent.append(request.url) if "completions" in request.url else None)
+    field = page.get_by_label("Tokens", exact=True)
+    field.fill("99999")
+    assert field.get_attribute("aria-invalid") == "true"
+    page.wait_for_selector(".wrong:has-text('1 to 256')")
     button(page, "Write").click()
-    button(page, "Stop").click()
-    page.wait_for_selector("#write .message:has-text('stopped after 0 tokens')")
-    assert button(page, "Write").is_enabled()
+    page.wait_for_selector(".message.bad:has-text('Tokens: expected 1 to 256.')")
+    assert field.input_value() == "99999" and focused(page) == "Tokens" and not sent
+    field.fill("5")
+    assert field.get_attribute("aria-invalid") == "false"
+    button(page, "Write").click()
+    written(page, 5)
+
+
+def test_seed_and_count_ask_for_nothing_and_temperature_does(open_page):
+    page = open_page()
+    write(page, "the ")
+    asked = []
+    page.on("request", lambda request: asked.append(request.url) if "/inside/" in request.url else None)
+    page.get_by_label("Seed").fill("7")
+    page.get_by_label("Tokens", exact=True).fill("9")
+    page.wait_for_timeout(600)
+    assert asked == []
+    with page.expect_response("**/inside/places"):
+        page.get_by_label("Temperature").fill("0")
+
+
+def test_a_long_text_scrolls_along_while_it_is_written(open_page):
+    page = open_page(viewport={"width": 800, "height": 500})
+    write(page, "\n".join("the quick" for _ in range(30)), tokens=200)
+    box = page.locator("div.text")
+    assert box.evaluate("box => box.scrollTop + box.clientHeight > box.scrollHeight - 60")
+    assert box.evaluate("box => box.clientHeight <= 0.6 * innerHeight + 1")
 
 
 def test_a_models_text_is_text(open_page):
@@ -170,86 +259,178 @@ def test_a_models_text_is_text(open_page):
     write(page, "jumps over <img src=x onerror=alert(1)> the <b>", tokens=100)
     for view in VIEWS[1:4]:
         page.click(f"#tab-{view}")
-        page.wait_for_selector(f"#{view} .message:has-text('tokens')")
+        page.wait_for_selector(f"#{view} :is(.grid canvas, td, .figures dd)")
     assert page.locator("main img, main b").count() == 0
     assert "<img" in text_of(page)
 
 
+# --- one token in five views --------------------------------------------------------------------------------
+
+
+def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(open_page):
+    page = open_page()
+    show(page, "the quick brown fox")
+    page.locator(".token").nth(4).click()
+    page.wait_for_selector(".path button")
+    page.click("#tab-lens")
+    page.wait_for_selector("#lens h3:has-text('After ␣ comes q')")
+    page.keyboard.press("ArrowRight")  # to the next tab
+    page.wait_for_selector("#attention:visible, #loss:visible")
+    page.click("#tab-attention")
+    page.wait_for_selector("#attention .most:has-text('At ␣, before it wrote q')")
+    page.locator(".token").nth(4).focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector("#attention .most:has-text('At q, before it wrote u')")
+    page.click("#tab-loss")
+    page.wait_for_selector("#loss .figures dt:has-text('bits of the chosen token')")
+    page.click("#tab-write")
+    page.wait_for_selector(".place h3:has-text('token 6')")
+    page.wait_for_function("() => location.hash.includes('at=5')")
+    page.click("#tab-lens")
+    page.wait_for_selector("#lens h3:has-text('After q comes u')")
+    page.wait_for_function("() => location.hash.startsWith('#/lens?')")
+    other = open_page(page.url, empty=False)
+    other.wait_for_selector("#lens h3:has-text('After q comes u')")
+    assert text_of(other) == "the quick brown fox"
+    page.go_back()
+    page.wait_for_selector("#write:visible")
+    assert text_of(page) == "the quick brown fox"
+
+
+def test_how_a_token_came_to_be_is_played_stepped_and_stopped(open_page):
+    page = open_page(reduced_motion="reduce")
+    show(page, "the quick")
+    steps = page.locator(".path button")
+    expect(steps).to_have_count(1 + 2 + 2)  # the embedding, two layers, softmax and draw
+    button(page, "Step").click()
+    page.wait_for_selector(".path-told:has-text('attention adds')")
+    assert steps.nth(1).get_attribute("aria-current") == "step"
+    button(page, "Play").click()
+    page.wait_for_selector(".path-told:has-text('one is drawn')")
+    button(page, "Play").wait_for()  # it has ended
+    button(page, "Back").click()
+    page.wait_for_selector(".path-told:has-text('softmax')")
+    assert page.locator(".dot").evaluate("dot => getComputedStyle(dot).transitionDuration") == "0s"
+    steps.nth(2).click()
+    button(page, "Look closer").click()
+    page.wait_for_selector("#attention:visible")
+    assert page.get_by_label("Layer", exact=True).input_value() == "1"
+
+
 def test_attention_of_a_token_and_of_all_heads(open_page):
     page = open_page("attention")
-    look(page, "the quick brown fox jumps", "attention")
+    show(page, "the quick brown fox jumps")
     page.wait_for_selector("#attention .grid canvas")
     assert page.locator("#attention .grid button").count() == 2 * (2 + 1)
-    page.locator("#attention .token").nth(6).click()
+    page.locator(".token").nth(7).click()
+    page.wait_for_selector("#attention .most:has-text('back')")
     told = page.locator("#attention .most").inner_text()
-    assert told.startswith("token") and "back" in told
     shade = "token => Number(token.style.getPropertyValue('--strength'))"
-    read = [token.evaluate(shade) for token in page.locator("#attention .token").all()]
-    assert max(read[:7]) > 0 and not any(read[7:])  # none behind it
-    average = page.evaluate("() => document.querySelector('.matrix').toDataURL()")
-    page.locator("#attention .grid button").nth(1).click()
-    assert [page.get_by_label(name, exact=True).input_value() for name in ("Layer", "Head")] == ["0", "1"]
-    assert page.evaluate("() => document.querySelector('.matrix').toDataURL()") != average
+    read = [token.evaluate(shade) for token in page.locator("div.text > .token").all()]
+    assert max(read[:7]) > 0 and not any(read[7:])  # it was written from those before it
+    shares = page.locator(".token").nth(6).get_attribute("aria-label")
+    assert re.search(r"token i, [\d.<]+%? read", shares)
+    sharpest = page.evaluate("() => document.querySelector('.matrix').toDataURL()")
+    pressed = page.locator("#attention .grid button[aria-pressed=true]")
+    assert pressed.count() == 1 and "average" not in pressed.get_attribute("aria-label")
+    page.locator("#attention .grid button").nth(2).click()  # the average of the first layer
+    assert [page.get_by_label(x, exact=True).input_value() for x in ("Layer", "Head")] == ["0", "2"]
+    assert page.evaluate("() => document.querySelector('.matrix').toDataURL()") != sharpest
     assert page.locator("#attention .most").inner_text() != told
     page.locator(".matrix").hover(position={"x": 3, "y": 3})
-    page.wait_for_selector("#attention .told:has-text('t (0) reads 100% of t (0)')")
+    page.wait_for_selector("#attention .told:has-text('t (token 1) reads 100% of t (token 1)')")
 
 
-def test_a_text_that_is_too_long_is_cut_and_the_page_says_so(open_page):
+def test_a_cell_explains_its_arithmetic(open_page):
     page = open_page("attention")
-    look(page, "the quick brown fox jumps over the lazy dog", "attention")
-    page.wait_for_selector("#attention .message:has-text('last 32 of 43 tokens')")
-    assert page.locator("#attention .token").count() == 32
+    show(page, "the quick")
+    page.wait_for_selector("#attention .grid canvas")
+    page.locator("#attention .grid button").nth(0).click()
+    page.locator(".token").nth(6).click()
+    page.locator(".frame").focus()
+    page.keyboard.press("ArrowLeft")
+    told = page.locator(".arithmetic")
+    page.wait_for_selector(".arithmetic:has-text('softmax')")
+    share = re.search(r"= ([\d.<]+%)", told.inner_text())
+    reads = page.locator("#attention .told").inner_text()
+    assert share and share[1] in reads and "√8" in told.inner_text()
+    before = told.inner_text()
+    page.keyboard.press("ArrowUp")
+    page.wait_for_function(
+        "(before) => document.querySelector('.arithmetic').innerText !== before", arg=before
+    )
+    assert chosen(page) == 5
+    page.wait_for_function("() => /read=\\d+/.test(location.hash)")
+
+
+def test_a_text_that_is_too_long_for_a_view_is_looked_at_around_the_chosen_token(open_page):
+    page = open_page("attention")
+    show(page, "the quick brown fox jumps over the lazy dog")
+    page.wait_for_selector("#attention .most:has-text('before it wrote g')")
+    page.locator(".token").nth(3).click()
+    page.wait_for_selector("#attention .most:has-text('At e, before it wrote ␣')")
 
 
 def test_the_lens_layer_by_layer(open_page):
     page = open_page("lens")
-    look(page, "the quick", "lens")
+    show(page, "the quick")
     page.wait_for_selector("#lens .norms")
     assert page.locator("#lens .lens tbody tr").count() == 3  # the embedding and two layers
-    assert page.locator("#lens .lens tbody td").count() == 3 * 9
+    expect(page.locator("#lens .lens tbody td")).to_have_count(3 * 9)
+    assert "tied embeddings" in page.locator("#lens").inner_text()
     page.locator("#lens .lens tfoot button").nth(2).click()
-    assert "Behind e (token 3) comes ␣" in page.locator("#lens h3").nth(1).inner_text()
+    heading = page.locator("#lens h3").nth(1)
+    assert heading.inner_text() == "After e comes ␣"
     page.keyboard.press("ArrowRight")
-    assert "(token 4)" in page.locator("#lens h3").nth(1).inner_text()
+    assert heading.inner_text() == "After ␣ comes q" and chosen(page) == 4
     assert page.locator("#lens .norm").count() == 3 + 2 + 2
 
 
 def test_the_slider_replays_the_training(open_page):
     page = open_page("loss")
     last = str(len(ITERATIONS) - 1)
-    playwright.expect(page.locator("#loss input[type=range]")).to_have_attribute("max", last)
-    look(page, "the quick brown fox jumps over the lazy dog", "loss")
+    expect(page.locator("#loss input[type=range]")).to_have_attribute("max", last)
+    show(page, "the quick brown fox jumps over the lazy dog")
+    expect(page.locator("#loss circle")).to_have_count(2 * len(ITERATIONS))  # the text, and the chosen token
     figures = page.locator("#loss .figures dd")
-    figures.first.wait_for()
     last = float(figures.first.inner_text())
-    slider = page.get_by_label("Checkpoint", exact=True)
-    slider.focus()
+    page.get_by_label("Checkpoint", exact=True).focus()
     page.keyboard.press("Home")
     page.wait_for_selector("#loss output:has-text('iteration 5')")
     page.wait_for_function(f"() => Number(document.querySelector('#loss .figures dd').textContent) > {last}")
-    assert float(figures.nth(1).inner_text()) == pytest.approx(
-        2 ** float(figures.first.inner_text()), rel=1e-2
-    )
+    perplexity = 2 ** float(figures.first.inner_text())
+    assert float(figures.nth(1).inner_text()) == pytest.approx(perplexity, rel=1e-2)
+    page.wait_for_selector(".place .what:has-text('at iter-5')")
     page.get_by_label("Compared with").select_option("iter-20")
     page.wait_for_selector("#loss .figures dd:has-text('/')")
-    worse, better = (
-        page.locator(f"#loss .text > .token[data-side={side}]").count() for side in ("bad", "good")
-    )
+    tinted = "div.text > .token[data-side={}]"
+    worse, better = (page.locator(tinted.format(side)).count() for side in ("bad", "good"))
     assert worse > better and worse + better == 42  # iteration 5 knew less of the text's tokens
+    page.wait_for_function("() => location.hash.includes('checkpoint=iter-5&other=iter-20')")
     button(page, "Replay").click()
     page.wait_for_selector("#loss output:has-text('iteration 20')")
     button(page, "Replay").wait_for()
-    assert page.locator("#loss circle").count() == len(ITERATIONS)
-    page.locator("#loss .text > .token").nth(5).hover()
-    page.wait_for_selector(".popover .what:has-text('bits')")
-    page.wait_for_selector(".popover .choice")
-    assert page.locator(".popover button").count() == 0  # here nothing can be chosen
+
+
+def test_two_checkpoints_write_from_one_seed(open_page):
+    page = open_page("loss")
+    show(page, "the quick brown fox jumps")
+    page.get_by_label("Checkpoint", exact=True).focus()
+    page.keyboard.press("Home")
+    page.get_by_label("Compared with").select_option("iter-20")
+    button(page, "Write with both").click()
+    page.wait_for_selector("#loss [role=status]:has-text('they part at token')")
+    texts = page.locator("#loss .two .text")
+    assert texts.count() == 2 and page.locator("#loss .two .chosen").count() == 2
+    assert all(texts.nth(i).locator(".token").count() == 100 for i in range(2))
+
+
+# --- the run ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
 def test_the_curves_grow_while_the_run_trains(open_page, run):
-    page = open_page("run")
+    page = open_page("run", empty=False)
     page.wait_for_selector("#run .figures dd")
     assert page.locator("#run .figures dd").first.inner_text() == "20"
     assert re.search(r"multiplies in (float32|bfloat16)\.", page.locator("#run").inner_text())
@@ -260,9 +441,8 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
     page.wait_for_selector("#run .figures dd:has-text('0.750 at 30')")
     page.wait_for_selector("#run .message:has-text('training')")
     assert page.locator("#run path.c3").get_attribute("d") != before
-    page.locator("#run svg").first.hover()
-    assert "at " in page.locator("#run .told").first.inner_text()
     assert page.locator("#run .parameters tbody tr").count() == 12  # with positions, and an embedding
+    assert page.locator("#run .parameters th:empty").count() == 0
     page.click("#tab-write")  # then no more records are asked for
     page.wait_for_selector("#write:visible")
     asked = []
@@ -271,33 +451,180 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
     assert [url for url in asked if "inside/run" in url] == []
 
 
+def test_a_chart_tells_all_curves_zooms_smooths_and_has_a_logarithmic_axis(open_page):
+    page = open_page("run", empty=False)
+    page.wait_for_selector("#run .figures dd")
+    chart, told = page.locator("#run svg").first, page.locator("#run .told")
+    chart.hover()
+    page.wait_for_selector("#run .told:has-text('at 10')")
+    assert all(name in told.first.inner_text() for name in ("batch", "train", "validation"))
+    assert all("at 1" in told.nth(i).inner_text() for i in range(1, 5))  # the other charts, at the same x
+    box = chart.bounding_box()
+    curve = page.locator("#run path.c3").first
+    before = curve.get_attribute("d")
+    page.get_by_role("checkbox", name="log").check()
+    assert curve.get_attribute("d") != before
+    page.get_by_label("smooth").fill("0.9")
+    assert page.locator("#run path.c3").count() == 2  # as it is, fainter, and smoothed
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 50)
+    page.mouse.up()
+    assert page.locator("#run button:has-text('Whole range'):visible").count() == 5  # they zoom together
+    page.locator("#run button:has-text('Whole range'):visible").first.click()
+    assert page.locator("#run button:has-text('Whole range'):visible").count() == 0
+
+
+def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monkeypatch):
+    monkeypatch.setattr(server[1], "runs", [])
+    page = open_page("run", empty=False, expected=["404 (Not Found)"])
+    page.wait_for_selector("#run .message:has-text('not loaded from a run')")
+    assert page.locator("#run .parameters tbody tr").count() == 12
+    page.click("#tab-loss")
+    show(page, "the quick")
+    page.wait_for_selector("#loss .figures dd")
+    assert page.locator("#loss input[type=range]").is_hidden()
+
+
+# --- kept ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reload_keeps_the_text_and_all_that_can_be_undone(open_page):
+    page = open_page()
+    write(page, "the quick")
+    first = text_of(page)
+    button(page, "Regenerate").click()
+    page.wait_for_selector(".by:has-text('with the seed 2')")
+    written(page)
+    second = text_of(page)
+    page.reload()
+    expect(page.locator("div.text")).to_have_text(second + "▸")
+    assert page.get_by_label("Seed").input_value() == "2"
+    button(page, "Undo").click()
+    expect(page.locator("div.text")).to_have_text(first + "▸")
+    button(page, "Redo").click()
+    expect(page.locator("div.text")).to_have_text(second + "▸")
+
+
+def test_a_reload_in_mid_stream_keeps_what_was_written(open_page):
+    page = open_page()
+    page.get_by_label("Tokens", exact=True).fill("256")
+    page.locator("textarea").fill("the quick")
+    button(page, "Write").click()
+    page.wait_for_function("() => document.querySelectorAll('div.text > .token').length > 20")
+    page.reload()
+    page.wait_for_selector("div.text > .token")
+    assert text_of(page).startswith("the quick") and len(text_of(page)) > 20
+
+
+def test_texts_are_kept_with_names_and_two_tabs_keep_their_own(open_page):
+    page = open_page()
+    show(page, "the quick")
+    page.click("summary")
+    page.get_by_label("name of this text").fill("my first")
+    page.keyboard.press("Escape")
+    other = open_page(context=page.context)
+    show(other, "the lazy dog")
+    other.click("summary")
+    names = other.locator(".kept button:not([aria-label])")
+    expect(names).to_have_text(["the lazy dog", "my first"])
+    names.nth(1).click()
+    expect(other.locator("div.text")).to_have_text("the quick▸")
+    page.reload()
+    expect(page.locator("div.text")).to_have_text("the quick▸")
+    page.click("summary")
+    page.get_by_label("remove the lazy dog").click()
+    expect(page.locator(".kept li")).to_have_count(1)
+
+
+def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
+    page = open_page()
+    write(page, "the quick", tokens=5)
+    with page.expect_download() as download:
+        button(page, "Save").click()
+    saved = json.loads(download.value.path().read_text())
+    assert "".join(token["text"] for token in saved["tokens"]) == text_of(page)
+    assert (saved["checkpoint"], saved["seed"], saved["prompt_tokens"]) == ("iter-20", 1, 9)
+    assert all(token["logprob"] < 0 for token in saved["tokens"][9:])
+
+
+# --- every screen -------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     page = open_page(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
+    area = page.locator("textarea").bounding_box()
+    assert area["y"] + area["height"] <= PHONE["height"]  # it need not be looked for
     write(page, "the quick brown fox jumps over <img src=x onerror=alert(1)>", tokens=40)
-    page.locator("#write .token").nth(30).tap()
-    page.wait_for_selector(".popover .choice")
-    box = page.locator(".popover").bounding_box()
-    assert box["x"] >= 0 and box["x"] + box["width"] <= PHONE["width"]
-    page.keyboard.press("Escape")
+    page.locator(".token").nth(30).tap()
+    page.wait_for_selector(".place h3:has-text('token 31')")
     for view in VIEWS:
         page.click(f"#tab-{view}")
         if view in VIEWS[1:4]:
-            page.wait_for_selector(f"#{view} .message:has-text('tokens')")
+            page.wait_for_selector(f"#{view} :is(.grid canvas, td, .figures dd)")
         assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"], view
     paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) < 3 * 128) == (scheme == "dark")
 
 
-def test_a_model_without_a_run_says_so_and_has_no_slider(open_page, server, monkeypatch):
-    monkeypatch.setattr(server[1], "run", None)
-    page = open_page("run")
-    page.wait_for_selector("#run .message:has-text('not loaded from a run')")
-    assert page.locator("#run .parameters tbody tr").count() == 12
-    page.click("#tab-loss")
-    look(page, "the quick", "loss")
-    page.wait_for_selector("#loss .figures dd")
-    assert page.locator("#loss input[type=range]").is_hidden()
+def test_a_4k_screen_is_used(open_page):
+    page = open_page(viewport={"width": 3840, "height": 2160})
+    assert page.locator("main").bounding_box()["width"] > 0.8 * 3840
+    assert page.locator("textarea").evaluate("x => parseFloat(getComputedStyle(x).fontSize)") > 20
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_on_the_strongest_tint(open_page, scheme):
+    """By the WCAG's contrast of 4.5, for each colour of a token; own tokens look different by a line."""
+    page = open_page(color_scheme=scheme)
+    write(page, "the quick")
+    for side in ("", "good", "bad", "read", "reader"):
+        colours = (
+            page.locator(".token")
+            .nth(1)
+            .evaluate(
+                """(token, side) => {
+              token.style.setProperty('--strength', 1);
+              token.dataset.side = side;
+              const context = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
+              const fill = (colour) => { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); };
+              const pixel = () => [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
+              fill(getComputedStyle(document.querySelector('.card')).backgroundColor);
+              fill(getComputedStyle(token).backgroundColor);
+              const below = pixel();
+              fill(getComputedStyle(token).color);
+              return [below, pixel()];
+            }""",
+                side,
+            )
+        )
+        light, dark = sorted((luminance(colour) for colour in colours), reverse=True)
+        assert (light + 0.05) / (dark + 0.05) >= 4.5, side
+    style = "token => getComputedStyle(token).textDecorationLine"
+    assert page.locator(".token.mine").first.evaluate(style) == "underline"
+
+
+def luminance(colour):
+    linear = [x / 12.92 if (x := c / 255) <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for c in colour]
+    return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+
+def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(open_page):
+    page = open_page(forced_colors="active")
+    write(page, "the quick")
+    token = page.locator(".token").nth(3)
+    assert re.fullmatch(r"token \S+, [\d.<]+%", token.get_attribute("aria-label"))
+    token.evaluate("token => token.style.setProperty('--strength', 1)")
+    assert token.evaluate("token => getComputedStyle(token).textDecorationThickness") == "5px"
+    assert (
+        page.locator("div.text").get_attribute("dir")
+        == page.locator("textarea").get_attribute("dir")
+        == "auto"
+    )
+
+
+# --- the server ---------------------------------------------------------------------------------------------
 
 
 def test_the_key_is_asked_for_and_used(open_page, browser, run):
@@ -312,14 +639,29 @@ def test_the_key_is_asked_for_and_used(open_page, browser, run):
         page.keyboard.press("Enter")
         page.wait_for_selector("#model:has-text('parameters')")
         assert page.locator("#key").is_hidden()
-        write(page, "the ")
+        page.wait_for_selector(".by:has-text('An example')")
+        button(page, "Write").click()
+        written(page, 100)
         page.context.close()
 
 
 def test_it_says_how_far_the_server_is_with_compiling(open_page):
-    page = open_page()
-    page.route("**/health", lambda route: route.fulfill(json={"status": "compiling 3 of 8"}))
+    page = open_page(empty=False)
+    page.route(
+        "**/health", lambda route: route.fulfill(json={"status": "compiling 3 of 8", "version": "iter-20"})
+    )
     page.reload()
     page.wait_for_selector("#status:has-text('compiling 3 of 8')")
     page.unroute("**/health")
     page.wait_for_selector("#status:empty", state="attached")
+
+
+def test_a_newer_checkpoint_is_named_without_a_reload(open_page, server):
+    page = open_page()
+    write(page, "the quick")
+    worker = server[1].worker
+    worker.replace(worker.model, "iter-21")
+    page.wait_for_selector("#model:has-text('iter-21')")
+    assert page.locator(".by").inner_text() == "written by iter-20, with the seed 1"
+    worker.replace(worker.model, "iter-20")
+    page.wait_for_selector("#model:has-text('iter-20')")

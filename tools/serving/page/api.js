@@ -5,26 +5,31 @@ const BUSY = 429, TRIES = 6; // a busy server is asked again, so often
 let key = sessionStorage.getItem("api-key") ?? "";
 let askForKey = () => {};
 
+/** @param {() => void} ask */
 export function onKeyWanted(ask) {
   askForKey = ask;
 }
 
+/** @param {string} value */
 export function useKey(value) {
   key = value;
   sessionStorage.setItem("api-key", value); // forgotten when the tab is closed
 }
 
+/** @param {string} path */
 export async function get(path) {
-  return (await ask(path, {})).json();
+  return (await send(path, {})).json();
 }
 
+/** @param {string} path @param {object} body @param {AbortSignal} [signal] */
 export async function post(path, body, signal) {
-  return (await ask(path, { method: "POST", body: JSON.stringify(body), signal })).json();
+  return (await send(path, { method: "POST", body: JSON.stringify(body), signal })).json();
 }
 
-// Yields the server's events, until it says that there are no more. Raises an Error for one that is an error.
+/** Yield the server's events, until it says that there are no more. Throws an Error for one that is an error.
+ * @param {string} path @param {object} body @param {AbortSignal} signal */
 export async function* stream(path, body, signal) {
-  const answer = await ask(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
+  const answer = await send(path, { method: "POST", body: JSON.stringify({ ...body, stream: true }), signal });
   const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -42,8 +47,10 @@ export async function* stream(path, body, signal) {
   }
 }
 
-async function ask(path, options) {
+/** @param {string} path @param {RequestInit} options */
+async function send(path, options) {
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  /** @type {Response | undefined} */
   let answer;
   for (let tries = 0; !answer || (answer.status === BUSY && tries < TRIES); tries += 1) {
     if (answer) await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
@@ -61,6 +68,7 @@ async function ask(path, options) {
   throw Object.assign(new Error(sentence(message)), { status: answer.status });
 }
 
+/** @param {string} text */
 function sentence(text) {
   return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
 }

@@ -1,141 +1,161 @@
-// The view Attention: what a token reads, in one head or averaged over several, over the text and as a matrix;
-// and all heads next to each other.
+// The view Attention: what the model read when it chose the token at the chosen place, in one head or averaged over
+// those of a layer; all heads next to each other; the matrix of one, and the arithmetic of a cell of it.
 
-import { post } from "./api.js";
-import { el, field, lead, percent, select, visible } from "./dom.js";
-import { canvas, cell, paint } from "./matrix.js";
-import { TextBox } from "./textbox.js";
-import { Tokens } from "./tokens.js";
+import { Cell } from "./cell.js";
+import { card, code, el, field, percent, select } from "./dom.js";
+import { attention } from "./looked.js";
+import { canvas, cellAt, paint, plotted } from "./matrix.js";
+import { derived, effect, state } from "./reactive.js";
+import { at, choose, head, model, read, text } from "./store.js";
 
-const MEAN = "mean";
+const FIRST = 5; // of the tokens that are read most
+const dark = state(0); // counts changes of the colours
 
-export class Attention {
-  constructor(app) {
-    const { n_layer, n_head } = app.model.config;
-    this.box = new TextBox(app, {
-      label: "the text whose attention is shown", placeholder: "Type or paste a text, then press Look.",
-      most: app.model.limits.attention, look: (tokens) => this.load(tokens),
-    });
-    this.text = new Tokens("choose the token that reads", {
-      look: (i, span, how) => how === "focus" && this.choose(i),
-      open: (i) => this.choose(i),
-    });
-    const numbers = (n, name) => [[MEAN, "all, averaged"], ...Array.from({ length: n }, (_, i) => [i, `${name} ${i + 1}`])];
-    this.layer = select(numbers(n_layer, "layer"), () => this.draw());
-    this.head = select(numbers(n_head, "head"), () => this.draw());
-    this.matrix = canvas({ class: "matrix", role: "img", "aria-label": "the matrix of weights: a row for each token that reads" });
-    this.matrix.addEventListener("click", (event) => this.choose(cell(this.matrix, event, this.T)[0]));
-    this.matrix.addEventListener("pointermove", (event) => this.point(event));
-    this.matrix.addEventListener("pointerleave", () => this.tell());
-    this.told = el("p", { class: "faint told" });
-    this.most = el("ol", { class: "most" });
-    this.grid = el("div", { class: "grid", role: "group", "aria-label": "all heads" });
-    this.grid.style.setProperty("--heads", n_head + 1);
-    this.shown = el("div", { class: "stack", hidden: true },
-      el("div", { class: "card" },
-        el("div", { class: "row controls" }, field("Layer", "the block whose attention is shown", this.layer),
-          field("Head", "one of the block's heads", this.head),
-          el("p", { class: "faint grow" }, "Click a token, or move through them with the arrow keys: the stronger another is shaded, the more it is read.")),
-        this.text.element, this.most),
-      el("div", { class: "columns" },
-        el("div", { class: "card" }, el("h3", {}, "All heads"),
-          el("p", { class: "faint" }, "A row for each layer, from the first; on the right the average of its heads. Click one."), this.grid),
-        el("div", { class: "card" }, el("h3", {}, "The matrix of this head"),
-          el("p", { class: "faint" }, "A row for each token that reads, a column for each that is read."), this.matrix, this.told)));
-    this.elements = [
-      lead("Attention", "To predict what comes next, each token reads from those before it and from itself. Here you see which "
-        + "ones, in every head of every layer: each head divides its whole attention, 100%, among them."),
-      this.box.element, this.shown];
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.weights && this.drawAll());
-  }
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { dark.value += 1; });
 
-  show() {
-    this.box.show();
-  }
+/** The head that is shown; one past the last means the average of its layer. */
+export const chosen = derived(() => head.value ?? attention.value?.sharpest ?? { layer: 0, head: 0 });
 
-  async load(tokens) {
-    const answer = await post("inside/attention", { text: tokens.map((token) => token.id) });
-    const [L, H, T] = answer.shape;
-    Object.assign(this, { L, H, T, tokens: answer.tokens });
-    const bytes = Uint8Array.from(atob(answer.weights), (letter) => letter.charCodeAt(0));
-    this.weights = new DataView(bytes.buffer);
-    this.reader = T - 1;
-    this.shown.hidden = false;
-    this.text.show(this.tokens);
-    this.drawAll();
-  }
-
-  // How much token t reads of token s in a head, or on average.
-  weight(layer, head, t, s) {
-    if (layer === MEAN) return mean(this.L, (l) => this.weight(l, head, t, s));
-    if (head === MEAN) return mean(this.H, (h) => this.weight(layer, h, t, s));
-    const triangle = (this.T * (this.T + 1)) / 2;
-    const place = (layer * this.H + head) * triangle + (t * (t + 1)) / 2 + s;
-    return this.weights.getUint16(2 * place, true) / 65535;
-  }
-
-  chosen(t, s) {
-    const number = (control) => (control.value === MEAN ? MEAN : Number(control.value));
-    return this.weight(number(this.layer), number(this.head), t, s);
-  }
-
-  drawAll() {
-    this.grid.replaceChildren();
-    for (let l = 0; l < this.L; l += 1) {
-      for (const h of [...Array(this.H).keys(), MEAN]) this.grid.append(this.small(l, h));
-    }
-    this.draw();
-  }
-
-  small(l, h) {
-    const name = `layer ${l + 1}, ${h === MEAN ? "average" : `head ${h + 1}`}`;
-    const picture = canvas();
-    const button = el("button", { type: "button", title: name, "aria-label": name, class: h === MEAN ? "mean" : "",
-      onclick: () => { this.layer.value = l; this.head.value = h; this.draw(); } }, picture);
-    button.dataset.head = `${l} ${h}`;
-    requestAnimationFrame(() => paint(picture, this.T, (t, s) => this.weight(l, h, t, s)));
-    return button;
-  }
-
-  draw() {
-    const name = `${this.layer.value} ${this.head.value}`;
-    for (const button of this.grid.children) button.setAttribute("aria-pressed", button.dataset.head === name);
-    paint(this.matrix, this.T, (t, s) => this.chosen(t, s));
-    this.choose(this.reader);
-  }
-
-  // Shade what token t reads.
-  choose(t) {
-    this.reader = t;
-    const weights = Array.from({ length: t + 1 }, (_, s) => this.chosen(t, s));
-    const most = Math.max(...weights);
-    this.text.spans.forEach((span, s) => {
-      span.classList.toggle("reader", s === t);
-      span.classList.toggle("unseen", s > t);
-      this.text.strength(s, s <= t ? Math.sqrt(weights[s] / most) * Math.min(1, 0.35 + most) : 0, "read");
-      span.title = s <= t ? percent(weights[s]) : "";
-    });
-    const first = weights.map((weight, s) => [weight, s]).sort(([a], [b]) => b - a).slice(0, 5);
-    this.most.replaceChildren(el("li", { class: "faint" }, "token ", el("code", {}, visible(this.tokens[t].text)), " reads most of"),
-      ...first.map(([weight, s]) => el("li", {}, el("code", {}, visible(this.tokens[s].text)),
-        ` ${percent(weight)}`, el("span", { class: "faint" }, s === t ? " itself" : ` ${t - s} back`))));
-    this.tell();
-  }
-
-  point(event) {
-    const [t, s] = cell(this.matrix, event, this.T);
-    this.tell(t, s <= t ? s : undefined);
-  }
-
-  tell(t = this.reader, s) {
-    const code = (i) => el("code", {}, visible(this.tokens[i].text));
-    this.told.replaceChildren(...(s === undefined ? ["Point at a cell; a click chooses the token of its row."]
-      : [code(t), ` (${t}) reads ${percent(this.chosen(t, s))} of `, code(s), ` (${s})`]));
-  }
+/** How much token t reads of token s. @param {number} l @param {number} h @param {number} t @param {number} s */
+function weight(l, h, t, s) {
+  const { H, weight } = attention.value;
+  if (h < H) return weight(l, h, t, s);
+  let sum = 0;
+  for (let i = 0; i < H; i += 1) sum += weight(l, i, t, s);
+  return sum / H;
 }
 
-function mean(n, value) {
-  let sum = 0;
-  for (let i = 0; i < n; i += 1) sum += value(i);
-  return sum / n;
+/** The token that reads, which stands before the chosen place, and how much of each it reads; null: there is none. */
+const reading = derived(() => {
+  if (!attention.value) return null;
+  const { to: { start }, T } = attention.value, t = at.value - 1 - start, { layer, head } = chosen.value;
+  if (t < 0 || t >= T) return null;
+  return { t, start, weights: Array.from({ length: t + 1 }, (_, s) => weight(layer, head, t, s)) };
+});
+
+export class Attention {
+  constructor() {
+    const { n_layer, n_head } = model.peek().config;
+    const numbers = (/** @type {number} */ n, /** @type {string} */ name) =>
+      /** @type {[any, string][]} */ (Array.from({ length: n }, (_, i) => [i, `${name} ${i + 1}`]));
+    this.layer = select(numbers(n_layer, "layer"), (l) => this.show(Number(l), chosen.peek().head));
+    this.head = select([...numbers(n_head, "head"), [n_head, "average"]], (h) => this.show(chosen.peek().layer, Number(h)));
+    this.told = el("p", { class: "faint told" });
+    this.most = el("p", { class: "most" });
+    this.grid = el("div", { class: "grid", role: "group", "aria-label": "all heads" });
+    this.grid.style.setProperty("--heads", String(n_head + 1));
+    this.makeMatrix();
+    this.cell = new Cell();
+    this.elements = [
+      el("div", { class: "card" }, el("div", { class: "row controls" },
+        field("Layer", "the block whose attention is shown", this.layer), field("Head", "one of the block's heads", this.head),
+        this.most)),
+      el("div", { class: "columns" },
+        card("All heads", el("p", { class: "faint" }, "A row for each layer, from the first; on the right the average "
+          + "of its heads. The page opens on the head that reads most sharply. Click another."), this.grid),
+        card("The matrix of this head", el("p", { class: "faint" }, "A row for each token that reads, a column for each "
+          + "that is read. Click a cell, or move with the arrow keys, for its arithmetic."), this.frame, this.told)),
+      this.cell.element];
+    this.watch();
+  }
+
+  makeMatrix() {
+    this.matrix = canvas({ class: "matrix" });
+    this.cursor = el("span", { class: "cursor" });
+    this.frame = el("div", { class: "frame", tabindex: "0", role: "group", "aria-label": "the matrix of weights; arrow keys move" },
+      this.matrix, this.cursor);
+    const where = (/** @type {any} */ event) => cellAt(this.matrix, event, attention.peek().T);
+    this.matrix.addEventListener("click", (event) => this.pick(...where(event)));
+    this.matrix.addEventListener("pointermove", (event) => this.tell(...where(event)));
+    this.matrix.addEventListener("pointerleave", () => this.tell());
+    this.frame.addEventListener("keydown", (event) => {
+      const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
+      if (down === undefined || !reading.peek()) return;
+      event.preventDefault();
+      const { t, start } = reading.peek();
+      this.pick(t + down, (read.peek() ?? t + start) - start + right);
+    });
+  }
+
+  watch() {
+    effect(() => {
+      this.layer.value = String(chosen.value.layer);
+      this.head.value = String(chosen.value.head);
+    });
+    effect(() => {
+      void dark.value;
+      if (attention.value) this.drawGrid();
+    });
+    effect(() => {
+      void dark.value;
+      const { layer, head } = chosen.value;
+      for (const one of this.grid.children) one.setAttribute("aria-pressed", String(one.id === `head-${layer}-${head}`));
+      if (attention.value) paint(this.matrix, attention.value.T, (t, s) => weight(layer, head, t, s));
+    });
+    effect(() => {
+      this.most.replaceChildren(...this.sentence());
+      this.tell();
+    });
+  }
+
+  /** @param {number} layer @param {number} number */
+  show(layer, number) {
+    head.value = { layer, head: number };
+  }
+
+  /** Choose the cell in which token t reads token s. @param {number} t @param {number} s */
+  pick(t, s) {
+    const { T, to: { start } } = attention.peek(), row = Math.max(0, Math.min(T - 1, t));
+    choose(start + row + 1);
+    read.value = start + Math.max(0, Math.min(row, s));
+  }
+
+  drawGrid() {
+    const { L, H, T } = attention.value;
+    const heads = Array.from({ length: L * (H + 1) }, (_, i) => [Math.floor(i / (H + 1)), i % (H + 1)]);
+    this.grid.replaceChildren(...heads.map(([l, h]) => {
+      const name = `layer ${l + 1}, ${h === H ? "average" : `head ${h + 1}`}`, picture = canvas();
+      const { layer, head } = chosen.peek();
+      requestAnimationFrame(() => paint(picture, T, (t, s) => weight(l, h, t, s)));
+      return el("button", { type: "button", id: `head-${l}-${h}`, title: name, "aria-label": name, class: h === H ? "mean" : "",
+        "aria-pressed": String(l === layer && h === head), onclick: () => this.show(l, h) }, picture);
+    }));
+  }
+
+  sentence() {
+    if (!text.value.tokens.length) return ["Type a text first."];
+    if (attention.error.value) return [attention.error.value];
+    if (!reading.value) return [at.value ? "Looking …" : "Nothing stands before the first token: choose another."];
+    const { t, start, weights } = reading.value, { tokens } = text.value, next = tokens[at.value];
+    const first = weights.map((value, s) => ({ value, s })).sort((a, b) => b.value - a.value).slice(0, FIRST);
+    return ["At ", code(tokens[start + t]?.text ?? ""), next ? ", before it wrote " : ", before it writes what comes next",
+      next ? code(next.text) : "", ", this head read ",
+      ...first.flatMap(({ value, s }, n) => [n ? ", " : "", code(tokens[start + s]?.text ?? ""), ` ${percent(value)} `,
+        el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
+  }
+
+  /** The tints of the text: what is read. */
+  tints() {
+    const { tokens } = text.value;
+    if (!reading.value) return [];
+    const { t, start, weights } = reading.value, most = Math.max(...weights);
+    return tokens.map((_, i) => {
+      const value = weights[i - start];
+      if (value === undefined) return { strength: 0, side: "unseen" };
+      return { strength: Math.sqrt(value / most) * Math.min(1, 0.35 + most), side: i === start + t ? "reader" : "read",
+        said: `${percent(value)} read` };
+    });
+  }
+
+  /** Tell about a cell, by default the chosen one. @param {number} [t] @param {number} [s] */
+  tell(t, s) {
+    const now = reading.value, { tokens } = text.value;
+    this.cursor.hidden = !now || read.value === null;
+    if (!now) return;
+    if (read.value !== null) plotted(this.cursor, attention.value.T, now.t, read.value - now.start);
+    const row = t ?? now.t, column = t === undefined ? read.value === null ? null : read.value - now.start : s;
+    const name = (/** @type {number} */ i) => [code(tokens[now.start + i]?.text ?? ""), ` (token ${now.start + i + 1})`];
+    this.told.replaceChildren(...(column === null || column > row || column < 0 ? ["Point at a cell."]
+      : [...name(row), ` reads ${percent(weight(chosen.value.layer, chosen.value.head, row, column))} of `, ...name(column)]));
+  }
 }

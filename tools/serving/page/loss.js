@@ -1,206 +1,180 @@
-// The view Loss: how many bits each token of a text costs the model, how that came about over the run's
-// checkpoints, and where two of them differ.
+// The view Loss: how many bits each token of the text costs the model, how that came about over the checkpoints of
+// the run, and where two checkpoints, or two runs, differ.
 
-import { get, post } from "./api.js";
+import { get } from "./api.js";
 import { Chart } from "./chart.js";
-import { debounced, el, field, lead, select, visible } from "./dom.js";
-import { Popover } from "./popover.js";
-import { TextBox } from "./textbox.js";
-import { Tokens, legend } from "./tokens.js";
+import { button, el, field, figures, mean, offer, select } from "./dom.js";
+import { placesOf, question } from "./looked.js";
+import { Pair } from "./pair.js";
+import { derived, effect, state } from "./reactive.js";
+import { at, checkpoint, ids, model, other, text, view } from "./store.js";
+import { surprise } from "./tokens.js";
 
 const FULL = 4; // bits of difference between two checkpoints at which the tint is full
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
 const NONE = "";
 
+/** @typedef {{name: string, iteration: number | null, run: string, val_loss: number | null}} Checkpoint */
+
 export class Loss {
-  constructor(app) {
-    this.app = app;
-    this.checkpoints = [{ name: app.model.version }];
-    this.popover = new Popover();
-    this.box = new TextBox(app, {
-      label: "the text whose loss is shown", placeholder: "Paste a text, then press Look.", least: 2,
-      most: app.model.limits.tokens, look: (tokens) => this.load(tokens),
-    });
-    this.text = new Tokens("the text, token by token", {
-      look: (i, span) => this.look(i, span, false),
-      leave: () => this.popover.leave(),
-      open: (i, span) => this.look(i, span, true),
-    });
-    const moved = debounced(() => this.draw(), 60);
-    this.slider = el("input", { type: "range", min: 0, step: 1, oninput: () => { this.name(); moved(); } });
+  constructor() {
+    this.checkpoints = state(/** @type {Checkpoint[]} */ ([]));
+    this.bits = state(/** @type {Map<string, number[]>} */ (new Map())); // of each token but the first, by checkpoint
+    this.playing = state(false);
+    this.error = state("");
+    this.name = derived(() => checkpoint.value ?? model.value.version);
+    const move = () => { checkpoint.value = this.run()[Number(this.slider.value)].name; };
+    this.slider = el("input", { type: "range", min: 0, step: 1, oninput: move });
     this.named = el("output", {});
-    this.play = el("button", { type: "button", onclick: () => this.replay() }, "Replay");
-    this.other = select([], () => this.draw());
+    this.play = button("Replay", "move over all checkpoints, from the first", () => this.replay());
+    this.other = select([], (name) => { other.value = name || null; });
     this.figures = el("dl", { class: "figures" });
-    this.chart = new Chart({ title: "Bits per token of this text, by checkpoint", size: "small", format: (y) => y.toFixed(2) });
-    this.slide = el("div", { class: "card row controls" },
-      field("Checkpoint", "the model as it was at this iteration of its training", el("span", { class: "slider" }, this.slider, this.named)),
-      this.play, field("Compared with", "tokens are tinted by which of the two knew them better", this.other));
-    this.scale = legend();
-    this.sides = el("p", { class: "legend" }, "The checkpoint of the slider is ", side("better", "good"), side("worse", "bad"),
-      ` by ${FULL} bits or more; fainter for less. Of two figures the first is the slider’s.`);
-    this.shown = el("div", { class: "stack", hidden: true }, this.slide,
-      el("div", { class: "card" }, this.figures, this.text.element), this.scale, this.sides,
-      el("div", { class: "card" }, this.chart.element));
+    this.line = el("p", { class: "faint" });
+    this.chart = new Chart({ title: "Bits per token of this text, and bits of the chosen token, by iteration", format: (y) => y.toFixed(2) });
+    this.sides = el("p", { class: "legend" }, "The slider’s checkpoint is ", side("better", "good"), side("worse", "bad"),
+      ` by ${FULL} bits or more; fainter for less. Of two figures the first is that of the slider.`);
     this.elements = [
-      lead("Loss", "The loss says how surprised the model is by a text: a token that it gave the probability p costs log₂ 1/p bits. "
-        + "Move the slider to see what the model learned while it was trained."),
-      this.box.element, this.shown];
+      el("div", { class: "card" }, el("div", { class: "row controls" },
+        field("Checkpoint", "the model as it was at this iteration of its training", this.slider, this.named), this.play,
+        field("Compared with", "tokens are tinted by which of the two knew them better", this.other)),
+      this.line, this.figures, this.sides),
+      el("div", { class: "card" }, this.chart.element), new Pair(this.name, other).element];
+    this.watch();
   }
 
-  async show() {
+  watch() {
+    effect(() => {
+      void model.value.version; // a newer one
+      if (view.value === "loss") this.find();
+    });
+    effect(() => {
+      const found = this.run(), one = this.one(this.name.value), alone = found.length < 2;
+      this.slider.max = String(found.length - 1);
+      this.slider.value = String(found.indexOf(one));
+      this.named.textContent = title(this.name.value);
+      for (const control of [this.slider, this.play]) control.closest(".field, button").toggleAttribute("hidden", alone);
+      offer(this.other, [[NONE, "nothing"], ...this.checkpoints.value.map(({ name }) => /** @type {[string, string]} */ ([name, title(name)]))]);
+      this.other.value = other.value ?? NONE;
+      this.other.closest(".field").toggleAttribute("hidden", this.checkpoints.value.length < 2);
+    });
+    effect(() => {
+      this.play.textContent = this.playing.value ? "Stop" : "Replay";
+    });
+    effect(() => {
+      void ids.value;
+      this.bits.value = new Map();
+    });
+    effect(() => {
+      void [this.checkpoints.value, ids.value];
+      if (view.value === "loss" && question(this.name.value) && ids.value.length > 1) this.gather();
+    });
+    effect(() => {
+      this.line.textContent = ids.value.length < 2 ? "The loss needs two tokens or more." : this.error.value;
+    });
+    effect(() => this.draw());
+  }
+
+  /** The checkpoints of the run that the slider is in. */
+  run() {
+    const mine = this.one(this.name.value)?.run;
+    return this.checkpoints.value.filter(({ run }) => run === mine);
+  }
+
+  one(name) {
+    return this.checkpoints.value.find((found) => found.name === name);
+  }
+
+  async find() {
     try {
       const { checkpoints } = await get("inside/checkpoints");
-      if (checkpoints.length) this.offer(checkpoints);
+      if (JSON.stringify(checkpoints) !== JSON.stringify(this.checkpoints.peek())) this.checkpoints.value = checkpoints;
     } catch (error) {
-      this.box.say(error.message, "bad");
+      this.error.value = error.message;
     }
-    this.box.show();
   }
 
-  hide() {
-    this.popover.close();
-    this.playing = false;
-  }
-
-  // Set the slider to the run's checkpoints, at the one that is served.
-  offer(checkpoints) {
-    const before = this.checkpoints[this.slider.value]?.name, compared = this.other.value;
-    this.checkpoints = checkpoints;
-    const at = (name) => checkpoints.findIndex((checkpoint) => checkpoint.name === name);
-    this.slider.max = checkpoints.length - 1;
-    this.slider.value = Math.max(at(before), at(this.app.model.version), 0);
-    this.other.replaceChildren(...[[NONE, "nothing"], ...checkpoints.map((checkpoint) => [checkpoint.name, title(checkpoint)])]
-      .map(([value, text]) => el("option", { value }, text)));
-    this.other.value = at(compared) >= 0 ? compared : NONE;
-    this.name();
-  }
-
-  get checkpoint() {
-    return this.checkpoints[Number(this.slider.value)] ?? this.checkpoints[0];
-  }
-
-  name() {
-    this.named.textContent = title(this.checkpoint);
-  }
-
-  async load(tokens) {
-    Object.assign(this, { tokens, bits: new Map(), asked: new Map() });
-    this.text.show(tokens);
-    await this.bitsOf(this.checkpoint.name);
-    this.shown.hidden = false;
-    this.slide.hidden = this.checkpoints.length < 2;
-    this.chart.element.parentElement.hidden = this.checkpoints.length < 2;
-    await this.draw();
-  }
-
-  // The bits of each token but the first, as a checkpoint has it: asked for once.
-  async bitsOf(name) {
-    if (!this.bits.has(name)) {
-      const { places } = await this.placesOf(name);
-      this.bits.set(name, places.slice(1, -1).map(({ before }) => -Math.log2(Math.max(before, 2 ** -126))));
+  /** Ask all checkpoints about the text, first those that are shown. */
+  async gather() {
+    const about = ids.peek(), names = [this.name.peek(), other.peek(), ...this.checkpoints.peek().map(({ name }) => name)];
+    for (const name of new Set(names)) {
+      const wanted = view.peek() === "loss" && about === ids.peek() && name && question(name);
+      if (!wanted) continue;
+      try {
+        const { places } = await placesOf(wanted);
+        if (about === ids.peek()) this.bits.value = new Map([...this.bits.peek(), [name, costs(places)]]);
+        this.error.value = "";
+      } catch (error) {
+        this.error.value = error.message;
+        if (error.status === 404) await this.find(); // a run in training deletes checkpoints
+      }
     }
-    return this.bits.get(name);
   }
 
-  placesOf(name) {
-    if (!this.asked.has(name)) {
-      const asked = this.asked, answer = post("inside/places", { text: this.tokens.map(({ id }) => id), checkpoint: name });
-      answer.catch(() => asked.delete(name));
-      asked.set(name, answer);
-    }
-    return this.asked.get(name);
-  }
-
-  async draw() {
-    if (!this.tokens) return;
-    const drawing = (this.drawing = Symbol()), { name } = this.checkpoint, other = this.other.value;
-    let bits, others;
-    try {
-      bits = await this.bitsOf(name);
-      others = other && await this.bitsOf(other);
-    } catch (error) {
-      if (error.status === 404) await this.show(); // a run in training deletes checkpoints
-      this.box.say(error.message, "bad");
-      return;
-    }
-    if (drawing !== this.drawing) return; // the slider has moved on
-    this.popover.close();
-    bits.forEach((value, i) => {
-      if (others) this.text.strength(i + 1, Math.min(1, Math.abs(others[i] - value) / FULL), value < others[i] ? "good" : "bad");
-      else this.text.tint(i + 1, 2 ** -value), delete this.text.spans[i + 1].dataset.side;
-    });
+  draw() {
+    const { tokens } = text.value, known = this.bits.value;
+    const mine = known.get(this.name.value), others = known.get(other.value);
     this.sides.hidden = !others;
-    this.scale.hidden = Boolean(others);
-    this.tell(bits, others);
-    this.chart.show([{ name: "", kind: "dots", colour: 1, points: this.checkpoints
-      .filter((checkpoint) => this.bits.has(checkpoint.name))
-      .map((checkpoint) => [checkpoint.iteration ?? 0, mean(this.bits.get(checkpoint.name))]) }]);
-  }
-
-  tell(bits, others) {
-    const bytes = new TextEncoder().encode(this.tokens.slice(1).map(({ text }) => text).join("")).length;
-    const each = (figure) => (others ? `${figure(bits)} / ${figure(others)}` : figure(bits));
-    const figures = [
+    const chosen = at.value - tokens.length + (mine?.length ?? 0); // index of its bits
+    const runs = [...new Set(this.checkpoints.value.map(({ run }) => run))];
+    const curves = (name, colour, value) => runs.map((run, i) => /** @type {import("./chart.js").Series} */ ({
+      name: runs.length > 1 ? `${run}: ${name}` : name, kind: "dots", colour, run: i,
+      points: this.checkpoints.value.filter((found) => found.run === run && known.has(found.name))
+        .map((found) => [found.iteration ?? 0, value(known.get(found.name))]),
+    }));
+    const one = mine?.[chosen] !== undefined;
+    this.chart.show([...curves("text", 1, mean), ...(one ? curves("chosen token", 3, (all) => all[chosen]) : [])]);
+    if (!mine) return this.figures.replaceChildren();
+    const bytes = new TextEncoder().encode(tokens.slice(-mine.length).map((token) => token.text).join("")).length;
+    const each = (figure) => (others ? `${figure(mine)} / ${figure(others)}` : figure(mine));
+    this.figures.replaceChildren(...figures([
       ["bits per token", each((x) => mean(x).toFixed(3))],
       ["perplexity", each((x) => Number((2 ** mean(x)).toPrecision(4)).toLocaleString("en"))],
       ["bits per byte", each((x) => ((mean(x) * x.length) / bytes).toFixed(3))],
-      ["tokens", bits.length.toLocaleString("en")],
-    ];
-    this.figures.replaceChildren(...figures.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value))));
+      ["tokens", mine.length.toLocaleString("en")],
+      ["bits of the chosen token", one && each((x) => x[chosen].toFixed(2))],
+    ]));
   }
 
-  // Move the slider over all checkpoints, from the first.
+  tints() {
+    const mine = this.bits.value.get(this.name.value), others = this.bits.value.get(other.value);
+    return text.value.tokens.map((_, i) => {
+      const n = i - text.value.tokens.length + (mine?.length ?? 0);
+      if (mine?.[n] === undefined) return null;
+      if (!others) return surprise(2 ** -mine[n]);
+      const better = others[n] - mine[n];
+      return { strength: Math.min(1, Math.abs(better) / FULL), side: better > 0 ? "good" : "bad",
+        said: `${mine[n].toFixed(2)} bits, and ${others[n].toFixed(2)} with the other` };
+    });
+  }
+
+  /** Move the slider over all checkpoints of its run, from the first. */
   async replay() {
-    if (this.playing) {
-      this.playing = false;
+    if (this.playing.peek()) {
+      this.playing.value = false;
       return;
     }
-    this.playing = true;
-    this.play.textContent = "Stop";
-    for (let i = 0; i < this.checkpoints.length && this.playing; i += 1) {
-      this.slider.value = i;
-      this.name();
-      await this.draw();
+    this.playing.value = true;
+    for (const { name } of this.run()) {
+      if (!this.playing.peek() || view.peek() !== "loss") break;
+      checkpoint.value = name;
       await new Promise((done) => setTimeout(done, PAUSE));
     }
-    this.playing = false;
-    this.play.textContent = "Replay";
-  }
-
-  // Tell what the checkpoint would have had at a place.
-  async look(i, span, pinned) {
-    const { name } = this.checkpoint, looking = (this.looking = Symbol());
-    const show = (content) => {
-      if (looking === this.looking) this.popover.at(span, content, pinned);
-    };
-    if (i === 0) return show(this.popover.note("Nothing stands before the first token, so that it is not counted."));
-    const head = [el("code", {}, visible(this.tokens[i].text)), ` costs ${this.cost(name, i)}`,
-      this.other.value && `, and ${this.cost(this.other.value, i)} with ${title({ name: this.other.value })}`];
-    show(this.popover.note(...head));
-    try {
-      const { places, names } = await this.placesOf(name);
-      if (this.popover.open) show(this.popover.table(head, places[i], this.tokens[i].id, names, false));
-    } catch (error) {
-      show(this.popover.note(error.message));
-    }
-  }
-
-  cost(name, i) {
-    return `${this.bits.get(name)[i - 1].toFixed(2)} bits`;
+    this.playing.value = false;
   }
 }
 
-function title({ name }) {
-  return name === "start" ? "what it started from" : name.replace("iter-", "iteration ");
+/** The bits of each token but the first. */
+function costs(places) {
+  return places.slice(1, -1).filter(Boolean).map(({ before }) => -Math.log2(Math.max(before, 2 ** -126)));
+}
+
+/** @param {string} name */
+export function title(name) {
+  return name.replace(/start$/, "what it started from").replace("iter-", "iteration ").replace("/", ": ");
 }
 
 function side(text, kind) {
   const chip = el("span", { class: "token chip", "data-side": kind }, text);
-  chip.style.setProperty("--strength", 1);
+  chip.style.setProperty("--strength", "1");
   return chip;
-}
-
-function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
 }

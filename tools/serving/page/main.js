@@ -1,108 +1,162 @@
-// Starts the page: the tabs, the model's name, and the key if the server asks for one. Each view is a class
-// with `elements`, and with `show()` and `hide()` if it does something then.
+// Starts the page: the tabs, the URL, the model's name, and the key if the server asks for one. Each view is a class
+// with `elements`, and with `tints()` if it tints the shared text in its own way.
 
-import { get, onKeyWanted, useKey } from "./api.js";
+import { get, onKeyWanted, post, useKey } from "./api.js";
 import { short } from "./dom.js";
-import { Write } from "./write.js";
+import { likelihoods } from "./looked.js";
+import { batch, effect, state } from "./reactive.js";
+import { change, choose, fromHash, ids, model, text, toHash, view } from "./store.js";
 import { Attention } from "./attention.js";
 import { Lens } from "./lens.js";
 import { Loss } from "./loss.js";
-import { Run } from "./run.js";
+import { Path } from "./path.js";
+import { PlacePanel } from "./place.js";
+import { count, Run } from "./run.js";
+import { Settings } from "./settings.js";
+import { TextCard } from "./textcard.js";
+import { surprise } from "./tokens.js";
 
-const views = { write: Write, attention: Attention, lens: Lens, loss: Loss, run: Run };
-const tabs = [...document.querySelectorAll("[role=tab]")];
+const EVERY = 1000; // milliseconds between looks at what is served
+const SOON = 150; // milliseconds until the URL follows a change: browsers allow no more than a few each second
 
-// What the views share: the model's description, and the text that the reader works on, as tokens.
-const app = { model: null, tokens: [] };
-const made = {};
-let shown = null;
+const byId = (id) => document.getElementById(id);
+const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
+const made = state(/** @type {{[view: string]: any}} */ ({}));
 
-function show(name) {
-  if (!(name in views)) name = "write";
+const settings = new Settings();
+const card = new TextCard({
+  wrong: () => settings.wrong(), enter: () => place.enter(),
+  tints: () => made.value[view.value]?.tints?.() ?? likelihoods().map(surprise),
+});
+const place = new PlacePanel(() => card.tokens.focus(card.tokens.current));
+byId("work").append(card.element, place.element);
+byId("write").append(settings.element, new Path().element);
+
+effect(() => {
   for (const tab of tabs) {
-    const mine = tab.getAttribute("aria-controls") === name;
-    tab.setAttribute("aria-selected", mine);
+    const name = tab.getAttribute("aria-controls"), mine = name === view.value;
+    tab.setAttribute("aria-selected", String(mine));
     tab.tabIndex = mine ? 0 : -1;
-    document.getElementById(tab.getAttribute("aria-controls")).hidden = !mine;
+    byId(name).hidden = !mine;
   }
-  if (!app.model || shown === name) return;
-  made[shown]?.hide?.();
-  shown = name;
-  if (!made[name]) {
-    made[name] = new views[name](app);
-    document.getElementById(name).append(...made[name].elements);
-  }
-  made[name].show?.();
+  byId("work").hidden = view.value === "run";
+  for (const lead of document.querySelectorAll(".lead")) lead.toggleAttribute("hidden", lead.getAttribute("data-view") !== view.value);
+});
+
+effect(() => {
+  const name = view.value, views = { attention: Attention, lens: Lens, loss: Loss, run: Run };
+  if (!model.value || !(name in views) || made.peek()[name]) return;
+  const one = new views[name]();
+  byId(name).append(...one.elements);
+  made.value = { ...made.peek(), [name]: one };
+});
+
+// The URL
+
+let timer = 0, shown = "";
+
+function keepUrl() {
+  clearTimeout(timer);
+  timer = 0;
+  if (model.peek()) history.replaceState({ ours: true }, "", toHash());
 }
 
-function place() {
-  return location.hash.replace(/^#\/?/, "");
+effect(() => {
+  void toHash();
+  timer ||= setTimeout(keepUrl, SOON);
+});
+addEventListener("pagehide", keepUrl);
+
+effect(() => {
+  const name = view.value;
+  if (shown && shown !== name && !location.hash.startsWith(`#/${name}`)) history.pushState({ ours: true }, "", toHash());
+  shown = name;
+});
+
+addEventListener("popstate", (event) => {
+  if (event.state?.ours) view.value = location.hash.replace(/^#\/?/, "").split("?")[0]; // the text stays as it is now
+  else open(fromHash(location.hash));
+});
+
+/** Show the text of a URL: its tokens, and the chosen place. */
+async function open(wanted) {
+  if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return;
+  try {
+    const { tokens } = await post("inside/tokens", { text: wanted.ids });
+    change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
+  } catch (error) {
+    card.line.textContent = `The text of this link is not one of this model. ${error.message}`;
+  }
 }
+
+// The model
 
 async function start() {
-  const key = document.getElementById("key");
   try {
-    app.model = await get("inside/model");
+    model.value = await get("inside/model");
   } catch (error) {
-    document.getElementById("model").textContent = error.message;
+    byId("model").textContent = error.message;
     return;
   }
-  key.hidden = true;
-  describe();
-  show(place());
+  byId("key").hidden = true;
+  const wanted = fromHash(location.hash), kept = card.history.mine();
+  if (card.area.value) return; // somebody types already
+  if (kept && (history.state?.ours || !wanted.ids.length)) card.history.open(card.history.id, kept);
+  else if (wanted.ids.length) await open(wanted);
+  else await example();
+  if (wanted.at !== null) choose(wanted.at);
+  card.editing.value = !text.peek().tokens.length;
 }
 
-// A server that follows a run may serve a newer checkpoint by now.
-async function refresh() {
+/** Begin with a part of the validation text; without one with an empty field. */
+async function example() {
   try {
-    Object.assign(app.model, await get("inside/model"));
-    describe();
+    const { tokens } = await get("inside/example");
+    if (!card.area.value) change({ tokens, from: tokens.length, example: true });
   } catch {
-    // the view that is shown says what is wrong when it asks for something
+    card.area.focus({ preventScroll: true });
   }
 }
 
-// Write what is served into the head of the page.
-function describe() {
-  const { name, version, config, parameters } = app.model;
-  const count = parameters.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
+effect(() => {
+  if (!model.value) return;
+  const { name, version, config, parameters } = model.value;
   document.title = `${name} · nanoJAXGPT`;
-  document.getElementById("model").textContent =
-    `${name}, ${version} · ${short(count)} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
+  byId("model").textContent =
+    `${name}, ${version} · ${short(count(parameters))} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
+});
+
+/** Say how far the server is, and notice a newer checkpoint. */
+async function watch() {
+  try {
+    const { status, version } = await (await fetch("health")).json();
+    byId("status").textContent = status === "ok" ? "" : `· ${status}`;
+    if (!model.peek() && version && byId("key").hidden) await start();
+    else if (model.peek() && version !== model.peek().version) model.value = await get("inside/model");
+  } catch {
+    byId("status").textContent = "· the server does not answer";
+  }
+  setTimeout(watch, EVERY);
 }
 
-// Say how far the server is with compiling, until it is done.
-async function watchCompiling() {
-  const { status } = await (await fetch("health")).json();
-  document.getElementById("status").textContent = status === "ok" ? "" : `· ${status}`;
-  if (status !== "ok") setTimeout(watchCompiling, 1000);
-}
-
-for (const tab of tabs) {
-  tab.addEventListener("click", () => { location.hash = `#/${tab.getAttribute("aria-controls")}`; });
-}
-document.getElementById("tabs").addEventListener("keydown", (event) => {
+for (const tab of tabs) tab.addEventListener("click", () => { view.value = tab.getAttribute("aria-controls"); });
+byId("tabs").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
   event.preventDefault();
-  const next = tabs[(tabs.indexOf(document.activeElement) + step + tabs.length) % tabs.length];
-  location.hash = `#/${next.getAttribute("aria-controls")}`;
+  const next = tabs[(tabs.indexOf(/** @type {HTMLElement} */ (document.activeElement)) + step + tabs.length) % tabs.length];
+  view.value = next.getAttribute("aria-controls");
   next.focus();
-});
-window.addEventListener("hashchange", () => {
-  show(place());
-  if (app.model) refresh();
 });
 
 onKeyWanted(() => {
-  document.getElementById("key").hidden = false;
-  document.getElementById("key-field").focus();
+  byId("key").hidden = false;
+  byId("key-field").focus();
 });
-document.getElementById("key").addEventListener("submit", (event) => {
+byId("key").addEventListener("submit", (event) => {
   event.preventDefault();
-  useKey(document.getElementById("key-field").value);
+  useKey(/** @type {HTMLInputElement} */ (byId("key-field")).value);
   start();
 });
-show(place());
-start();
-watchCompiling();
+batch(() => fromHash(location.hash));
+watch();

@@ -1,64 +1,86 @@
-// How tokens are drawn: temperature, top-k, top-p, how many, and the seed.
+// How tokens are drawn: temperature, top-p, top-k, how many, and the seed. A value that is out of range is marked.
 
 import { el, field } from "./dom.js";
+import { effect } from "./reactive.js";
+import { model, settings } from "./store.js";
 
 const HELP = {
   temperature: "Below 1 the likely tokens become likelier still; above 1 they come closer to the others. At 0 the "
     + "likeliest is always taken.",
   top_k: "Draw from the k likeliest tokens alone. Empty: from all.",
   top_p: "Draw from the fewest tokens whose probabilities add up to p. At 1: from all.",
-  length: "How many tokens are written at a time.",
+  max_tokens: "How many tokens are written at a time.",
   seed: "The same seed and settings write the same text. Empty: another one each time.",
 };
 
 export class Settings {
-  constructor(model, changed) {
-    const number = (props) => el("input", { type: "number", inputmode: "numeric", ...props, oninput: changed });
-    this.temperature = slider({ min: 0, max: 2, step: 0.05, value: 0.8 }, changed);
-    this.topP = slider({ min: 0.05, max: 1, step: 0.05, value: 1 }, changed);
-    this.topK = number({ min: 1, max: model.vocab_size, placeholder: "all" });
-    this.length = number({ min: 1, max: model.limits.max_tokens, value: 100 });
-    this.fixed = number({ min: 0, max: 2 ** 32 - 1, placeholder: "random" });
-    this.element = el("div", { class: "settings", role: "group", "aria-label": "how tokens are drawn" },
-      field("Temperature", HELP.temperature, this.temperature),
-      field("Top-p", HELP.top_p, this.topP),
-      field("Top-k", HELP.top_k, this.topK),
-      field("Tokens", HELP.length, this.length),
-      field("Seed", HELP.seed, this.fixed));
-  }
-
-  values() {
-    const topP = Number(this.topP.firstChild.value);
-    return {
-      temperature: Number(this.temperature.firstChild.value),
-      top_k: whole(this.topK),
-      top_p: topP < 1 ? topP : null,
-      max_tokens: whole(this.length) ?? 100,
+  constructor() {
+    const most = () => ({ top_k: model.value?.vocab_size, max_tokens: model.value?.limits.max_tokens, seed: 2 ** 32 - 1 });
+    this.numbers = {
+      top_k: number("top_k", 1, "all"), max_tokens: number("max_tokens", 1, "100"), seed: number("seed", 0, "random"),
     };
+    this.element = el("div", { class: "card settings", role: "group", "aria-label": "how tokens are drawn" },
+      slider("temperature", "Temperature", { min: 0, max: 2, step: 0.05 }),
+      slider("top_p", "Top-p", { min: 0.05, max: 1, step: 0.05 }),
+      ...[["top_k", "Top-k"], ["max_tokens", "Tokens"], ["seed", "Seed"]].map(([name, label]) => {
+        const { input, wrong } = this.numbers[name];
+        return field(label, HELP[name], input, wrong);
+      }));
+    effect(() => {
+      const limits = most();
+      for (const [name, { input }] of Object.entries(this.numbers)) {
+        if (limits[name] != null) input.max = String(limits[name]);
+        mark(this.numbers[name]);
+      }
+    });
   }
 
-  // The seed for the next text: the reader's, or any.
-  seed() {
-    return whole(this.fixed) ?? crypto.getRandomValues(new Uint32Array(1))[0];
-  }
-
-  // With the same seed a text would be the same again.
-  nextSeed() {
-    if (whole(this.fixed) != null) this.fixed.value = (whole(this.fixed) + 1) % 2 ** 32;
+  /** Focus the first field that cannot be used, and return what is wrong with it. */
+  wrong() {
+    const found = Object.values(this.numbers).find(({ input }) => !input.checkValidity());
+    found?.input.focus();
+    return found ? `${found.input.getAttribute("aria-label")}: expected ${limits(found.input)}.` : "";
   }
 }
 
-function slider(props, changed) {
-  const shown = el("output", {}, Number(props.value).toFixed(2));
-  const range = el("input", { type: "range", ...props, oninput: () => {
-    shown.textContent = Number(range.value).toFixed(2);
-    changed();
-  } });
-  return el("span", { class: "slider" }, range, shown);
+/** @param {string} name @param {number} min @param {string} placeholder */
+function number(name, min, placeholder) {
+  const id = `wrong-${name}`, wrong = el("span", { class: "wrong", id });
+  const input = el("input", { type: "number", inputmode: "numeric", min, step: 1, placeholder, "aria-describedby": id });
+  const made = { input, wrong };
+  input.addEventListener("input", () => {
+    mark(made);
+    if (!input.checkValidity()) return;
+    const usual = name === "max_tokens" ? Number(placeholder) : null;
+    settings.value = { ...settings.peek(), [name]: input.value === "" ? usual : input.valueAsNumber };
+  });
+  effect(() => {
+    const value = settings.value[name];
+    if (document.activeElement !== input) input.value = value ?? "";
+    mark(made);
+  });
+  return made;
 }
 
-// The number in a field, within its limits; null if it is empty.
-function whole(input) {
-  if (input.value.trim() === "" || !Number.isFinite(input.valueAsNumber)) return null;
-  return Math.round(Math.min(Number(input.max), Math.max(Number(input.min), input.valueAsNumber)));
+/** @param {{input: HTMLInputElement, wrong: HTMLElement}} field */
+function mark({ input, wrong }) {
+  const fits = input.checkValidity();
+  input.setAttribute("aria-invalid", String(!fits));
+  wrong.textContent = fits ? "" : limits(input);
+}
+
+/** @param {HTMLInputElement} input */
+function limits({ min, max }) {
+  return `${min} to ${Number(max).toLocaleString("en")}`;
+}
+
+/** @param {"temperature" | "top_p"} name @param {string} label @param {object} props */
+function slider(name, label, props) {
+  const range = el("input", { type: "range", ...props }), shown = el("output", {});
+  range.addEventListener("input", () => { settings.value = { ...settings.peek(), [name]: Number(range.value) }; });
+  effect(() => {
+    range.value = String(settings.value[name]);
+    shown.textContent = settings.value[name].toFixed(2);
+  });
+  return field(label, HELP[name], range, shown);
 }

@@ -1,96 +1,119 @@
 // A text as its tokens: each is a span that can be pointed at, reached with the arrow keys, and tinted.
 
-import { el, visible } from "./dom.js";
+import { el, percent, visible } from "./dom.js";
 
-// Bits of surprise at which the tint is full: a token of 1 in 256.
-const FULL = 8;
+/** @typedef {import("./store.js").Token} Token */
+/** @typedef {{strength: number, side?: string, said?: string} | null} Tint side: a colour of style.css */
 
-// `on` may have look(i, span, how) when a token is pointed at or focused, leave(), open(i, span) for a click or
-// Enter, edit(i) for a double click or "e".
+const FULL = 8; // bits of surprise at which the tint is full: a token of 1 in 256
+const NEXT = { id: -1, text: "▸" }; // behind the last token: what comes next
+
+/** @param {number | null | undefined} probability @returns {Tint} */
+export function surprise(probability) {
+  if (probability == null) return null;
+  return { strength: Math.min(1, -Math.log2(Math.max(probability, 1e-9)) / FULL), said: percent(probability) };
+}
+
 export class Tokens {
-  constructor(label, on = {}) {
+  /** @param {{choose: (i: number) => void, point: (i: number | null) => void, enter: () => void, edit: (i: number) => void}} on */
+  constructor(on) {
     this.on = on;
-    this.spans = [];
     this.current = 0; // the one that Tab leads to
-    this.element = el("div", { class: "text", role: "group", "aria-label": label });
-    const listen = (name, action) => this.element.addEventListener(name, (event) => {
-      const i = this.spans.indexOf(event.target);
-      if (i >= 0) action(i, event);
-    });
-    listen("pointerover", (i, event) => event.pointerType === "mouse" && on.look?.(i, this.spans[i], "pointer"));
-    listen("pointerout", (i, event) => event.pointerType === "mouse" && on.leave?.());
-    listen("focusin", (i) => { this.reach(i); if (this.spans[i].matches(":focus-visible")) on.look?.(i, this.spans[i], "focus"); });
-    listen("click", (i) => { this.reach(i); this.spans[i].focus({ preventScroll: true }); on.open?.(i, this.spans[i]); });
-    listen("dblclick", (i) => on.edit?.(i));
+    /** @type {HTMLElement[]} */
+    this.spans = [];
+    /** @type {Token[]} */
+    this.tokens = [];
+    this.element = el("div", { class: "text", role: "group", dir: "auto", "aria-label": "the text, token by token" });
+    const listen = (/** @type {string} */ name, /** @type {(i: number, event: any) => void} */ action) =>
+      this.element.addEventListener(name, (event) => {
+        const i = this.spans.indexOf(/** @type {HTMLElement} */ (event.target));
+        if (i >= 0) action(i, event);
+      });
+    listen("pointerover", (i, event) => event.pointerType === "mouse" && on.point(i));
+    this.element.addEventListener("pointerleave", () => on.point(null));
+    listen("focusin", (i) => on.choose(i));
+    listen("click", (i) => this.focus(i));
+    listen("dblclick", (i) => on.edit(i));
     listen("keydown", (i, event) => this.key(i, event));
   }
 
-  show(tokens) {
-    this.spans = [];
-    this.element.replaceChildren();
-    this.add(tokens);
-  }
-
-  add(tokens) {
-    const made = tokens.map((token) => this.span(token));
+  /** Show other tokens; those that are the same keep their spans. @param {Token[]} tokens @param {boolean} growing */
+  show(tokens, growing) {
+    const wanted = growing ? tokens : [...tokens, NEXT];
+    let same = 0;
+    while (same < Math.min(wanted.length, this.tokens.length) && wanted[same] === this.tokens[same]) same += 1;
+    const focused = this.spans.includes(/** @type {HTMLElement} */ (document.activeElement));
+    for (const span of this.spans.splice(same)) span.remove();
+    const made = wanted.slice(same).map(span);
     this.spans.push(...made);
     this.element.append(...made);
-    this.reach(Math.min(this.current, this.spans.length - 1));
+    this.tokens = wanted;
+    if (focused && !this.spans.includes(/** @type {HTMLElement} */ (document.activeElement))) this.focus(this.current);
   }
 
-  span({ id, text, mine, picked }) {
-    const span = el("span", { class: "token", tabindex: "-1", role: "button" }, text || "◌");
-    span.setAttribute("aria-label", id == null ? "what comes next" : `token ${visible(text)}`);
-    span.classList.toggle("mine", Boolean(mine));
-    span.classList.toggle("picked", Boolean(picked));
-    span.classList.toggle("part", text === ""); // in the middle of a character
-    span.classList.toggle("newline", text.includes("\n"));
-    return span;
+  /** @param {number} i */
+  mark(i) {
+    for (const span of this.element.querySelectorAll(".chosen")) {
+      span.classList.remove("chosen");
+      span.setAttribute("tabindex", "-1");
+      span.removeAttribute("aria-current");
+    }
+    this.current = Math.min(i, this.spans.length - 1);
+    const span = this.spans[this.current];
+    if (!span) return;
+    span.tabIndex = 0;
+    span.classList.add("chosen");
+    span.setAttribute("aria-current", "true");
   }
 
-  reach(i) {
-    if (i < 0) return;
-    if (this.spans[this.current]) this.spans[this.current].tabIndex = -1;
-    this.current = i;
-    this.spans[i].tabIndex = 0;
+  /** @param {number} i */
+  focus(i) {
+    const span = this.spans[Math.min(i, this.spans.length - 1)];
+    span?.focus({ preventScroll: true });
+    span?.scrollIntoView({ block: "nearest" });
   }
 
+  /** @param {number} i @param {KeyboardEvent} event */
   key(i, event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
     const last = this.spans.length - 1;
     const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: last }[event.key];
-    if (to !== undefined) this.spans[Math.max(0, Math.min(last, to))].focus();
-    else if (event.key === "Enter" || event.key === "ArrowDown") this.on.open?.(i, this.spans[i], true);
-    else if (event.key === "e" && !event.ctrlKey && !event.metaKey) this.on.edit?.(i);
+    if (to !== undefined) this.focus(Math.max(0, Math.min(last, to)));
+    else if (event.key === "Enter" || event.key === "ArrowDown") this.on.enter();
+    else if (event.key === "e") this.on.edit(i);
     else return;
     event.preventDefault();
   }
 
-  // Tint a token by how unlikely it was; null takes the tint away.
-  tint(i, probability) {
-    if (probability == null) this.spans[i].style.removeProperty("--strength");
-    else this.strength(i, Math.min(1, -Math.log2(Math.max(probability, 1e-9)) / FULL));
-  }
-
-  strength(i, value, side = "") {
-    this.spans[i].style.setProperty("--strength", value.toFixed(3));
-    this.spans[i].dataset.side = side;
+  /** @param {Tint[]} tints by token; what is missing has none */
+  tint(tints) {
+    this.spans.forEach((span, i) => {
+      const tint = tints[i];
+      span.style.setProperty("--strength", (tint?.strength ?? 0).toFixed(3));
+      span.dataset.side = tint?.side ?? "";
+      const name = this.tokens[i] === NEXT ? "what comes next" : `token ${visible(this.tokens[i].text)}`;
+      span.setAttribute("aria-label", tint?.said ? `${name}, ${tint.said}` : name);
+    });
   }
 }
 
-// What the tints mean: the same scale in every view.
+/** @param {Token} token */
+function span({ id, text, mine, picked }) {
+  const made = el("span", { class: "token", tabindex: "-1", role: "button" }, text || "◌");
+  made.classList.toggle("mine", Boolean(mine));
+  made.classList.toggle("picked", Boolean(picked));
+  made.classList.toggle("part", text === ""); // in the middle of a character
+  made.classList.toggle("newline", text.includes("\n"));
+  made.classList.toggle("next", id === NEXT.id);
+  return made;
+}
+
+/** What the tints mean: the same scale in every view. */
 export function legend() {
-  const steps = [["100%", 0], ["50%", 1], ["10%", 3.32], ["1%", 6.64], ["under 0.4%", 8]];
-  const made = steps.map(([text, bits]) => {
+  const chips = [["100%", 1], ["50%", 0.5], ["10%", 0.1], ["1%", 0.01], ["under 0.4%", 0]].map(([text, p]) => {
     const chip = el("span", { class: "token chip" }, text);
-    chip.style.setProperty("--strength", (bits / FULL).toFixed(3));
+    chip.style.setProperty("--strength", String(surprise(Number(p)).strength));
     return chip;
   });
-  return el("p", { class: "legend" }, "how likely the token was: ", ...made);
-}
-
-// The tokens of an edited text, where those that are as before keep what is known of them.
-export function merged(before, after) {
-  let same = 0;
-  while (same < Math.min(before.length, after.length) && before[same].id === after[same].id) same += 1;
-  return after.map((token, i) => (i < same ? before[i] : { ...token, mine: true }));
+  return el("p", { class: "legend" }, "how likely the token was: ", ...chips);
 }

@@ -1,0 +1,120 @@
+// What the views share: the text and the chosen place in it, how tokens are drawn, and what is looked at. All of
+// it is in the URL. Whatever changes the text goes through `change`, so that it can be undone.
+
+import { batch, derived, state } from "./reactive.js";
+
+/** @typedef {{id: number, text: string, mine?: boolean, picked?: boolean, probability?: number}} Token
+ * mine: typed by the reader; picked: chosen in the panel; probability: the model's as it was written */
+/** @typedef {{tokens: Token[], from: number, by?: string, seed?: number, example?: boolean}} Text
+ * from: where the last continuation began; by: the checkpoint that wrote it */
+/** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number, seed: number | null}} Settings */
+
+export const VIEWS = ["write", "attention", "lens", "loss", "run"];
+export const DEFAULTS = { temperature: 0.8, top_p: 1, top_k: null, max_tokens: 100, seed: null };
+const STEPS = 100; // that can be undone
+
+export const view = state("write");
+export const model = state(/** @type {any} */ (null)); // as /inside/model tells it; null until it does
+export const text = state(/** @type {Text} */ ({ tokens: [], from: 0 }));
+export const at = state(0); // the chosen place: that of token `at`, or behind the last, of what comes next
+export const settings = state(/** @type {Settings} */ (DEFAULTS));
+export const head = state(/** @type {{layer: number, head: number} | null} */ (null)); // null: the sharpest
+export const read = state(/** @type {number | null} */ (null)); // the token of the chosen cell
+export const checkpoint = state(/** @type {string | null} */ (null)); // of the view Loss; null: the one that is served
+export const other = state(/** @type {string | null} */ (null)); // the one that it is compared with
+export const writing = state(/** @type {AbortController | null} */ (null));
+export const past = state(/** @type {Text[]} */ ([]));
+export const future = state(/** @type {Text[]} */ ([]));
+
+export const ids = derived(() => text.value.tokens.map(({ id }) => id));
+
+/** Show another text; `place` is then the chosen one. @param {Text} next @param {number} [place] */
+export function change(next, place = next.tokens.length - 1) {
+  batch(() => {
+    if (text.peek().tokens.length) past.value = [...past.peek(), text.peek()].slice(-STEPS);
+    future.value = [];
+    text.value = next;
+    choose(place);
+  });
+}
+
+/** Take back the last change, or with the two lists exchanged make it again.
+ * @param {import("./reactive.js").State<Text[]>} from @param {import("./reactive.js").State<Text[]>} to */
+export function undo(from = past, to = future) {
+  if (!from.peek().length || writing.peek()) return;
+  batch(() => {
+    to.value = [...to.peek(), text.peek()];
+    text.value = from.peek()[from.peek().length - 1];
+    from.value = from.peek().slice(0, -1);
+    choose(at.peek());
+  });
+}
+
+/** @param {number} place */
+export function choose(place) {
+  batch(() => {
+    at.value = Math.max(0, Math.min(text.peek().tokens.length, place));
+    if (read.peek() !== null && read.peek() >= at.peek()) read.value = null;
+  });
+}
+
+/** The part of a text that a view may ask about, with the chosen place in it: as late a part as that allows.
+ * @param {number} total @param {number} place @param {number} most @returns {[number, number]} */
+export function part(total, place, most) {
+  const end = place > total - most ? total : Math.max(place, most);
+  return [Math.max(0, end - most), end];
+}
+
+/** The tokens of an edited text, where those that are as before keep what is known of them.
+ * @param {Token[]} before @param {Token[]} after @returns {Token[]} */
+export function merged(before, after) {
+  let same = 0;
+  while (same < Math.min(before.length, after.length) && before[same].id === after[same].id) same += 1;
+  return after.map((token, i) => (i < same ? before[i] : { ...token, mine: true }));
+}
+
+// The URL
+
+const RADIX = 36; // of tokens, which would be longer in decimals
+
+/** What follows the #. Defaults are left out. */
+export function toHash() {
+  const query = new URLSearchParams();
+  const put = (/** @type {string} */ name, /** @type {any} */ value) => value != null && query.set(name, String(value));
+  const { tokens, from } = text.value;
+  if (tokens.length) {
+    put("t", ids.value.map((id) => id.toString(RADIX)).join("."));
+    put("from", from);
+    put("at", at.value);
+  }
+  for (const [name, value] of Object.entries(settings.value)) if (value !== DEFAULTS[name]) put(name, value);
+  put("layer", head.value?.layer);
+  put("head", head.value?.head);
+  put("read", read.value);
+  put("checkpoint", checkpoint.value);
+  put("other", other.value);
+  return `#/${view.value}${query.size ? `?${query}` : ""}`;
+}
+
+/** Take over all of a URL but its text, and return that: token ids, and where the last continuation began.
+ * @param {string} hash */
+export function fromHash(hash) {
+  const [path, search] = hash.replace(/^#\/?/, "").split("?");
+  const query = new URLSearchParams(search);
+  const whole = (/** @type {string} */ name) => (/^\d+$/.test(query.get(name) ?? "") ? Number(query.get(name)) : null);
+  return batch(() => {
+    view.value = VIEWS.includes(path) ? path : "write";
+    const given = Object.entries(DEFAULTS).map(([name, usual]) => {
+      const value = Number(query.get(name) ?? NaN);
+      return [name, Number.isFinite(value) && value >= 0 ? value : usual];
+    });
+    settings.value = Object.fromEntries(given);
+    const layer = whole("layer"), number = whole("head");
+    head.value = layer == null || number == null ? null : { layer, head: number };
+    read.value = whole("read");
+    checkpoint.value = query.get("checkpoint");
+    other.value = query.get("other");
+    const tokens = (query.get("t") ?? "").split(".").map((id) => parseInt(id, RADIX)).filter((id) => id >= 0);
+    return { ids: tokens, from: whole("from") ?? 0, at: whole("at") };
+  });
+}

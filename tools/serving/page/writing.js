@@ -1,0 +1,73 @@
+// Writing: the model goes on with the shared text, from its end or from another token at the chosen place.
+
+import { stream } from "./api.js";
+import { batch, state } from "./reactive.js";
+import { at, change, choose, settings, text, writing } from "./store.js";
+
+export const said = state({ text: "", bad: false }); // what goes on
+
+/** @param {string} text */
+export function say(text, bad = false) {
+  said.value = { text, bad };
+}
+
+export function stop() {
+  writing.peek()?.abort();
+}
+
+export async function write() {
+  const { tokens, by } = text.peek();
+  await goOn({ tokens, from: tokens.length, by });
+}
+
+/** Write the last continuation anew; with the same seed it would be the same again. */
+export async function again() {
+  const { tokens, from } = text.peek(), { seed } = settings.peek();
+  if (seed != null) settings.value = { ...settings.peek(), seed: (seed + 1) % 2 ** 32 };
+  await goOn({ tokens: tokens.slice(0, from), from });
+}
+
+/** Put another token at a place, and go on from there. @param {number} i @param {import("./store.js").Token} token */
+export async function branch(i, token) {
+  await goOn({ tokens: [...text.peek().tokens.slice(0, i), { ...token, picked: true }], from: i + 1 });
+}
+
+/** @param {import("./store.js").Text} begun */
+async function goOn(begun) {
+  if (writing.peek()) return;
+  const { temperature, top_p, top_k, max_tokens } = settings.peek(), before = performance.now();
+  const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0];
+  const abort = new AbortController(), body = { prompt: begun.tokens.map(({ id }) => id), seed, logprobs: 0,
+    temperature, top_k, top_p, max_tokens };
+  batch(() => {
+    writing.value = abort;
+    change(begun);
+  });
+  say("writing …");
+  try {
+    for await (const event of stream("v1/completions", body, abort.signal)) {
+      const { tokens, from } = text.peek();
+      text.value = { tokens: [...tokens, ...written(event.choices[0])], from, by: event.system_fingerprint, seed };
+    }
+    const made = text.peek().tokens.length - begun.from, seconds = (performance.now() - before) / 1000;
+    say(made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second` : "The model ended the text here.");
+  } catch (error) {
+    if (error.name === "AbortError") say(`stopped after ${text.peek().tokens.length - begun.from} tokens`);
+    else say(error.message, true);
+  } finally {
+    batch(() => {
+      writing.value = null;
+      choose(at.peek());
+    });
+  }
+}
+
+/** The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
+ * @param {any} choice @returns {import("./store.js").Token[]} */
+function written({ text, logprobs: { token_ids, token_logprobs, text_offset } }) {
+  const characters = Array.from(text);
+  const place = (/** @type {number} */ i) => (i < text_offset.length ? text_offset[i] - text_offset[0] : characters.length);
+  return token_ids.map((/** @type {number} */ id, /** @type {number} */ i) => ({
+    id, text: characters.slice(place(i), place(i + 1)).join(""), probability: Math.exp(token_logprobs[i]),
+  }));
+}
