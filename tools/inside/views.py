@@ -2,7 +2,7 @@
 
     attention(model, tokens)      (L, H, T, T)      how much each token reads of each before it
     lens(model, tokens, k)        Lens              what the head would predict after each layer
-    head(model, tokens, ...)      Head              what one head computes for one token that reads
+    heads(model, tokens)          Heads             the same, and the vectors that it is computed from
     nats(model, tokens)           (T - 1,)          how surprising each token was to the model
 
 `tokens` is one text, int32 (T,), of at most block_size tokens; results are NumPy float32. The model's own
@@ -32,31 +32,28 @@ class Lens(NamedTuple):
     mlp_norms: Float[np.ndarray, "L T"]
 
 
-class Head(NamedTuple):
-    """What a head reads with, after rotation; its output, before the projection, is weights @ values."""
+class Heads(NamedTuple):
+    """What all heads compute. Their outputs, before the projection, are weights @ values."""
 
-    query: Float[np.ndarray, " C"]
-    keys: Float[np.ndarray, "T C"]
-    values: Float[np.ndarray, "T C"]
-    weights: Float[np.ndarray, " T"]
+    queries: Float[np.ndarray, "L H T C"]  # these and the keys after rotation
+    keys: Float[np.ndarray, "L K T C"]
+    values: Float[np.ndarray, "L K T C"]
+    weights: Float[np.ndarray, "L H T T"]  # a row is the token that reads, and sums to 1
 
 
 def attention(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "L H T T"]:
-    """Return every head's weights. A row is the token that reads, and sums to 1."""
+    return heads(model, tokens).weights
+
+
+def heads(model: GPT, tokens: Int[np.ndarray, " T"]) -> Heads:
     T = len(tokens)
-    return np.asarray(_attention(model, padded(model, tokens)), np.float32)[:, :, :T, :T]
+    found = [np.asarray(x, np.float32)[:, :, :T] for x in _heads(model, padded(model, tokens))]
+    return Heads(*found[:3], found[3][..., :T])
 
 
 def lens(model: GPT, tokens: Int[np.ndarray, " T"], k: int) -> Lens:
     T = len(tokens)
     return Lens(*(np.asarray(x)[:, :T] for x in _lens(model, padded(model, tokens), k)))
-
-
-def head(model: GPT, tokens: Int[np.ndarray, " T"], layer: int, number: int, reader: int) -> Head:
-    """Return what head `number` of a layer computes for token `reader`, which reads those up to itself."""
-    seen = _head(model, padded(model, tokens), jnp.asarray(number), jnp.asarray(reader))
-    query, *others = (np.asarray(x[layer], np.float32) for x in seen)
-    return Head(query, *(x[: reader + 1] for x in others))
 
 
 def nats(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
@@ -72,39 +69,22 @@ def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
 
 
 @eqx.filter_jit
-def _attention(model: GPT, tokens: Int[Array, "1 T"]) -> Float[Array, "L H T T"]:
+def _heads(model: GPT, tokens: Int[Array, "1 T"]) -> tuple[Array, ...]:
     config, T = model.config, tokens.shape[1]
-
-    def layer(x, block: Block):
-        seen = []
-        _, attend = causal_attention(config, tokens, watch=seen.append)
-        return block(x, attend), seen[0].reshape(config.n_head, T, T)
-
     positions, _ = causal_attention(config, tokens)
-    return lax.scan(layer, model.embed(tokens, positions), model.blocks)[1]
-
-
-@eqx.filter_jit
-def _head(
-    model: GPT, tokens: Int[Array, "1 T"], number: Int[Array, ""], reader: Int[Array, ""]
-) -> tuple[Array, ...]:
-    config, T = model.config, tokens.shape[1]
+    rotate = rotation(config, positions)
 
     def layer(x, block: Block):
         weights, vectors = [], []
-        positions, attend = causal_attention(config, tokens, watch=weights.append)
-        rotate = rotation(config, positions)
+        _, attend = causal_attention(config, tokens, watch=weights.append)
 
         def watched(q, k, v, key=None):
             vectors.extend(y.swapaxes(1, 2) for y in (q, k, v))  # (1, heads, T, C)
             return attend(q, k, v, key)
 
         x, (q, k, v) = block(x, watched), vectors
-        shared = number // (config.n_head // config.kv_heads)
-        row = weights[0].reshape(config.n_head, T, T)[number, reader]
-        return x, (rotate(q)[0, number, reader], rotate(k)[0, shared], v[0, shared], row)
+        return x, (rotate(q)[0], rotate(k)[0], v[0], weights[0].reshape(config.n_head, T, T))
 
-    positions, _ = causal_attention(config, tokens)
     return lax.scan(layer, model.embed(tokens, positions), model.blocks)[1]
 
 

@@ -22,7 +22,7 @@ from generation.decode import generate
 from generation.sampling import drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
-from tools.inside.views import attention, head, lens, padded
+from tools.inside.views import attention, heads, lens, padded
 from tools.serving.errors import ApiError
 from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
@@ -121,11 +121,11 @@ def example(served: Here) -> Response:
 
 class Text(Body):
     text: str | Ids
+    checkpoint: str | None = None  # None: the one that is served
 
 
 class PlacesBody(Text, Drawing):
     prompt: int = Field(0, ge=0)
-    checkpoint: str | None = None
 
 
 class LensBody(Text):
@@ -142,7 +142,6 @@ class CellBody(Text):
 class WriteBody(Text, Drawing):
     max_tokens: int = Field(16, ge=1)
     seed: int = Field(ge=0, lt=2**32)
-    checkpoint: str | None = None
 
 
 def read_text(fields: Text, served: Served, most: int) -> Int[np.ndarray, " T"]:
@@ -201,7 +200,7 @@ def attention_of(served: Here, fields: Text) -> Response:
     """The attention weights of every head: the rows up to the diagonal, in 65535ths."""
     ids = read_text(fields, served, limits(served)["attention"])
     with TURN, served.worker.on_devices():
-        weights = attention(served.model, ids)  # (L, H, T, T)
+        weights = attention(weights_of(served, fields.checkpoint), ids)  # (L, H, T, T)
     L, H, T, _ = weights.shape
     rows, columns = np.tril_indices(T)
     parts = np.rint(65535 * weights[:, :, rows, columns]).astype("<u2")
@@ -213,7 +212,7 @@ def lens_of(served: Here, fields: LensBody) -> Response:
     """What the head predicts after each layer, and the norms of the residual stream and its parts."""
     ids = read_text(fields, served, limits(served)["lens"])
     with TURN, served.worker.on_devices():
-        seen = lens(served.model, ids, min(fields.k, served.vocab_size))
+        seen = lens(weights_of(served, fields.checkpoint), ids, min(fields.k, served.vocab_size))
     numbers = {name: rounded(x) for name, x in seen._asdict().items() if name != "tokens"}
     return answer(served, ids, likeliest=seen.tokens.tolist(), names=names(served, seen.tokens), **numbers)
 
@@ -222,25 +221,19 @@ def lens_of(served: Here, fields: LensBody) -> Response:
 def cell_of(served: Here, fields: CellBody) -> Response:
     """How a head comes to the weight with which a token reads another."""
     ids, config = read_text(fields, served, limits(served)["attention"]), served.model.config
-    most = {
-        "layer": config.n_layer - 1,
-        "head": config.n_head - 1,
-        "reader": len(ids) - 1,
-        "read": fields.reader,
-    }
-    for name, last in most.items():
-        if getattr(fields, name) > last:
-            raise ApiError(f"{name} is {getattr(fields, name)}, expected {last} at most", name)
+    most = {"layer": config.n_layer, "head": config.n_head, "reader": len(ids), "read": fields.reader + 1}
+    if wrong := [name for name, n in most.items() if getattr(fields, name) >= n]:
+        raise ApiError(
+            f"{wrong[0]} is {getattr(fields, wrong[0])}, expected less than {most[wrong[0]]}", wrong[0]
+        )
     with TURN, served.worker.on_devices():
-        seen = head(served.model, ids, fields.layer, fields.head, fields.reader)
-    vectors = {
-        "query": seen.query,
-        "key": seen.keys[fields.read],
-        "value": seen.values[fields.read],
-        "scores": seen.keys @ seen.query / len(seen.query) ** 0.5,
-        "weights": seen.weights,
-        "output": seen.weights @ seen.values,
-    }
+        seen = heads(weights_of(served, fields.checkpoint), ids)
+    upto, shared = slice(fields.reader + 1), fields.head * config.kv_heads // config.n_head
+    query = seen.queries[fields.layer, fields.head, fields.reader]
+    keys, values = seen.keys[fields.layer, shared, upto], seen.values[fields.layer, shared, upto]
+    weights = seen.weights[fields.layer, fields.head, fields.reader, upto]
+    vectors = {"query": query, "key": keys[fields.read], "value": values[fields.read]}
+    vectors |= {"scores": keys @ query / len(query) ** 0.5, "weights": weights, "output": weights @ values}
     return JSONResponse({name: rounded(x) for name, x in vectors.items()})
 
 

@@ -2,21 +2,21 @@
 // those of a layer; all heads next to each other; the matrix of one, and the arithmetic of a cell of it.
 
 import { Cell } from "./cell.js";
-import { card, code, el, field, percent, select } from "./dom.js";
+import { byId, clicks, code, el, offer, percent } from "./dom.js";
 import { attention } from "./looked.js";
-import { canvas, cellAt, paint, plotted } from "./matrix.js";
+import { cellAt, paint } from "./matrix.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, choose, head, model, read, text } from "./store.js";
 
 const FIRST = 5; // of the tokens that are read most
-const dark = state(0); // counts changes of the colours
 
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { dark.value += 1; });
+const colours = state(0); // counts their changes
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours.value += 1; });
 
 /** The head that is shown; one past the last means the average of its layer. */
 export const chosen = derived(() => head.value ?? attention.value?.sharpest ?? { layer: 0, head: 0 });
 
-/** How much token t reads of token s. @param {number} l @param {number} h @param {number} t @param {number} s */
+/** How much token t reads of token s. */
 function weight(l, h, t, s) {
   const { H, weight } = attention.value;
   if (h < H) return weight(l, h, t, s);
@@ -33,129 +33,103 @@ const reading = derived(() => {
   return { t, start, weights: Array.from({ length: t + 1 }, (_, s) => weight(layer, head, t, s)) };
 });
 
+function show(layer, number) {
+  head.value = { layer, head: number };
+}
+
+/** Choose the cell in which token t reads token s. */
+function pick(t, s) {
+  const { T, to: { start } } = attention.peek(), row = Math.max(0, Math.min(T - 1, t));
+  choose(start + row + 1);
+  read.value = start + Math.max(0, Math.min(row, s));
+}
+
 export class Attention {
   constructor() {
-    const { n_layer, n_head } = model.peek().config;
-    const numbers = (/** @type {number} */ n, /** @type {string} */ name) =>
-      /** @type {[any, string][]} */ (Array.from({ length: n }, (_, i) => [i, `${name} ${i + 1}`]));
-    this.layer = select(numbers(n_layer, "layer"), (l) => this.show(Number(l), chosen.peek().head));
-    this.head = select([...numbers(n_head, "head"), [n_head, "average"]], (h) => this.show(chosen.peek().layer, Number(h)));
-    this.told = el("p", { class: "faint told" });
-    this.most = el("p", { class: "most" });
-    this.grid = el("div", { class: "grid", role: "group", "aria-label": "all heads" });
-    this.grid.style.setProperty("--heads", String(n_head + 1));
-    this.makeMatrix();
-    this.cell = new Cell();
-    this.elements = [
-      el("div", { class: "card" }, el("div", { class: "row controls" },
-        field("Layer", "the block whose attention is shown", this.layer), field("Head", "one of the block's heads", this.head),
-        this.most)),
-      el("div", { class: "columns" },
-        card("All heads", el("p", { class: "faint" }, "A row for each layer, from the first; on the right the average "
-          + "of its heads. The page opens on the head that reads most sharply. Click another."), this.grid),
-        card("The matrix of this head", el("p", { class: "faint" }, "A row for each token that reads, a column for each "
-          + "that is read. Click a cell, or move with the arrow keys, for its arithmetic."), this.frame, this.told)),
-      this.cell.element];
-    this.watch();
-  }
-
-  makeMatrix() {
-    this.matrix = canvas({ class: "matrix" });
-    this.cursor = el("span", { class: "cursor" });
-    this.frame = el("div", { class: "frame", tabindex: "0", role: "group", "aria-label": "the matrix of weights; arrow keys move" },
-      this.matrix, this.cursor);
-    const where = (/** @type {any} */ event) => cellAt(this.matrix, event, attention.peek().T);
-    this.matrix.addEventListener("click", (event) => this.pick(...where(event)));
-    this.matrix.addEventListener("pointermove", (event) => this.tell(...where(event)));
-    this.matrix.addEventListener("pointerleave", () => this.tell());
-    this.frame.addEventListener("keydown", (event) => {
-      const [down, right] = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key] ?? [];
-      if (down === undefined || !reading.peek()) return;
+    const { n_layer, n_head } = model.peek().config, layer = byId("layer"), number = byId("head"), matrix = byId("matrix");
+    offer(layer, Array.from({ length: n_layer }, (_, i) => [i, `layer ${i + 1}`]));
+    offer(number, [...Array.from({ length: n_head }, (_, i) => [i, `head ${i + 1}`]), [n_head, "average"]]);
+    for (const select of [layer, number]) {
+      select.addEventListener("change", () => show(Number(layer.value), Number(number.value)));
+    }
+    const where = (event) => cellAt(matrix, event, attention.peek().T);
+    matrix.addEventListener("click", (event) => pick(...where(event)));
+    matrix.addEventListener("pointermove", (event) => tell(...where(event)));
+    matrix.addEventListener("pointerleave", () => tell());
+    byId("frame").addEventListener("keydown", (event) => {
+      const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+      if (!step || !reading.peek()) return;
       event.preventDefault();
       const { t, start } = reading.peek();
-      this.pick(t + down, (read.peek() ?? t + start) - start + right);
+      pick(t + step[0], (read.peek() ?? t + start) - start + step[1]);
     });
-  }
-
-  watch() {
+    new Cell();
     effect(() => {
-      this.layer.value = String(chosen.value.layer);
-      this.head.value = String(chosen.value.head);
+      layer.value = chosen.value.layer;
+      number.value = chosen.value.head;
     });
     effect(() => {
-      void dark.value;
-      if (attention.value) this.drawGrid();
+      void colours.value;
+      if (attention.value) drawGrid();
     });
     effect(() => {
-      void dark.value;
+      void colours.value;
       const { layer, head } = chosen.value;
-      for (const one of this.grid.children) one.setAttribute("aria-pressed", String(one.id === `head-${layer}-${head}`));
-      if (attention.value) paint(this.matrix, attention.value.T, (t, s) => weight(layer, head, t, s));
+      for (const one of byId("grid").children) one.setAttribute("aria-pressed", one.id === `head-${layer}-${head}`);
+      if (attention.value) paint(matrix, attention.value.T, (t, s) => weight(layer, head, t, s));
     });
     effect(() => {
-      this.most.replaceChildren(...this.sentence());
-      this.tell();
+      byId("most").replaceChildren(...sentence());
+      tell();
     });
-  }
-
-  /** @param {number} layer @param {number} number */
-  show(layer, number) {
-    head.value = { layer, head: number };
-  }
-
-  /** Choose the cell in which token t reads token s. @param {number} t @param {number} s */
-  pick(t, s) {
-    const { T, to: { start } } = attention.peek(), row = Math.max(0, Math.min(T - 1, t));
-    choose(start + row + 1);
-    read.value = start + Math.max(0, Math.min(row, s));
-  }
-
-  drawGrid() {
-    const { L, H, T } = attention.value;
-    const heads = Array.from({ length: L * (H + 1) }, (_, i) => [Math.floor(i / (H + 1)), i % (H + 1)]);
-    this.grid.replaceChildren(...heads.map(([l, h]) => {
-      const name = `layer ${l + 1}, ${h === H ? "average" : `head ${h + 1}`}`, picture = canvas();
-      const { layer, head } = chosen.peek();
-      requestAnimationFrame(() => paint(picture, T, (t, s) => weight(l, h, t, s)));
-      return el("button", { type: "button", id: `head-${l}-${h}`, title: name, "aria-label": name, class: h === H ? "mean" : "",
-        "aria-pressed": String(l === layer && h === head), onclick: () => this.show(l, h) }, picture);
-    }));
-  }
-
-  sentence() {
-    if (!text.value.tokens.length) return ["Type a text first."];
-    if (attention.error.value) return [attention.error.value];
-    if (!reading.value) return [at.value ? "Looking …" : "Nothing stands before the first token: choose another."];
-    const { t, start, weights } = reading.value, { tokens } = text.value, next = tokens[at.value];
-    const first = weights.map((value, s) => ({ value, s })).sort((a, b) => b.value - a.value).slice(0, FIRST);
-    return ["At ", code(tokens[start + t]?.text ?? ""), next ? ", before it wrote " : ", before it writes what comes next",
-      next ? code(next.text) : "", ", this head read ",
-      ...first.flatMap(({ value, s }, n) => [n ? ", " : "", code(tokens[start + s]?.text ?? ""), ` ${percent(value)} `,
-        el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
   }
 
   /** The tints of the text: what is read. */
   tints() {
-    const { tokens } = text.value;
     if (!reading.value) return [];
     const { t, start, weights } = reading.value, most = Math.max(...weights);
-    return tokens.map((_, i) => {
-      const value = weights[i - start];
+    return text.value.tokens.map((_, i) => {
+      const value = weights[i - start], side = i === start + t ? "reader" : "read";
       if (value === undefined) return { strength: 0, side: "unseen" };
-      return { strength: Math.sqrt(value / most) * Math.min(1, 0.35 + most), side: i === start + t ? "reader" : "read",
-        said: `${percent(value)} read` };
+      return { strength: Math.sqrt(value / most) * Math.min(1, 0.35 + most), side, said: `${percent(value)} read` };
     });
   }
+}
 
-  /** Tell about a cell, by default the chosen one. @param {number} [t] @param {number} [s] */
-  tell(t, s) {
-    const now = reading.value, { tokens } = text.value;
-    this.cursor.hidden = !now || read.value === null;
-    if (!now) return;
-    if (read.value !== null) plotted(this.cursor, attention.value.T, now.t, read.value - now.start);
-    const row = t ?? now.t, column = t === undefined ? read.value === null ? null : read.value - now.start : s;
-    const name = (/** @type {number} */ i) => [code(tokens[now.start + i]?.text ?? ""), ` (token ${now.start + i + 1})`];
-    this.told.replaceChildren(...(column === null || column > row || column < 0 ? ["Point at a cell."]
-      : [...name(row), ` reads ${percent(weight(chosen.value.layer, chosen.value.head, row, column))} of `, ...name(column)]));
-  }
+function drawGrid() {
+  const { L, H, T } = attention.value, { layer, head } = chosen.peek();
+  const heads = Array.from({ length: L * (H + 1) }, (_, i) => [Math.floor(i / (H + 1)), i % (H + 1)]);
+  byId("grid").style.setProperty("--heads", H + 1);
+  byId("grid").replaceChildren(...heads.map(([l, h]) => {
+    const name = `layer ${l + 1}, ${h === H ? "average" : `head ${h + 1}`}`, picture = el("canvas");
+    requestAnimationFrame(() => paint(picture, T, (t, s) => weight(l, h, t, s)));
+    const made = el("button", { type: "button", id: `head-${l}-${h}`, title: name, "aria-label": name,
+      class: h === H ? "mean" : "", "aria-pressed": String(l === layer && h === head) }, picture);
+    clicks(made, () => show(l, h));
+    return made;
+  }));
+}
+
+function sentence() {
+  const { tokens } = text.value;
+  if (!tokens.length || attention.error.value) return [attention.error.value || "Type a text first."];
+  if (!reading.value) return [at.value ? "Looking …" : "Nothing stands before the first token: choose another."];
+  const { t, start, weights } = reading.value, next = tokens[at.value];
+  const first = weights.map((value, s) => ({ value, s })).sort((a, b) => b.value - a.value).slice(0, FIRST);
+  return ["At ", code(tokens[start + t]?.text), ", before it ", ...(next ? ["wrote ", code(next.text)] : ["writes what comes next"]),
+    ", this head read ",
+    ...first.flatMap(({ value, s }, n) => [n ? ", " : "", code(tokens[start + s]?.text), ` ${percent(value)} `,
+      el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
+}
+
+/** Tell about a cell, by default the chosen one. */
+function tell(t = reading.value?.t, s = read.value === null ? -1 : read.value - reading.value?.start) {
+  const now = reading.value, { tokens } = text.value, cursor = byId("cursor");
+  cursor.hidden = !now || read.value === null;
+  if (!now) return;
+  const share = 100 / attention.value.T, to = { top: now.t, left: read.value - now.start, width: 1, height: 1 };
+  for (const [name, cells] of Object.entries(to)) cursor.style[name] = `${share * cells}%`;
+  const name = (i) => [code(tokens[now.start + i]?.text), ` (token ${now.start + i + 1})`];
+  byId("told").replaceChildren(...(s > t || s < 0 ? ["Point at a cell."]
+    : [...name(t), ` reads ${percent(weight(chosen.value.layer, chosen.value.head, t, s))} of `, ...name(s)]));
 }

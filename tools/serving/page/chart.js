@@ -1,33 +1,31 @@
 // A line chart: axes, lines or dots, a crosshair that tells the values of all curves below the pointer, zoom by
 // dragging, and where it helps a logarithmic axis and smoothing.
 
-import { button, el, svg } from "./dom.js";
+import { clicks, el, svg } from "./dom.js";
 import { effect, state } from "./reactive.js";
 
 /** @typedef {[number, number]} Point x and y */
 /** @typedef {{name: string, kind: "line" | "dots", points: Point[], colour: number, run?: number}} Series
  * points are in the order of x; run: 0, or 1 for the one that is compared, whose curves are dashed */
 
-const HEIGHT = { large: 300, small: 150 };
 const MARGIN = { left: 52, right: 20, top: 10, bottom: 26 };
 const LEAST = 8; // pixels of a drag that zooms
 
 export class Chart {
-  /** Charts with the same `at`, the x below the pointer, and `range` move together.
-   * @param {{title: string, size?: "large" | "small", format?: (y: number) => string, tools?: boolean,
-   * at?: import("./reactive.js").State<number | null>, range?: import("./reactive.js").State<Point | null>}} props */
-  constructor({ title, size = "large", format = plain, tools = false, at = state(null), range = state(null) }) {
-    this.height = HEIGHT[size];
+  /** Charts with the same `at`, the x below the pointer, and `range` move together. */
+  constructor({ title, small = false, format = plain, tools = false, at = state(null), range = state(null) }) {
     this.format = format;
     this.at = at;
     this.range = range;
-    this.series = state(/** @type {Series[]} */ ([]));
-    this.log = state(false);
-    this.smoothing = state(0);
+    this.height = small ? 150 : 300;
+    this.series = state([]);
     this.width = state(0);
     this.picture = svg("svg", { class: "chart", role: "img", "aria-label": title });
     this.told = el("p", { class: "faint told" });
-    this.reset = button("Whole range", "end the zoom (double click)", () => { this.range.value = null; });
+    this.reset = el("button", { type: "button", title: "end the zoom (double click)" }, "Whole range");
+    clicks(this.reset, () => { range.value = null; });
+    this.log = state(false);
+    this.smoothing = state(0);
     const log = el("input", { type: "checkbox", onchange: () => { this.log.value = log.checked; } });
     const smooth = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0,
       oninput: () => { this.smoothing.value = Number(smooth.value); } });
@@ -40,109 +38,108 @@ export class Chart {
   }
 
   listen() {
-    const place = (/** @type {PointerEvent} */ event) => event.clientX - this.picture.getBoundingClientRect().left;
-    this.picture.addEventListener("pointerdown", (event) => {
-      this.from = place(event);
-      this.picture.setPointerCapture(event.pointerId);
-    });
-    this.picture.addEventListener("pointermove", (event) => {
-      if (this.scale) this.at.value = this.scale.value(place(event));
-    });
-    this.picture.addEventListener("pointerleave", () => { this.at.value = null; });
-    this.picture.addEventListener("pointerup", (event) => {
-      const ends = [this.from, place(event)].sort((a, b) => a - b);
-      if (this.scale && ends[1] - ends[0] >= LEAST) this.range.value = /** @type {Point} */ (ends.map(this.scale.value));
-    });
-    this.picture.addEventListener("dblclick", () => { this.range.value = null; });
+    const place = (event) => event.clientX - this.picture.getBoundingClientRect().left;
+    let from = 0;
+    const on = {
+      pointerdown: (event) => {
+        from = place(event);
+        this.picture.setPointerCapture(event.pointerId);
+      },
+      pointermove: (event) => { this.at.value = this.scale.value(place(event)); },
+      pointerleave: () => { this.at.value = null; },
+      pointerup: (event) => {
+        const ends = [from, place(event)].sort((a, b) => a - b);
+        if (ends[1] - ends[0] >= LEAST) this.range.value = ends.map(this.scale.value);
+      },
+      dblclick: () => { this.range.value = null; },
+    };
+    for (const [name, action] of Object.entries(on)) {
+      this.picture.addEventListener(name, (event) => this.scale && action(event));
+    }
   }
 
-  /** @param {Series[]} series */
+  /** @param {any[]} series of `Series` */
   show(series) {
     this.series.value = series.filter(({ points }) => points.length);
   }
 
   draw() {
-    const width = this.width.value, { height, format } = this, all = this.series.value, log = this.log.value;
-    this.picture.replaceChildren();
+    const width = this.width.value, { height, picture } = this, all = this.series.value, log = this.log.value;
+    picture.replaceChildren();
     this.reset.hidden = !this.range.value;
     if (!width || !all.length) return;
-    this.picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    this.picture.setAttribute("height", String(height));
+    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    picture.setAttribute("height", String(height));
     const ends = all.flatMap(({ points }) => [points[0][0], points[points.length - 1][0]]);
     const [x0, x1] = this.range.value ?? [Math.min(...ends), Math.max(...ends)];
-    const drawn = all.map((one) => ({ ...one, points: thinned(within(one.points, x0, x1), width) }))
+    const drawn = all.map((one) => ({ ...one, points: thinned(one.points.filter(([x]) => x >= x0 && x <= x1), width) }))
       .filter(({ points }) => points.length);
     const ys = drawn.flatMap(({ points }) => points.map(([, y]) => y)).filter((y) => !log || y > 0);
-    const [least, most] = [Math.min(...ys), Math.max(...ys)], count = height > 200 ? 5 : 3;
-    const ticks = log ? decades(least, most) : steps(least, most, count), y0 = ticks[0], y1 = ticks[ticks.length - 1];
-    const along = log ? (/** @type {number} */ y) => Math.log(Math.max(y, y0)) : (/** @type {number} */ y) => y;
-    const inner = width - MARGIN.left - MARGIN.right;
-    const x = (/** @type {number} */ value) => MARGIN.left + ((value - x0) / (x1 - x0 || 1)) * inner;
-    const y = (/** @type {number} */ value) => height - MARGIN.bottom
-      - ((along(value) - along(y0)) / (along(y1) - along(y0) || 1)) * (height - MARGIN.top - MARGIN.bottom);
-    this.scale = { x, value: (/** @type {number} */ place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0) };
+    if (!ys.length) return;
+    const [least, most] = [Math.min(...ys), Math.max(...ys)];
+    const ticks = log ? decades(least, most) : steps(least, most, height > 200 ? 5 : 3), along = log ? Math.log : Number;
+    const y0 = ticks[0], y1 = ticks[ticks.length - 1], inner = width - MARGIN.left - MARGIN.right;
+    const x = (value) => MARGIN.left + ((value - x0) / (x1 - x0 || 1)) * inner;
+    const y = (value) => height - MARGIN.bottom - ((along(Math.max(value, y0)) - along(y0)) / (along(y1) - along(y0) || 1))
+      * (height - MARGIN.top - MARGIN.bottom);
+    this.scale = { x, value: (place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0) };
     for (const tick of ticks) {
-      this.picture.append(svg("line", { class: "grid-line", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick) }),
-        svg("text", { x: MARGIN.left - 8, y: y(tick) + 4, "text-anchor": "end" }, format(tick)));
+      picture.append(svg("line", { class: "grid-line", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick) }),
+        svg("text", { x: MARGIN.left - 8, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)));
     }
     for (const tick of steps(x0, x1, width / 110).filter((tick) => tick >= x0 && tick <= x1)) {
-      this.picture.append(svg("text", { x: x(tick), y: height - 6, "text-anchor": "middle" }, tick.toLocaleString("en")));
+      picture.append(svg("text", { x: x(tick), y: height - 6, "text-anchor": "middle" }, tick.toLocaleString("en")));
     }
-    const path = (/** @type {Point[]} */ points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
+    const path = (points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
     for (const { kind, points, colour, run } of drawn) {
-      const smooth = kind === "line" && this.smoothing.value > 0, look = `c${colour} ${run ? "second" : ""}`;
-      this.picture.append(svg("path", { class: `series ${kind} ${look} ${smooth ? "raw" : ""}`, d: path(points) }));
-      if (smooth) this.picture.append(svg("path", { class: `series ${kind} ${look}`, d: path(smoothed(points, this.smoothing.value)) }));
-      if (kind === "dots") this.picture.append(...points.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 })));
+      const share = kind === "line" ? this.smoothing.value : 0, look = `c${colour} ${run ? "second" : ""}`;
+      picture.append(svg("path", { class: `series ${kind} ${look} ${share ? "raw" : ""}`, d: path(points) }));
+      if (share) picture.append(svg("path", { class: `series ${kind} ${look}`, d: path(smoothed(points, share)) }));
+      if (kind === "dots") picture.append(...points.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 })));
     }
     this.cross = svg("line", { class: "cross", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
-    this.picture.append(this.cross);
+    picture.append(this.cross);
   }
 
   /** Tell the values of all curves at the crosshair, or their last. */
   tell() {
-    const at = this.at.value, all = this.series.value;
+    const at = this.at.value;
     void [this.width.value, this.range.value];
+    const found = this.series.value.map((one) => ({ ...one,
+      point: at === null ? one.points[one.points.length - 1] : closest(one.points, at) }));
     this.cross?.setAttribute("visibility", at === null ? "hidden" : "visible");
-    const found = all.map((one) => ({ ...one, point: at === null ? one.points[one.points.length - 1] : closest(one.points, at) }));
-    if (at !== null && found.length && this.scale) {
-      const best = found.reduce((a, b) => (Math.abs(b.point[0] - at) < Math.abs(a.point[0] - at) ? b : a)).point[0];
-      for (const end of ["x1", "x2"]) this.cross.setAttribute(end, String(this.scale.x(best)));
+    if (at !== null && found.length) {
+      const x = this.scale?.x(closest(found.map(({ point }) => point).sort((a, b) => a[0] - b[0]), at)[0]);
+      for (const end of ["x1", "x2"]) this.cross?.setAttribute(end, String(x));
     }
-    this.told.replaceChildren(...found.map(({ name, colour, run, point }) => el("span", { class: `value c${colour} ${run ? "second" : ""}` },
-      `${name} ${this.format(point[1])}${at === null ? "" : ` at ${point[0].toLocaleString("en")}`}`)));
+    this.told.replaceChildren(...found.map(({ name, colour, run, point: [x, y] }) => el("span",
+      { class: `value c${colour} ${run ? "second" : ""}` },
+      `${name} ${this.format(y)}${at === null ? "" : ` at ${x.toLocaleString("en")}`}`)));
   }
 }
 
-/** @param {number} value */
 export function plain(value) {
   return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : Number(value.toPrecision(3)).toLocaleString("en");
 }
 
-/** @param {Point[]} points @param {number} x0 @param {number} x1 */
-function within(points, x0, x1) {
-  return points.filter(([x]) => x >= x0 && x <= x1);
-}
-
-/** A moving average, where `share` of each value is from before. @param {Point[]} points @param {number} share */
+/** A moving average, where `share` of each value is from before. @param {Point[]} points @returns {Point[]} */
 export function smoothed(points, share) {
   let sum = 0, weight = 0;
   return points.map(([x, y]) => {
     sum = share * sum + y;
     weight = share * weight + 1;
-    return /** @type {Point} */ ([x, sum / weight]);
+    return [x, sum / weight];
   });
 }
 
-/** Of many points the mean of those that share a pixel. @param {Point[]} points @param {number} width */
+/** Of many points the mean of those that share a pixel. @param {Point[]} points @returns {Point[]} */
 export function thinned(points, width) {
   if (points.length <= 2 * width) return points;
-  const per = Math.ceil(points.length / width), made = [];
-  for (let i = 0; i < points.length; i += per) {
-    const part = points.slice(i, i + per);
-    made.push(/** @type {Point} */ ([part[part.length >> 1][0], part.reduce((sum, [, y]) => sum + y, 0) / part.length]));
-  }
-  return made;
+  const per = Math.ceil(points.length / width);
+  return Array.from({ length: Math.ceil(points.length / per) }, (_, i) => {
+    const part = points.slice(i * per, (i + 1) * per);
+    return [part[part.length >> 1][0], part.reduce((sum, [, y]) => sum + y, 0) / part.length];
+  });
 }
 
 /** The point whose x is nearest: by halving, as points are in order. @param {Point[]} points @param {number} x */
@@ -156,8 +153,7 @@ export function closest(points, x) {
   return Math.abs(points[low][0] - x) < Math.abs(points[high][0] - x) ? points[low] : points[high];
 }
 
-/** About n round numbers, of which the first is not above `low` and the last not below `high`.
- * @param {number} low @param {number} high @param {number} n */
+/** About n round numbers, of which the first is not above `low` and the last not below `high`. */
 export function steps(low, high, n) {
   const rough = (high - low || Math.abs(high) || 1) / Math.max(1, n), unit = 10 ** Math.floor(Math.log10(rough));
   const step = unit * [1, 2, 5, 10].find((factor) => factor * unit >= rough * 0.999);
@@ -165,12 +161,10 @@ export function steps(low, high, n) {
   return Array.from({ length: last - first + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
 }
 
-/** Round numbers for a logarithmic axis: 1, 2 and 5 times powers of ten. @param {number} low @param {number} high */
+/** The same for a logarithmic axis: 1, 2 and 5 times powers of ten. */
 export function decades(low, high) {
-  const made = [];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
-    for (const factor of [1, 2, 5]) made.push(Number((factor * 10 ** power).toPrecision(6)));
-  }
-  const first = made.findLastIndex((tick) => tick <= low), last = made.findIndex((tick) => tick >= high);
-  return made.slice(Math.max(0, first), last < 0 ? undefined : last + 1);
+  const begin = Math.floor(Math.log10(low)), end = Math.ceil(Math.log10(high));
+  const made = Array.from({ length: 3 * (end - begin + 1) }, (_, i) => (
+    Number(([1, 2, 5][i % 3] * 10 ** (begin + Math.floor(i / 3))).toPrecision(6))));
+  return made.slice(made.findLastIndex((tick) => tick <= low), made.findIndex((tick) => tick >= high) + 1);
 }

@@ -1,36 +1,26 @@
-// Starts the page: the tabs, the URL, the model's name, and the key if the server asks for one. Each view is a class
-// with `elements`, and with `tints()` if it tints the shared text in its own way.
+// Starts the page: the tabs, the URL, the model's name, and the key if the server asks for one. A view is a class,
+// made when it is first shown; it has `tints()` if it tints the shared text in its own way.
 
 import { get, onKeyWanted, post, useKey } from "./api.js";
-import { short } from "./dom.js";
+import { byId, short } from "./dom.js";
+import * as kept from "./history.js";
 import { likelihoods } from "./looked.js";
-import { batch, effect, state } from "./reactive.js";
+import { effect, state } from "./reactive.js";
 import { change, choose, fromHash, ids, model, text, toHash, view } from "./store.js";
 import { Attention } from "./attention.js";
 import { Lens } from "./lens.js";
 import { Loss } from "./loss.js";
-import { Path } from "./path.js";
-import { PlacePanel } from "./place.js";
+import "./path.js";
 import { count, Run } from "./run.js";
-import { Settings } from "./settings.js";
-import { TextCard } from "./textcard.js";
+import { area, editing, showText } from "./textcard.js";
 import { surprise } from "./tokens.js";
 
 const EVERY = 1000; // milliseconds between looks at what is served
-const SOON = 150; // milliseconds until the URL follows a change: browsers allow no more than a few each second
+const SOON = 150; // milliseconds until the URL follows a change: browsers allow few changes a second
 
-const byId = (id) => document.getElementById(id);
 const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
+const views = { attention: Attention, lens: Lens, loss: Loss, run: Run };
 const made = state(/** @type {{[view: string]: any}} */ ({}));
-
-const settings = new Settings();
-const card = new TextCard({
-  wrong: () => settings.wrong(), enter: () => place.enter(),
-  tints: () => made.value[view.value]?.tints?.() ?? likelihoods().map(surprise),
-});
-const place = new PlacePanel(() => card.tokens.focus(card.tokens.current));
-byId("work").append(card.element, place.element);
-byId("write").append(settings.element, new Path().element);
 
 effect(() => {
   for (const tab of tabs) {
@@ -40,16 +30,17 @@ effect(() => {
     byId(name).hidden = !mine;
   }
   byId("work").hidden = view.value === "run";
-  for (const lead of document.querySelectorAll(".lead")) lead.toggleAttribute("hidden", lead.getAttribute("data-view") !== view.value);
+  for (const lead of document.querySelectorAll(".lead")) {
+    lead.toggleAttribute("hidden", lead.getAttribute("data-view") !== view.value);
+  }
 });
 
 effect(() => {
-  const name = view.value, views = { attention: Attention, lens: Lens, loss: Loss, run: Run };
-  if (!model.value || !(name in views) || made.peek()[name]) return;
-  const one = new views[name]();
-  byId(name).append(...one.elements);
-  made.value = { ...made.peek(), [name]: one };
+  const name = view.value;
+  if (model.value && name in views && !made.peek()[name]) made.value = { ...made.peek(), [name]: new views[name]() };
 });
+
+showText(() => made.value[view.value]?.tints?.() ?? likelihoods().map(surprise));
 
 // The URL
 
@@ -85,7 +76,7 @@ async function open(wanted) {
     const { tokens } = await post("inside/tokens", { text: wanted.ids });
     change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
   } catch (error) {
-    card.line.textContent = `The text of this link is not one of this model. ${error.message}`;
+    byId("message").textContent = `The text of this link is not one of this model. ${error.message}`;
   }
 }
 
@@ -99,22 +90,22 @@ async function start() {
     return;
   }
   byId("key").hidden = true;
-  const wanted = fromHash(location.hash), kept = card.history.mine();
-  if (card.area.value) return; // somebody types already
-  if (kept && (history.state?.ours || !wanted.ids.length)) card.history.open(card.history.id, kept);
+  const wanted = fromHash(location.hash), before = kept.mine();
+  if (area.value) return; // somebody types already
+  if (before && (history.state?.ours || !wanted.ids.length)) kept.open(before);
   else if (wanted.ids.length) await open(wanted);
   else await example();
   if (wanted.at !== null) choose(wanted.at);
-  card.editing.value = !text.peek().tokens.length;
+  editing.value = !text.peek().tokens.length;
 }
 
 /** Begin with a part of the validation text; without one with an empty field. */
 async function example() {
   try {
     const { tokens } = await get("inside/example");
-    if (!card.area.value) change({ tokens, from: tokens.length, example: true });
+    if (!area.value) change({ tokens, from: tokens.length, example: true });
   } catch {
-    card.area.focus({ preventScroll: true });
+    area.focus({ preventScroll: true });
   }
 }
 
@@ -122,8 +113,8 @@ effect(() => {
   if (!model.value) return;
   const { name, version, config, parameters } = model.value;
   document.title = `${name} · nanoJAXGPT`;
-  byId("model").textContent =
-    `${name}, ${version} · ${short(count(parameters))} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
+  byId("model").textContent = `${name}, ${version} · ${short(count(parameters))} parameters · ${config.n_layer} layers of `
+    + `${config.n_head} heads`;
 });
 
 /** Say how far the server is, and notice a newer checkpoint. */
@@ -144,7 +135,7 @@ byId("tabs").addEventListener("keydown", (event) => {
   const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
   if (!step) return;
   event.preventDefault();
-  const next = tabs[(tabs.indexOf(/** @type {HTMLElement} */ (document.activeElement)) + step + tabs.length) % tabs.length];
+  const next = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
   view.value = next.getAttribute("aria-controls");
   next.focus();
 });
@@ -155,8 +146,8 @@ onKeyWanted(() => {
 });
 byId("key").addEventListener("submit", (event) => {
   event.preventDefault();
-  useKey(/** @type {HTMLInputElement} */ (byId("key-field")).value);
+  useKey(byId("key-field").value);
   start();
 });
-batch(() => fromHash(location.hash));
+fromHash(location.hash);
 watch();
