@@ -138,7 +138,7 @@ def test_the_lens_ends_in_the_models_own_prediction(post, server):
 
 
 def test_a_cells_score_leads_to_its_weight_and_a_heads_output_to_what_its_layer_adds(post, server):
-    """A row's weights are the softmax of its scores; all heads' outputs, projected, are what attention adds."""
+    """Weights are the softmax of scores; all heads' outputs, projected, are what attention adds."""
     text, reader, layer = TEXT[:12], 9, 1
     body = {"text": text, "layer": layer, "reader": reader, "read": 4}
     cells = [post("cell", head=head, **body) for head in range(2)]
