@@ -46,7 +46,8 @@ function pick(t, s) {
 
 export class Attention {
   constructor() {
-    const { n_layer, n_head } = model.peek().config, layer = byId("layer"), number = byId("head"), matrix = byId("matrix");
+    const { n_layer, n_head } = model.peek().config;
+    const layer = byId("layer"), number = byId("head"), matrix = byId("matrix");
     offer(layer, Array.from({ length: n_layer }, (_, i) => [i, `layer ${i + 1}`]));
     offer(number, [...Array.from({ length: n_head }, (_, i) => [i, `head ${i + 1}`]), [n_head, "average"]]);
     for (const select of [layer, number]) {
@@ -116,8 +117,8 @@ function sentence() {
   if (!reading.value) return [at.value ? "Looking …" : "Nothing stands before the first token: choose another."];
   const { t, start, weights } = reading.value, next = tokens[at.value];
   const first = weights.map((value, s) => ({ value, s })).sort((a, b) => b.value - a.value).slice(0, FIRST);
-  return ["At ", code(tokens[start + t]?.text), ", before it ", ...(next ? ["wrote ", code(next.text)] : ["writes what comes next"]),
-    ", this head read ",
+  return ["At ", code(tokens[start + t]?.text), ", before it ",
+    ...(next ? ["wrote ", code(next.text)] : ["writes what comes next"]), ", this head read ",
     ...first.flatMap(({ value, s }, n) => [n ? ", " : "", code(tokens[start + s]?.text), ` ${percent(value)} `,
       el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
 }

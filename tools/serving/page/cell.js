@@ -22,7 +22,8 @@ export class Cell {
     }, ({ start, version, ...question }, signal) => post("inside/cell", question, signal));
     effect(() => {
       const shown = read.value !== null && chosen.value.head < (attention.value?.H ?? 0);
-      const content = cell.error.value ? [el("p", { class: "faint" }, cell.error.value)] : cell.value && shown ? draw(cell.value) : [];
+      const content = cell.error.value ? [el("p", { class: "faint" }, cell.error.value)]
+        : cell.value && shown ? draw(cell.value) : [];
       byId("cell").replaceChildren(...(content.length ? [el("div", { class: "card" }, ...content)] : []));
     });
   }
@@ -48,8 +49,9 @@ function draw({ query, key, value, scores, weights, output, to: { layer, head, r
       ...row(["value of ", name(read), ": what it passes on"], numbers(value)),
       ...row([`${percent(weights[read])} of it`], numbers(value.map((x) => x * weights[read]), value)),
       ...row(["the sum over all tokens: what the head gives"], numbers(output))),
-    el("ul", { class: "shares", "aria-label": "the tokens that are read most" }, ...first.map(({ w, s }) => el("li", {}, name(s),
-      el("span", { class: "number" }, round(scores[s])), el("span", { class: "number" }, percent(w)), bars(bar(w))))),
+    el("ul", { class: "shares", "aria-label": "the tokens that are read most" }, ...first.map(({ w, s }) => el("li", {},
+      name(s), el("span", { class: "number" }, round(scores[s])), el("span", { class: "number" }, percent(w)),
+      bars(bar(w))))),
   ];
 }
 
@@ -60,7 +62,8 @@ function row(label, ...told) {
 /** A vector as a strip of colours. @param {number[]} values @param {number[]} scale whose largest is the full colour */
 function numbers(values, scale = values) {
   const [low, high] = [Math.min(...values), Math.max(...values)].map(round);
-  const picture = el("canvas", { class: "strip", role: "img", "aria-label": `${values.length} numbers from ${low} to ${high}` });
+  const label = `${values.length} numbers from ${low} to ${high}`;
+  const picture = el("canvas", { class: "strip", role: "img", "aria-label": label });
   requestAnimationFrame(() => strip(picture, values, Math.max(...scale.map(Math.abs))));
   return el("span", { class: "vector" }, picture, el("span", { class: "faint" }, `${low} … ${high}`));
 }

@@ -77,14 +77,16 @@ export class Chart {
     const ys = drawn.flatMap(({ points }) => points.map(([, y]) => y)).filter((y) => !log || y > 0);
     if (!ys.length) return;
     const [least, most] = [Math.min(...ys), Math.max(...ys)];
-    const ticks = log ? decades(least, most) : steps(least, most, height > 200 ? 5 : 3), along = log ? Math.log : Number;
+    const ticks = log ? decades(least, most) : steps(least, most, height > 200 ? 5 : 3);
+    const along = log ? Math.log : Number;
     const y0 = ticks[0], y1 = ticks[ticks.length - 1], inner = width - MARGIN.left - MARGIN.right;
     const x = (value) => MARGIN.left + ((value - x0) / (x1 - x0 || 1)) * inner;
-    const y = (value) => height - MARGIN.bottom - ((along(Math.max(value, y0)) - along(y0)) / (along(y1) - along(y0) || 1))
-      * (height - MARGIN.top - MARGIN.bottom);
+    const share = (value) => (along(Math.max(value, y0)) - along(y0)) / (along(y1) - along(y0) || 1);
+    const y = (value) => height - MARGIN.bottom - share(value) * (height - MARGIN.top - MARGIN.bottom);
     this.scale = { x, value: (place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0) };
     for (const tick of ticks) {
-      picture.append(svg("line", { class: "grid-line", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick) }),
+      const ends = { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick) };
+      picture.append(svg("line", { class: "grid-line", ...ends }),
         svg("text", { x: MARGIN.left - 8, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)));
     }
     for (const tick of steps(x0, x1, width / 110).filter((tick) => tick >= x0 && tick <= x1)) {
@@ -92,10 +94,11 @@ export class Chart {
     }
     const path = (points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
     for (const { kind, points, colour, run } of drawn) {
-      const share = kind === "line" ? this.smoothing.value : 0, look = `c${colour} ${run ? "second" : ""}`;
-      picture.append(svg("path", { class: `series ${kind} ${look} ${share ? "raw" : ""}`, d: path(points) }));
-      if (share) picture.append(svg("path", { class: `series ${kind} ${look}`, d: path(smoothed(points, share)) }));
-      if (kind === "dots") picture.append(...points.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 })));
+      const smooth = kind === "line" ? this.smoothing.value : 0, look = `c${colour} ${run ? "second" : ""}`;
+      picture.append(svg("path", { class: `series ${kind} ${look} ${smooth ? "raw" : ""}`, d: path(points) }));
+      if (smooth) picture.append(svg("path", { class: `series ${kind} ${look}`, d: path(smoothed(points, smooth)) }));
+      const dots = kind === "dots" ? points : [];
+      picture.append(...dots.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 })));
     }
     this.cross = svg("line", { class: "cross", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
     picture.append(this.cross);
@@ -119,7 +122,8 @@ export class Chart {
 }
 
 export function plain(value) {
-  return value !== 0 && Math.abs(value) < 0.001 ? value.toExponential(1) : Number(value.toPrecision(3)).toLocaleString("en");
+  if (value !== 0 && Math.abs(value) < 0.001) return value.toExponential(1);
+  return Number(value.toPrecision(3)).toLocaleString("en");
 }
 
 /** A moving average, where `share` of each value is from before. @param {Point[]} points @returns {Point[]} */

@@ -6,7 +6,7 @@ export function byId(id) {
 }
 
 /** `el("p", {class: "faint", onclick: f}, "text", child)`: props are attributes, but on… are listeners.
- * @template {keyof HTMLElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props @param {any[]} children */
+ * @template {keyof HTMLElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props */
 export function el(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
 }
@@ -49,7 +49,8 @@ export function table(kind, heads, rows) {
 
 /** @param {[string, any][]} pairs those without a value are left out */
 export function figures(pairs) {
-  return pairs.filter(([, value]) => value).map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
+  const known = pairs.filter(([, value]) => value);
+  return known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
 }
 
 /** @param {number} share of the whole width, from 0 to 1 */
@@ -91,7 +92,8 @@ export function bits(p) {
 }
 
 export function short(number) {
-  const [size, unit] = [[1e9, "B"], [1e6, "M"], [1e3, "k"]].find(([size]) => Math.abs(number) >= Number(size)) ?? [1, ""];
+  const units = [[1e9, "B"], [1e6, "M"], [1e3, "k"]];
+  const [size, unit] = units.find(([size]) => Math.abs(number) >= Number(size)) ?? [1, ""];
   const value = number / Number(size);
   return unit && Math.abs(value) < 100 ? `${value.toFixed(1)}${unit}` : `${Math.round(value)}${unit}`;
 }

@@ -7,7 +7,8 @@ import { at, choose, future, model, past, text } from "./store.js";
 import { say } from "./writing.js";
 
 /** @typedef {import("./store.js").Text} Text */
-/** @typedef {{model: string, name: string, saved: number, at: number, text: Text, past: Text[], future: Text[]}} Kept */
+/** @typedef {{model: string, name: string, saved: number, at: number, text: Text, past: Text[],
+ * future: Text[]}} Kept */
 
 const PREFIX = "text-", MINE = "text";
 const SOON = 400; // milliseconds until a change is kept

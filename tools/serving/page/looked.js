@@ -50,7 +50,7 @@ const fresh = derived(() => {
   return told && skipped >= 0 && told.to.text.every((id, i) => id === all[skipped + i]) ? told : null;
 });
 
-/** What could stand at place i: undefined while that is not known, null if the model could not know. @param {number} i */
+/** What could stand at place i: undefined while that is not known, null if the model could not know. */
 export function placeAt(i) {
   if (!fresh.value) return undefined;
   return fresh.value.places[i - (ids.value.length + 1 - fresh.value.places.length)] ?? null;
@@ -77,19 +77,21 @@ export const attention = asked(() => partOf("attention"), async ({ text }, signa
   const bytes = Uint8Array.from(atob(answer.weights), (letter) => letter.charCodeAt(0));
   const parts = new DataView(bytes.buffer);
   /** How much token t reads of token s in a head. */
-  const weight = (/** @type {number} */ l, /** @type {number} */ h, /** @type {number} */ t, /** @type {number} */ s) =>
+  const weight = (l, h, t, s) =>
     parts.getUint16(2 * ((l * H + h) * triangle + (t * (t + 1)) / 2 + s), true) / 65535;
   return { tokens: answer.tokens, L, H, T, weight, sharpest: sharpest(L, H, T, weight) };
 });
 
 /** The head whose tokens read one other most of all; the first token can read none but itself.
- * @param {number} L @param {number} H @param {number} T @param {(l: number, h: number, t: number, s: number) => number} weight */
+ * @param {(l: number, h: number, t: number, s: number) => number} weight */
 function sharpest(L, H, T, weight) {
   let best = { layer: 0, head: 0, value: -1 };
   for (let layer = 0; layer < L; layer += 1) {
     for (let head = 0; head < H; head += 1) {
       let value = 0;
-      for (let t = 1; t < T; t += 1) value += Math.max(...Array.from({ length: t + 1 }, (_, s) => weight(layer, head, t, s)));
+      for (let t = 1; t < T; t += 1) {
+        value += Math.max(...Array.from({ length: t + 1 }, (_, s) => weight(layer, head, t, s)));
+      }
       if (value > best.value) best = { layer, head, value };
     }
   }

@@ -60,7 +60,8 @@ addEventListener("pagehide", keepUrl);
 
 effect(() => {
   const name = view.value;
-  if (shown && shown !== name && !location.hash.startsWith(`#/${name}`)) history.pushState({ ours: true }, "", toHash());
+  const known = !shown || shown === name || location.hash.startsWith(`#/${name}`);
+  if (!known) history.pushState({ ours: true }, "", toHash());
   shown = name;
 });
 
@@ -113,8 +114,8 @@ effect(() => {
   if (!model.value) return;
   const { name, version, config, parameters } = model.value;
   document.title = `${name} · nanoJAXGPT`;
-  byId("model").textContent = `${name}, ${version} · ${short(count(parameters))} parameters · ${config.n_layer} layers of `
-    + `${config.n_head} heads`;
+  byId("model").textContent =
+    `${name}, ${version} · ${short(count(parameters))} parameters · ${config.n_layer} layers of ${config.n_head} heads`;
 });
 
 /** Say how far the server is, and notice a newer checkpoint. */

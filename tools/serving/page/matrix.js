@@ -14,7 +14,9 @@ export function paint(element, T, weight) {
 export function strip(element, values, most) {
   const { image, done } = pixels(element, values.length, 1);
   const above = colour(element, "--accent"), below = colour(element, "--bad");
-  values.forEach((x, i) => image.set([...(x < 0 ? below : above), Math.round((255 * Math.abs(x)) / (most || 1))], 4 * i));
+  values.forEach((x, i) => {
+    image.set([...(x < 0 ? below : above), Math.round((255 * Math.abs(x)) / (most || 1))], 4 * i);
+  });
   done();
 }
 

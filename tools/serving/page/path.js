@@ -78,17 +78,19 @@ function steps() {
     told: [...reads(l, t).told, `attention adds a vector of norm ${row[t].toPrecision(3)}, the MLP one of `
       + `${seen.mlp_norms[l][t].toPrecision(3)}; the head would now say `, code(guess(l + 1)[0]), "."],
   }));
-  const { temperature, top_k, top_p } = settings.value, best = place.likeliest_after.indexOf(Math.max(...place.likeliest_after));
+  const { temperature, top_k, top_p } = settings.value, after = place.likeliest_after, named = places.value.names;
+  const best = after.indexOf(Math.max(...after));
   const kept = `temperature ${temperature}${top_k ? `, top-k ${top_k}` : ""}${top_p < 1 ? `, top-p ${top_p}` : ""}`;
   return [
     { name: "embedding", size: stream[0], guess: guess(0), look: () => { view.value = "lens"; },
-      told: [code(seen.tokens[t].text), ` becomes a vector of norm ${stream[0].toPrecision(3)}: the residual stream, to `
-        + "which every layer adds."] },
+      told: [code(seen.tokens[t].text), ` becomes a vector of norm ${stream[0].toPrecision(3)}: the residual stream, `
+        + "to which every layer adds."] },
     ...layers,
-    { name: "softmax", size: last, guess: [places.value.names[place.likeliest[0]], place.likeliest_before[0]],
-      told: ["The head makes one number for each token of the vocabulary, and the softmax makes probabilities of them."] },
-    { name: "draw", size: last, guess: token ? [token.text, place.after] : [places.value.names[place.likeliest[best]], place.likeliest_after[best]],
-      told: [`After ${kept}, one is drawn`, ...(token ? [": ", code(token.text), `, which had ${percent(place.after)}.`] : [". It is not drawn yet."])] },
+    { name: "softmax", size: last, guess: [named[place.likeliest[0]], place.likeliest_before[0]],
+      told: ["The head makes one number for each token of the vocabulary, the softmax makes probabilities of them."] },
+    { name: "draw", size: last, guess: token ? [token.text, place.after] : [named[place.likeliest[best]], after[best]],
+      told: [`After ${kept}, one is drawn`,
+        ...(token ? [": ", code(token.text), `, which had ${percent(place.after)}.`] : [". It is not drawn yet."])] },
   ];
 }
 
@@ -106,5 +108,6 @@ function reads(l, t) {
     head.value = { layer: l, head: best.h };
     view.value = "attention";
   };
-  return { look, told: fits ? [`Head ${best.h + 1} reads ${percent(best.weight)} of `, code(seen.tokens[best.s].text), "; "] : [] };
+  if (!fits) return { look, told: [] };
+  return { look, told: [`Head ${best.h + 1} reads ${percent(best.weight)} of `, code(seen.tokens[best.s].text), "; "] };
 }

@@ -35,13 +35,15 @@ function back() {
 /** @param {number} i */
 function content(i) {
   const { tokens } = text.value, token = tokens[i], place = placeAt(i); // no token is behind the last
-  const title = el("h3", {}, ...(token ? [code(token.text), ` token ${i + 1} of ${tokens.length}`] : ["What comes next"]));
+  const heading = token ? [code(token.text), ` token ${i + 1} of ${tokens.length}`] : ["What comes next"];
+  const title = el("h3", {}, ...heading);
   const note = (told) => [title, el("p", { class: "faint" }, told)];
   if (!tokens.length) return note("Once there is a text, you see here what could stand at each of its places.");
   if (i === 0) return note("Nothing stands before the first token, so the model had nothing to go by.");
   if (writing.value) return note("Looked up when the text is written.");
   if (place === undefined) return note(places.error.value || "Looking it up …");
-  if (!place) return note(`The model reads ${model.value.config.block_size} tokens at most, and no longer sees this one.`);
+  const { block_size } = model.value.config;
+  if (!place) return note(`The model reads ${block_size} tokens at most, and no longer sees this one.`);
   const where = looking.value === model.value.version ? "" : ` at ${looking.value}`;
   const head = token ? `The model gave it ${percent(place.before)}${where}, ${bits(place.before).toFixed(2)} bits; `
     + `${percent(place.after)} as drawn.` : "Choose the next token yourself, or press Write.";

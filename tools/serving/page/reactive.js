@@ -9,7 +9,6 @@ let running = null;
 const due = new Set();
 let held = 0; // effects wait while it is above 0
 
-const ENDLESS = 1000; // effects in a row that must be a circle
 
 /** A value. Effects that read `value` run again when it is set to another; `peek()` reads it without that.
  * @template T @param {T} value @returns {State<T>} */
@@ -68,7 +67,7 @@ function flush() {
   try {
     for (const one of due) {
       due.delete(one);
-      if ((runs += 1) > ENDLESS) throw new Error("effects set each other off without end");
+      if ((runs += 1) > 1000) throw new Error("effects set each other off without end");
       for (const readers of one.sources) readers.delete(one);
       one.sources.clear();
       running = one;

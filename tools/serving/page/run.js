@@ -18,7 +18,8 @@ export class Run {
     this.loss = new Chart({ title: "Loss, in nats per token, by iteration", tools: true, ...together });
     byId("run-chart").append(this.loss.element);
     this.small = Object.entries(SMALL).map(([name, title]) => {
-      const chart = new Chart({ title, small: true, format: name === "tokens_per_second" ? short : plain, ...together });
+      const format = name === "tokens_per_second" ? short : plain;
+      const chart = new Chart({ title, small: true, format, ...together });
       byId("quarters").append(el("div", { class: "card" }, chart.element));
       return { chart, name };
     });
@@ -27,8 +28,8 @@ export class Run {
       clearTimeout(this.timer);
       if (view.value !== "run") return;
       if (this.runs.length) this.poll();
-      else byId("run-note").textContent = "This model was not loaded from a run, so there are no curves. Start serve.py "
-        + "with --out_dir=<folder of a run>.";
+      else byId("run-note").textContent = "This model was not loaded from a run, so there are no curves. "
+        + "Start serve.py with --out_dir=<folder of a run>.";
     });
   }
 
@@ -66,9 +67,11 @@ export class Run {
   draw() {
     const { records } = this.runs[0];
     byId("charts").hidden = !records.length;
-    const points = (records, name) => records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
+    const points = (records, name) =>
+      records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
+    const several = this.runs.length > 1;
     const curve = (field, name, kind, colour) => this.runs.map((run, i) => ({
-      kind, colour, run: i, points: points(run.records, field), name: this.runs.length > 1 ? `${run.name}: ${name}` : name }));
+      kind, colour, run: i, points: points(run.records, field), name: several ? `${run.name}: ${name}` : name }));
     this.loss.show([...curve("loss", "batch", "line", 3), ...curve("train/loss", "train", "dots", 2),
       ...curve("val/loss", "validation", "dots", 1)]);
     for (const { chart, name } of this.small) chart.show(curve(name, "", "line", 1));
@@ -94,15 +97,16 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
     const share = bars(bar(mine / most));
     share.title = `${((100 * mine) / total).toFixed(1)}% of all`;
     return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, shape.join(" × ")),
-      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, share), el("td", {}, dtype),
-      el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "", devices.length > 2 ? `${devices.length} devices`
-        : devices.join(", ")));
+      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, share),
+      el("td", {}, dtype), el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "",
+        devices.length > 2 ? `${devices.length} devices` : devices.join(", ")));
   });
   const kv = config.kv_heads === config.n_head ? "" : `, which share ${config.kv_heads} key/value heads`;
-  byId("shape").textContent = `${total.toLocaleString("en")} parameters: ${config.n_layer} layers of ${config.n_head} heads${kv}, `
-    + `vectors of ${config.n_embd}, MLPs of ${config.hidden} (${config.mlp}), ${config.norm}, ${config.position} positions. It `
-    + `reads ${config.block_size} tokens at most, of a vocabulary of ${vocab_size.toLocaleString("en")} (${tokenizer}), and `
-    + `multiplies in ${config.compute.dtype}. The arrays of blocks have the layers as their first axis.`;
+  const { n_layer, n_head, n_embd, hidden, mlp, norm, position, block_size, compute } = config;
+  byId("shape").textContent = `${total.toLocaleString("en")} parameters: ${n_layer} layers of ${n_head} heads${kv}, `
+    + `vectors of ${n_embd}, MLPs of ${hidden} (${mlp}), ${norm}, ${position} positions. It reads ${block_size} tokens `
+    + `at most, of a vocabulary of ${vocab_size.toLocaleString("en")} (${tokenizer}), and multiplies in `
+    + `${compute.dtype}. The arrays of blocks have the layers as their first axis.`;
   byId("arrays").replaceChildren(table("parameters", ["array", "shape", "parameters", "share", "type", "where"], rows));
 }
 

@@ -7,7 +7,8 @@ import { batch, derived, state } from "./reactive.js";
  * mine: typed by the reader; picked: chosen in the panel; probability: the model's as it was written */
 /** @typedef {{tokens: Token[], from: number, by?: string, seed?: number, example?: boolean}} Text
  * from: where the last continuation began; by: the checkpoint that wrote it */
-/** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number, seed: number | null}} Settings */
+/** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number,
+ * seed: number | null}} Settings */
 
 export const VIEWS = ["write", "attention", "lens", "loss", "run"];
 export const DEFAULTS = { temperature: 0.8, top_p: 1, top_k: null, max_tokens: 100, seed: null };

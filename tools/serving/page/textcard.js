@@ -17,7 +17,7 @@ export const tokens = new Tokens({ choose, enter, edit, point: (i) => { pointed.
 
 let starting = false; // a second press finds the first under way
 
-/** `tints()` returns those of the tokens, in the view that is shown. @param {() => import("./tokens.js").Tint[]} tints */
+/** @param {() => import("./tokens.js").Tint[]} tints those of the tokens, in the view that is shown */
 export function showText(tints) {
   effect(() => {
     const inside = byId("textcard").contains(document.activeElement);

@@ -91,6 +91,7 @@ export class Tokens {
 
 /** @param {Token} token */
 function span({ id, text, mine, picked }) {
-  const kinds = [mine && "mine", picked && "picked", text.includes("\n") && "newline", id === NEXT.id && "next"];
-  return el("span", { class: ["token", ...kinds.filter(Boolean)].join(" "), tabindex: -1, role: "button" }, text || "◌");
+  const kinds = ["token", mine && "mine", picked && "picked", text.includes("\n") && "newline"];
+  if (id === NEXT.id) kinds.push("next");
+  return el("span", { class: kinds.filter(Boolean).join(" "), tabindex: -1, role: "button" }, text || "◌");
 }

@@ -50,7 +50,8 @@ async function goOn(begun) {
       text.value = { tokens: [...tokens, ...written(event.choices[0])], from, by: event.system_fingerprint, seed };
     }
     const made = text.peek().tokens.length - begun.from, seconds = (performance.now() - before) / 1000;
-    say(made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second` : "The model ended the text here.");
+    say(made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
+      : "The model ended the text here.");
   } catch (error) {
     if (error.name === "AbortError") say(`stopped after ${text.peek().tokens.length - begun.from} tokens`);
     else say(error.message, true);
@@ -66,8 +67,8 @@ async function goOn(begun) {
  * @param {any} choice @returns {import("./store.js").Token[]} */
 function written({ text, logprobs: { token_ids, token_logprobs, text_offset } }) {
   const characters = Array.from(text);
-  const place = (/** @type {number} */ i) => (i < text_offset.length ? text_offset[i] - text_offset[0] : characters.length);
-  return token_ids.map((/** @type {number} */ id, /** @type {number} */ i) => ({
+  const place = (i) => (i < text_offset.length ? text_offset[i] - text_offset[0] : characters.length);
+  return token_ids.map((id, i) => ({
     id, text: characters.slice(place(i), place(i + 1)).join(""), probability: Math.exp(token_logprobs[i]),
   }));
 }

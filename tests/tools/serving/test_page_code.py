@@ -1,0 +1,37 @@
+"""The page's modules: their types and their logic. npm install --global typescript, and Node.js, are needed."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tools.serving.app import PAGE
+
+TYPES = "--allowJs --checkJs --noEmit --target esnext --module esnext --moduleResolution bundler".split()
+
+
+def run(program: str, *words) -> None:
+    """Run a program, which has to succeed."""
+    if shutil.which(program) is None:
+        pytest.skip(f"{program} is not installed")
+    done = subprocess.run([program, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_types_agree():
+    run("tsc", *TYPES, *sorted(PAGE.glob("*.js")))
+
+
+def test_the_logic():
+    run("node", "--test", Path(__file__).parent / "page" / "logic.test.mjs")
+
+
+def test_a_line_fits_the_screen():
+    long = [
+        f"{path.name}:{i}"
+        for path in PAGE.glob("*.js")
+        for i, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120
+    ]
+    assert long == []
