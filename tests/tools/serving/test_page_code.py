@@ -1,4 +1,4 @@
-"""The page's modules: their types and their logic. npm install --global typescript, and Node.js, are needed."""
+"""The page's modules: their types and their logic, if Node.js and TypeScript are installed."""
 
 import shutil
 import subprocess
