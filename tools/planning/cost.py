@@ -7,7 +7,7 @@ These are lower bounds: docs/planning.md has the rules, and what they leave out.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -18,7 +18,7 @@ import numpy as np
 from model import GPTConfig
 from tools.planning.operations import KINDS, Operation, operations, unknown_loops
 from tools.planning.program import Program
-from tools.planning.speeds import Speeds, Work, gather, hidden_seconds, seconds_alone
+from tools.planning.speeds import Speeds, Work, gather, hidden_seconds, step_seconds
 from tools.planning.target import GPUS_PER_HOST, Target
 
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
@@ -62,12 +62,12 @@ class Cost:
     @property
     def seconds(self) -> float:
         """The seconds of a step that does one thing after another."""
-        return seconds_alone(self.works, self.speeds).sum()
+        return float(step_seconds(self.works, replace(self.speeds, hidden=0.0))[0])
 
     @property
     def hidden_seconds(self) -> float:
         """The seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
-        return hidden_seconds(self.works, self.speeds)
+        return float(hidden_seconds(self.works, self.speeds)[0])
 
     def by_class(self) -> list[Row]:
         """Return the classes of work in the order of KINDS, then communication by mesh axes."""

@@ -215,22 +215,28 @@ def device_groups(text: str) -> tuple[tuple[int, ...], ...]:
     """Return the groups of devices that take part in a collective together, in any form of HLO's.
 
     {{0,1},{2,3}}; [2,2]<=[2,2]T(1,0): range(4) reshaped, transposed, reshaped; mesh['a'=2,'b'=2] {'b'}:
-    along these axes of that mesh.
+    along these axes of a mesh, whose devices are in order, or as device_ids=([2,2]T(1,0)) has them.
     """
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\})", text):
         return tuple(tuple(numbers(group)) for group in re.findall(r"\{[\d, ]+\}", listed[1]))
-    if mesh := re.search(r"replica_groups=mesh\[(.*?)\](.*?) \{(.*?)\}", text):
+    if mesh := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\))\))? \{(.*?)\}", text):
         sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
         along = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", mesh[3])]
-        of = list(sizes.values())
-        order = [axis for axis in range(len(of)) if axis not in along] + along
-        shape = [-1, int(np.prod([of[axis] for axis in along]))]
-    elif tiled := re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", text):
-        shape, of, order = (numbers(part or "") for part in tiled.groups())
+        others = [axis for axis in range(len(sizes)) if axis not in along]
+        ids = transposed(mesh[2]) if mesh[2] else np.arange(np.prod(list(sizes.values())))
+        ids = ids.reshape(list(sizes.values())).transpose(others + along)
+        shape = [-1, int(np.prod([list(sizes.values())[axis] for axis in along]))]
+    elif tiled := re.search(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):
+        ids, shape = transposed(tiled[2]), numbers(tiled[1])
     else:
         return ()
-    ids = np.arange(np.prod(of)).reshape(of).transpose(order or None).reshape(shape)
-    return tuple(map(tuple, ids.tolist()))
+    return tuple(map(tuple, ids.reshape(shape).tolist()))
+
+
+def transposed(text: str) -> np.ndarray:
+    """Return the numbers from 0 on that `[2,8]T(1,0)` stands for: reshaped, then transposed if it says so."""
+    sizes, _, order = text.partition("T")
+    return np.arange(np.prod(numbers(sizes))).reshape(numbers(sizes)).transpose(numbers(order) or None)
 
 
 # Loops

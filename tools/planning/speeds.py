@@ -59,6 +59,8 @@ Curve = tuple[tuple[float, float], ...]  # the rate at some sizes, and between a
 
 def rate(curve: Curve, size: Any) -> Any:
     """Return the rate at a size, on straight lines over the size's logarithm."""
+    if len(curve) == 1:
+        return curve[0][1]
     sizes, rates = zip(*curve, strict=True)
     return np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), rates)
 
@@ -119,11 +121,14 @@ class Speeds:
         }
 
 
-def step_seconds(works: Work, speeds: Speeds) -> float:
-    """Return the seconds of a step that hides what it can as far as these speeds say."""
+def step_seconds(works: Work, speeds: Speeds, starts: Any = (0,)) -> Any:
+    """Return the seconds of each step that hides what it can as far as these speeds say.
+
+    `works` has the steps' operations one after another, and `starts` where each step begins.
+    """
     alone = seconds_alone(works, speeds)
-    total = alone.sum()
-    return total - speeds.hidden * (total - hidden_seconds(works, speeds))
+    total, hidden = np.add.reduceat(alone, starts), hidden_seconds(works, speeds, starts)
+    return total - speeds.hidden * (total - hidden)
 
 
 def seconds_alone(works: Work, speeds: Speeds) -> Any:
@@ -133,11 +138,12 @@ def seconds_alone(works: Work, speeds: Speeds) -> Any:
     return works.times * (np.maximum.reduce(list(times.values())) + start)
 
 
-def hidden_seconds(works: Work, speeds: Speeds) -> float:
-    """Return the seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
+def hidden_seconds(works: Work, speeds: Speeds, starts: Any = (0,)) -> Any:
+    """Return the seconds of steps that hide messages, and a TPU's copies to the chip, as far as they can."""
     alone = seconds_alone(works, speeds)
-    return max(
-        alone[~works.under_others].sum(),
-        (works.times * works.bytes / rate(speeds.memory, works.bytes)).sum(),
-        alone[works.collective].sum(),
+    bounds = (
+        np.where(works.under_others, 0.0, alone),
+        works.times * works.bytes / rate(speeds.memory, works.bytes),
+        np.where(works.collective, alone, 0.0),
     )
+    return np.maximum.reduce([np.add.reduceat(bound, starts) for bound in bounds])

@@ -229,6 +229,7 @@ def test_cudnns_attention_counts_the_pairs_that_the_mask_allows(mask, pairs, tar
         "replica_groups={{0,2},{1,3}}",
         "replica_groups=[2,2]<=[2,2]T(1,0)",
         "replica_groups=mesh['axis_0'=2,'axis_1'=2] {'axis_0'}",
+        "replica_groups=mesh['axis_0'=2,'axis_1'=2], device_ids=([2,2]T(1,0)) {'axis_1'}",
     ],
 )
 def test_device_groups_are_read_in_all_their_forms(groups):

@@ -1,0 +1,356 @@
+"""Hold the planner against runs that others have measured and published, and fit how fast devices really are.
+
+    python -m tools.planning.published                plan the runs that are not planned yet, fit, write the results
+
+published.json has the runs: where the figure stands, the options of the nearest step that we can plan, and what
+differs or was assumed. planned.json keeps what each step asks of its device, by the contents of its run. fitted.json
+has the results, which plan.py reads; published.md the table.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import jax
+import numpy as np
+from scipy.optimize import least_squares
+from scipy.stats import spearmanr
+
+from config.command_line import UserError, command
+from config.files import read_json, write_whole
+from config.options import Options
+from data.dataset import load_meta
+from model import GPTConfig
+from parallel.mesh import parse
+from tools.planning.fit import plan
+from tools.planning.speeds import AT_BEST, Shares, Speeds, Work, step_seconds
+from tools.planning.target import Target, parse_target, prepare_to_compile
+from training import recipe
+from training.state import model_config
+
+FOLDER = Path(__file__).parent
+STACKS = ("XLA", "compiled", "eager", "CUDA", "Megatron")  # software with kernels of one kind
+COUNTS = ("6N", "6N+12LHQT", "6n+12LHQT")  # FLOPs of a token; n leaves out the embedding of the input
+AGREE = 0.03  # figures of one run may differ by as much
+# What is believed before a run is seen: shares as at best, to a factor of e^(this) for one standard deviation.
+PRIOR = dict(products=0.4, memory=0.4, network=0.7, kernel=0.7, message=1.5, hidden=0.5, stack=0.3)
+NOISE = 0.15  # of the logarithm of a published time
+COVERED = 0.9  # of published runs lie within the interval
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that others have published."""
+
+    id: str
+    by: str  # who published it; errors are given with all runs of one left out
+    source: str
+    place: str  # of the figure in the source
+    date: str
+    on: str  # the devices, as plan.py's --on
+    software: str
+    stack: str
+    options: dict[str, Any]
+    published: dict[str, float]  # figures as the source has them
+    assumed: list[str]
+    differs: list[str]
+    flops: str = ""  # what the source counts as a token's FLOPs
+    peak: float = 0.0  # TFLOP/s that the source takes for 100%
+    definition: str = ""  # of the source's MFU, in words
+    sweep: str = ""  # the name of runs that differ in their mesh alone
+    target: Target = field(init=False)
+    config: GPTConfig = field(init=False)
+
+    def __post_init__(self):
+        origin = f"published run {self.id}"
+        if not (self.source and self.place and self.date):
+            raise UserError(f"{origin}: give its source, the place there, and the date")
+        if self.stack not in STACKS:
+            raise UserError(f"{origin}: unknown stack {self.stack!r}; known are {', '.join(STACKS)}")
+        object.__setattr__(self, "target", parse_target(self.on))
+        object.__setattr__(self, "config", model_config(self.all_options, self.options["vocab_size"]))
+        seconds = self.implied_seconds()
+        if not seconds:
+            raise UserError(f"{origin}: it has no figure that gives the seconds of a step")
+        least, most = (pick(seconds, key=lambda name: seconds[name]) for pick in (min, max))
+        if seconds[most] > (1 + AGREE) * seconds[least]:
+            raise UserError(
+                f"{origin}: {least}={self.published[least]} makes {seconds[least]:.4g} s a step, and "
+                f"{most}={self.published[most]} {seconds[most]:.4g}: see its definition"
+            )
+
+    @property
+    def all_options(self) -> Options:
+        return Options.from_json(asdict(Options()) | self.options, f"published run {self.id}")
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of a step, by the first of its figures."""
+        return next(iter(self.implied_seconds().values()))
+
+    def implied_seconds(self) -> dict[str, float]:
+        """Return the seconds of a step that each figure stands for."""
+        options, count = self.all_options, self.target.count
+        rows = options.gradient_accumulation_steps * options.batch_size
+        tokens = rows * options.block_size
+        of = {
+            "seconds_per_step": lambda x: x,
+            "tokens_per_second": lambda x: tokens / x,
+            "tokens_per_second_per_device": lambda x: tokens / x / count,
+            "sequences_per_second": lambda x: rows / x,
+            "tflops_per_second_per_device": lambda x: tokens * self.flops_per_token() / (x * 1e12 * count),
+            "mfu": lambda x: tokens * self.flops_per_token() / (x * self.peak * 1e12 * count),
+        }
+        return {name: of[name](self.published[name]) for name in of if name in self.published}
+
+    def flops_per_token(self) -> float:
+        """Return a token's FLOPs as the source counts them. Raises UserError for an unknown way."""
+        if self.flops not in COUNTS:
+            raise UserError(
+                f"published run {self.id}: flops={self.flops!r}, expected one of {', '.join(COUNTS)}"
+            )
+        model = jax.eval_shape(lambda: self.config.build(jax.random.key(0)))
+        embedding = model.wte.size if model.lm_head is not None else 0
+        N = sum(x.size for x in jax.tree.leaves(model)) - ("n" in self.flops) * embedding
+        attention = 12 * self.config.n_layer * self.config.n_embd * self.config.block_size
+        return 6 * N + ("12LHQT" in self.flops) * attention
+
+
+def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:
+    """Read the published runs. Raises UserError for one that lacks a source or contradicts itself."""
+    runs = []
+    for row in read_json(path):
+        try:
+            runs.append(Run(**row))
+        except TypeError as error:
+            raise UserError(f"{path}: {row.get('id')}: {error}") from None
+    return runs
+
+
+# What a step asks of its device
+
+
+def works_of(run: Run) -> Work:
+    """Compile the step of a run, and return what it asks of the device."""
+    options = run.all_options
+    stages = parse(options.mesh, run.target.count)["stage"]
+    depths = [2 * stages, 4 * stages]
+    if options.n_layer <= depths[-1]:
+        return compiled(run, options)
+    # A step's work grows by the same for each layer: two shallow ones compile in a fraction of the time.
+    share = (options.n_layer - depths[0]) / (depths[1] - depths[0])
+    shallow, deeper = (compiled(run, replace(options, n_layer=depth)) for depth in depths)
+    times = np.concatenate([(1 - share) * shallow.times, share * deeper.times])
+    return Work(times, *(np.concatenate(pair) for pair in zip(shallow[1:], deeper[1:], strict=True)))
+
+
+def compiled(run: Run, options: Options) -> Work:
+    # Whether weights are gathered once a step depends on the size of the model: of the deep one.
+    small = model_config(options, options.vocab_size or 0)
+    fraction = recipe.GATHERED_FRACTION * size(small) / size(run.config)
+    with patch.object(recipe, "GATHERED_FRACTION", fraction):
+        planned = plan(options, run.target, load_meta(options.dataset, options.vocab_size))
+    if planned.cost is None:
+        raise UserError(f"published run {run.id}: XLA has too little memory for its step")
+    return planned.cost.works
+
+
+def size(config: GPTConfig) -> int:
+    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
+    return sum(x.size for x in jax.tree.leaves(model))
+
+
+def all_works(runs: list[Run], path: Path = FOLDER / "planned.json") -> dict[str, Work]:
+    """Return the work of each run's step, which planned.json keeps. Says which runs it compiles."""
+    kept = read_json(path) if path.exists() else {}
+    found = {}
+    for run in runs:
+        key = hashlib.sha256(json.dumps([run.on, run.options], sort_keys=True).encode()).hexdigest()[:12]
+        if kept.get(run.id, {}).get("key") != key:
+            print(f"planning {run.id}", flush=True)
+            kept[run.id] = {"key": key, "jax": jax.__version__, "works": merged(works_of(run))}
+            write_whole(
+                path, "{\n" + ",\n".join(f'"{id}": {json.dumps(x)}' for id, x in kept.items()) + "\n}\n"
+            )
+        found[run.id] = Work(*np.array(kept[run.id]["works"]).T)
+        found[run.id] = found[run.id]._replace(
+            **{
+                name: getattr(found[run.id], name).astype(bool)
+                for name in ("float32", "collective", "under_others")
+            }
+        )
+    return found
+
+
+def merged(works: Work) -> list[list[float]]:
+    """Return rows of numbers, in which operations that ask for the same, to three digits, are one."""
+    rows: dict[tuple, float] = {}
+    for times, *rest in zip(*works, strict=True):
+        key = tuple(float(f"{float(x):.3g}") for x in rest)
+        rows[key] = rows.get(key, 0.0) + float(times)
+    return [[float(f"{times:.5g}"), *key] for key, times in rows.items() if times]
+
+
+# The fit
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """How fast devices really are."""
+
+    shares: dict[str, Shares]  # of a gpu, and of a tpu
+    stacks: dict[str, float]  # the time of this software's steps, beside XLA's
+
+    def predict(self, runs: list[Run], works: dict[str, Work]) -> Any:
+        """Return the seconds of a step of each run."""
+        speeds = [Speeds.of(x.target.device, self.shares[kind_of(x)]) for x in runs]
+        counts = [len(works[x.id].times) for x in runs]
+        together = Work(*(np.concatenate(x) for x in zip(*(works[run.id] for run in runs), strict=True)))
+
+        def each(name: str) -> Any:
+            return np.repeat([getattr(x, name) for x in speeds], counts)
+
+        def curve(name: str) -> Any:
+            return ((1.0, np.repeat([getattr(x, name)[0][1] for x in speeds], counts)),)
+
+        all_speeds = Speeds(
+            *(curve("bfloat16"), curve("float32"), curve("memory")),
+            *(each("link"), each("between_hosts"), each("kernel"), each("message")),
+            hidden=np.array([x.hidden for x in speeds]),
+        )
+        factors = np.array([self.stacks[run.stack] for run in runs])
+        return factors * step_seconds(together, all_speeds, np.cumsum([0, *counts[:-1]]))
+
+
+def kind_of(run: Run) -> str:
+    return "gpu" if run.target.device.is_gpu else "tpu"
+
+
+def fit(runs: list[Run], works: dict[str, Work]) -> Fitted:
+    """Find the parameters that are the most probable after these runs. Runs of one source weigh as their root."""
+    names = [
+        (kind, name)
+        for kind, best in AT_BEST.items()
+        for name, value in asdict(best).items()
+        if value and name in PRIOR
+    ]
+    weights = np.array([sum(x.by == run.by for x in runs) ** -0.25 for run in runs])
+    published = np.array([run.seconds for run in runs])
+    sigmas = np.array([*(PRIOR[name] for _, name in names), *(PRIOR["stack"] for _ in STACKS[1:])])
+
+    def fitted(x: np.ndarray) -> Fitted:
+        found = {kind: asdict(best) for kind, best in AT_BEST.items()}
+        for (kind, name), factor in zip(names, np.exp(x), strict=False):
+            found[kind][name] = min(factor * found[kind][name], 1.0)
+        shares = {kind: Shares(**values) for kind, values in found.items()}
+        return Fitted(shares, dict(zip(STACKS, np.exp([0.0, *x[len(names) :]]), strict=True)))
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        logs = np.log(fitted(x).predict(runs, works) / published)
+        return np.concatenate([weights * logs / NOISE, x / sigmas])
+
+    return fitted(least_squares(residuals, np.zeros(len(sigmas)), loss="soft_l1", xtol=1e-3, ftol=1e-3).x)
+
+
+def left_out(runs: list[Run], works: dict[str, Work]) -> dict[str, float]:
+    """Return the logarithm of published / predicted of each run, by a fit that saw no run of its source."""
+    errors = {}
+    for source in dict.fromkeys(run.by for run in runs):
+        found = fit([run for run in runs if run.by != source], works)
+        group = [run for run in runs if run.by == source]
+        for run, predicted in zip(group, found.predict(group, works), strict=True):
+            errors[run.id] = float(np.log(run.seconds / predicted))
+    return errors
+
+
+def interval(runs: list[Run], errors: dict[str, float]) -> tuple[float, float]:
+    """Return the factors between which COVERED of the runs lie, each source weighing as its root."""
+    values = np.array([errors[run.id] for run in runs])
+    weights = np.array([sum(x.by == run.by for x in runs) ** -0.5 for run in runs])
+    order = np.argsort(values)
+    shares = np.cumsum(weights[order]) / weights.sum()
+    # Of n values, the outermost stand for 1/n each: the next one may lie beyond them.
+    low, high = np.interp([(1 - COVERED) / 2, (1 + COVERED) / 2], shares, values[order])
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def covered(runs: list[Run], errors: dict[str, float]) -> float:
+    """Return the share of runs within an interval that was made without their source."""
+    within = 0
+    for source in dict.fromkeys(run.by for run in runs):
+        low, high = interval([run for run in runs if run.by != source], errors)
+        within += sum(low <= np.exp(errors[run.id]) <= high for run in runs if run.by == source)
+    return within / len(runs)
+
+
+# Results
+
+
+def results(runs: list[Run], works: dict[str, Work]) -> dict[str, Any]:
+    """Return what plan.py and the pages need."""
+    found, errors = fit(runs, works), left_out(runs, works)
+    low, high = interval(runs, errors)
+    return {
+        "shares": {kind: asdict(shares) for kind, shares in found.shares.items()},
+        "stacks": found.stacks,
+        "interval": [low, high],
+        "median_error": float(np.median([abs(np.exp(-error) - 1) for error in errors.values()])),
+        "covered": covered(runs, errors),
+        "order": {name: order_of(runs, errors, name) for name in sorted({run.sweep for run in runs} - {""})},
+        "evidence": {
+            name: {"runs": len(group), "sources": sorted({run.by for run in group})}
+            for name in dict.fromkeys(run.target.device.name for run in runs)
+            if (group := [run for run in runs if run.target.device.name == name])
+        },
+        "runs": {
+            run.id: {"published": run.seconds, "predicted": run.seconds * float(np.exp(-errors[run.id]))}
+            for run in runs
+        },
+    }
+
+
+def order_of(runs: list[Run], errors: dict[str, float], sweep: str) -> float:
+    """Return Spearman's rank correlation of predicted and published seconds over the meshes of a sweep."""
+    times = [(run.seconds, run.seconds * np.exp(-errors[run.id])) for run in runs if run.sweep == sweep]
+    return float(spearmanr(*zip(*times, strict=True)).statistic)
+
+
+def table(runs: list[Run], found: dict[str, Any]) -> str:
+    """Format the runs, predicted without their source."""
+    lines = [
+        "# Published runs beside predictions\n",
+        "Written by `python -m tools.planning.published`. Each prediction is of a fit that saw no run of the same "
+        "source.\n",
+        "| run | devices | software | published, s a step | predicted | predicted / published |",
+        "|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        published, predicted = found["runs"][run.id].values()
+        lines.append(
+            f"| [{run.id}]({run.source}) | {run.on} | {run.software} | {published:.4g} | {predicted:.4g} "
+            f"| {predicted / published:.2f} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(argv: list[str]) -> None:
+    if argv:
+        print(__doc__)
+        raise UserError(f"unknown argument {argv[0]!r}: it takes none")
+    prepare_to_compile()
+    runs = read_runs()
+    found = results(runs, all_works(runs))
+    write_whole(FOLDER / "fitted.json", json.dumps(found, indent=1) + "\n")
+    write_whole(FOLDER / "published.md", table(runs, found))
+    print(
+        f"{len(runs)} runs of {len({run.by for run in runs})} sources, each left out in turn: median error "
+        f"{found['median_error']:.0%}, {found['covered']:.0%} within the interval {found['interval'][0]:.2f} to "
+        f"{found['interval'][1]:.2f} of the prediction"
+    )
+
+
+if __name__ == "__main__":
+    command(main)
