@@ -5,6 +5,7 @@
     python plan.py config/train_gpt2.py --on=v5e:4x8                 a slice of a TPU pod
     python plan.py config/train_gpt2.py --on=H100 --decode --batch_size=8
     python plan.py config/quickstart.py --on=here                    this machine
+    python plan.py config/train_gpt2.py --budget=50 --until=val3.28  which devices do it, the cheapest first
 
 Compiles the very step that train.py would run, with the device's own compiler, which needs no device. The
 step is not run: every figure is a plan, and none is measured. What the figures count: docs/planning.md.
@@ -15,6 +16,11 @@ if that is not prepared), and these of its own:
     --on=DEVICE       RTX4090, L4, A100-40GB, A100, H100-PCIe, H100, H200, B200, with :N for N of them;
                       v5e, v5p, v6e, with a topology, as in v5e:2x4 or v5p:2x2x2;
                       here: the CPU or GPU of this machine, with peaks that are measured in two seconds
+    --budget=DOLLARS  instead of --on: find the devices that should train the model for no more,
+    --hours=HOURS     or in no more time,
+    --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or
+                      has read as many tokens, as in 10e9; without this, for max_iters steps
+    --for=CONFIG      a config file, as without the option's name
     --largest         find the largest microbatch that fits as well
     --decode          sampling instead: what a token reads, and so how many a second at most
     --json=FILE       write all figures there as well
@@ -25,20 +31,23 @@ does. The compilers are a download of their own: pip install -r requirements-pla
 """
 
 import json
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from config.command_line import Name, UserError, command, split_options
+from config.command_line import Name, Positive, UserError, command, split_options
 from config.files import check_writable, write_whole
-from config.options import parse_options
+from config.options import Options, parse_options
 from data.dataset import load_meta
 from runs.hardware import choose_device
 from tools.planning.decoding import plan_decoding
 from tools.planning.fit import Planned, changes_that_save, largest, plan, replan
+from tools.planning.goals import goal_table, tokens_until, ways
 from tools.planning.here import this_machine
 from tools.planning.report import as_json, describe, summary
 from tools.planning.target import parse_target, prepare_to_compile
+from training.state import model_config
 
 say = partial(print, flush=True)
 
@@ -48,6 +57,9 @@ class PlanOptions:
     """The options that are plan.py's own."""
 
     on: Name | None = None
+    budget: Positive | None = None
+    hours: Positive | None = None
+    until: Name | None = None
     largest: bool = False
     decode: bool = False
     json: Name | None = None
@@ -57,8 +69,12 @@ class PlanOptions:
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    own, argv = split_options(argv, PlanOptions)
+    own, argv = split_options([word.removeprefix("--for=") for word in argv], PlanOptions)
     options = parse_options(argv)
+    if own.budget or own.hours:
+        return show_ways(own, options)
+    if own.until:
+        raise UserError("--until needs --budget or --hours; see --help")
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
     target = parse_target(own.on) if own.on != "here" else None
@@ -84,6 +100,22 @@ def main(argv: list[str]) -> None:
         print(f"\nThe largest microbatch that fits: {found}")
     elif not planned.memory.fits:
         show_remedies(planned)
+
+
+def show_ways(own: PlanOptions, options: Options) -> None:
+    """Plan every device of the table, and print those that reach the goal."""
+    if own.on:
+        raise UserError(f"--on={own.on}: with --budget or --hours, all devices are planned; leave it out")
+    meta = load_meta(options.dataset, options.vocab_size)
+    prepare_to_compile()
+    rows = options.gradient_accumulation_steps * options.batch_size
+    tokens = float(rows * options.block_size * options.max_iters)
+    if own.until:
+        tokens = tokens_until(own.until, model_config(options, meta.vocab_size))
+    limits = [f"${own.budget:g}"] if own.budget else []
+    limits += [f"{own.hours:g} hours"] if own.hours else []
+    found = ways(options, meta, tokens, own.budget or math.inf, own.hours or math.inf)
+    print(goal_table(found, tokens, f"within {' and '.join(limits)}"))
 
 
 def show_remedies(planned: Planned) -> None:

@@ -58,14 +58,18 @@ class Planned:
 
     @cached_property
     def parameters(self) -> int:
-        model = jax.eval_shape(lambda: self.config.build(jax.random.key(0)))
-        return sum(x.size for x in jax.tree.leaves(model))
+        return count_parameters(self.config)
 
     @property
     def tokens(self) -> int:
         """The tokens of a step."""
         options = self.options
         return options.gradient_accumulation_steps * options.batch_size * options.block_size
+
+
+def count_parameters(config: GPTConfig) -> int:
+    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
+    return sum(x.size for x in jax.tree.leaves(model))
 
 
 def plan(options: Options, target: Target, meta: Meta) -> Planned:

@@ -1,14 +1,15 @@
-"""Hold the planner against runs that others have measured and published, and fit how fast devices really are.
+"""Hold the planner against runs that others have published, and fit how fast devices really are.
 
-    python -m tools.planning.published                plan the runs that are not planned yet, fit, write the results
+    python -m tools.planning.published                plan the runs that are new, fit, and write the results
 
-published.json has the runs: where the figure stands, the options of the nearest step that we can plan, and what
-differs or was assumed. planned.json keeps what each step asks of its device, by the contents of its run. fitted.json
-has the results, which plan.py reads; published.md the table.
+published.json has the runs: where the figure stands, the options of the nearest step that we can plan, what
+differs, and what was assumed. planned.json keeps what each step asks of its device, for as long as its run
+stays as it is. fitted.json has the results, which plan.py reads, and published.md the table.
 """
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,8 @@ from config.options import Options
 from data.dataset import load_meta
 from model import GPTConfig
 from parallel.mesh import parse
-from tools.planning.fit import plan
+from tools.planning.expected import COVERED
+from tools.planning.fit import count_parameters, plan
 from tools.planning.speeds import AT_BEST, Shares, Speeds, Work, step_seconds
 from tools.planning.target import Target, parse_target, prepare_to_compile
 from training import recipe
@@ -35,10 +37,11 @@ FOLDER = Path(__file__).parent
 STACKS = ("XLA", "compiled", "eager", "CUDA", "Megatron")  # software with kernels of one kind
 COUNTS = ("6N", "6N+12LHQT", "6n+12LHQT")  # FLOPs of a token; n leaves out the embedding of the input
 AGREE = 0.03  # figures of one run may differ by as much
-# What is believed before a run is seen: shares as at best, to a factor of e^(this) for one standard deviation.
-PRIOR = dict(products=0.4, memory=0.4, network=0.7, kernel=0.7, message=1.5, hidden=0.5, stack=0.3)
+# Before a run is seen, shares are believed to be as at best, up to a factor of e^(this) either way.
+PRIOR = dict(
+    products=0.4, memory=0.4, network=0.7, kernel=0.7, message=1.5, hidden=0.5, balance=0.3, stack=0.3
+)
 NOISE = 0.15  # of the logarithm of a published time
-COVERED = 0.9  # of published runs lie within the interval
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,7 @@ class Run:
     peak: float = 0.0  # TFLOP/s that the source takes for 100%
     definition: str = ""  # of the source's MFU, in words
     sweep: str = ""  # the name of runs that differ in their mesh alone
+    fits: bool = True  # False: our step does other work, and the run counts for the order of its sweep alone
     target: Target = field(init=False)
     config: GPTConfig = field(init=False)
 
@@ -114,7 +118,7 @@ class Run:
             )
         model = jax.eval_shape(lambda: self.config.build(jax.random.key(0)))
         embedding = model.wte.size if model.lm_head is not None else 0
-        N = sum(x.size for x in jax.tree.leaves(model)) - ("n" in self.flops) * embedding
+        N = count_parameters(self.config) - ("n" in self.flops) * embedding
         attention = 12 * self.config.n_layer * self.config.n_embd * self.config.block_size
         return 6 * N + ("12LHQT" in self.flops) * attention
 
@@ -150,17 +154,12 @@ def works_of(run: Run) -> Work:
 def compiled(run: Run, options: Options) -> Work:
     # Whether weights are gathered once a step depends on the size of the model: of the deep one.
     small = model_config(options, options.vocab_size or 0)
-    fraction = recipe.GATHERED_FRACTION * size(small) / size(run.config)
+    fraction = recipe.GATHERED_FRACTION * count_parameters(small) / count_parameters(run.config)
     with patch.object(recipe, "GATHERED_FRACTION", fraction):
         planned = plan(options, run.target, load_meta(options.dataset, options.vocab_size))
     if planned.cost is None:
         raise UserError(f"published run {run.id}: XLA has too little memory for its step")
     return planned.cost.works
-
-
-def size(config: GPTConfig) -> int:
-    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
-    return sum(x.size for x in jax.tree.leaves(model))
 
 
 def all_works(runs: list[Run], path: Path = FOLDER / "planned.json") -> dict[str, Work]:
@@ -219,7 +218,7 @@ class Fitted:
         all_speeds = Speeds(
             *(curve("bfloat16"), curve("float32"), curve("memory")),
             *(each("link"), each("between_hosts"), each("kernel"), each("message")),
-            hidden=np.array([x.hidden for x in speeds]),
+            hidden=np.array([x.hidden for x in speeds]),  # ty: ignore[invalid-argument-type]: one for each step
         )
         factors = np.array([self.stacks[run.stack] for run in runs])
         return factors * step_seconds(together, all_speeds, np.cumsum([0, *counts[:-1]]))
@@ -229,13 +228,21 @@ def kind_of(run: Run) -> str:
     return "gpu" if run.target.device.is_gpu else "tpu"
 
 
+def source_of(run: Run) -> str:
+    return run.by
+
+
+def device_of(run: Run) -> str:
+    return run.target.device.name
+
+
 def fit(runs: list[Run], works: dict[str, Work]) -> Fitted:
-    """Find the parameters that are the most probable after these runs. Runs of one source weigh as their root."""
+    """Find the most probable parameters after these runs. n runs of one source weigh as √n."""
     names = [
         (kind, name)
         for kind, best in AT_BEST.items()
         for name, value in asdict(best).items()
-        if value and name in PRIOR
+        if name in PRIOR and (value or name == "balance")
     ]
     weights = np.array([sum(x.by == run.by for x in runs) ** -0.25 for run in runs])
     published = np.array([run.seconds for run in runs])
@@ -243,8 +250,9 @@ def fit(runs: list[Run], works: dict[str, Work]) -> Fitted:
 
     def fitted(x: np.ndarray) -> Fitted:
         found = {kind: asdict(best) for kind, best in AT_BEST.items()}
-        for (kind, name), factor in zip(names, np.exp(x), strict=False):
-            found[kind][name] = min(factor * found[kind][name], 1.0)
+        for (kind, name), step in zip(names, x, strict=False):
+            best = found[kind][name]
+            found[kind][name] = step if name == "balance" else min(np.exp(step) * best, 1.0)
         shares = {kind: Shares(**values) for kind, values in found.items()}
         return Fitted(shares, dict(zip(STACKS, np.exp([0.0, *x[len(names) :]]), strict=True)))
 
@@ -255,13 +263,13 @@ def fit(runs: list[Run], works: dict[str, Work]) -> Fitted:
     return fitted(least_squares(residuals, np.zeros(len(sigmas)), loss="soft_l1", xtol=1e-3, ftol=1e-3).x)
 
 
-def left_out(runs: list[Run], works: dict[str, Work]) -> dict[str, float]:
-    """Return the logarithm of published / predicted of each run, by a fit that saw no run of its source."""
+def left_out(runs: list[Run], works: dict[str, Work], group: Callable[[Run], str]) -> dict[str, float]:
+    """Return the logarithm of published / predicted of each run, by a fit that saw no run of its group."""
     errors = {}
-    for source in dict.fromkeys(run.by for run in runs):
-        found = fit([run for run in runs if run.by != source], works)
-        group = [run for run in runs if run.by == source]
-        for run, predicted in zip(group, found.predict(group, works), strict=True):
+    for name in dict.fromkeys(map(group, runs)):
+        found = fit([run for run in runs if run.fits and group(run) != name], works)
+        unseen = [run for run in runs if group(run) == name]
+        for run, predicted in zip(unseen, found.predict(unseen, works), strict=True):
             errors[run.id] = float(np.log(run.seconds / predicted))
     return errors
 
@@ -291,30 +299,29 @@ def covered(runs: list[Run], errors: dict[str, float]) -> float:
 
 def results(runs: list[Run], works: dict[str, Work]) -> dict[str, Any]:
     """Return what plan.py and the pages need."""
-    found, errors = fit(runs, works), left_out(runs, works)
-    low, high = interval(runs, errors)
+    errors, alike = left_out(runs, works, source_of), [run for run in runs if run.fits]
+    found = fit(alike, works)
+    ratios = {run.id: float(np.exp(-errors[run.id])) for run in runs}  # predicted / published
     return {
         "shares": {kind: asdict(shares) for kind, shares in found.shares.items()},
         "stacks": found.stacks,
-        "interval": [low, high],
-        "median_error": float(np.median([abs(np.exp(-error) - 1) for error in errors.values()])),
-        "covered": covered(runs, errors),
-        "order": {name: order_of(runs, errors, name) for name in sorted({run.sweep for run in runs} - {""})},
+        "interval": interval(alike, errors),
+        "interval_of_others": interval(alike, left_out(runs, works, device_of)),
+        "median_error": float(np.median([abs(ratios[run.id] - 1) for run in alike])),
+        "covered": covered(alike, errors),
+        "order": {name: order_of(runs, ratios, name) for name in sorted({run.sweep for run in runs} - {""})},
         "evidence": {
             name: {"runs": len(group), "sources": sorted({run.by for run in group})}
-            for name in dict.fromkeys(run.target.device.name for run in runs)
-            if (group := [run for run in runs if run.target.device.name == name])
+            for name in dict.fromkeys(map(device_of, alike))
+            if (group := [run for run in alike if device_of(run) == name])
         },
-        "runs": {
-            run.id: {"published": run.seconds, "predicted": run.seconds * float(np.exp(-errors[run.id]))}
-            for run in runs
-        },
+        "runs": {x.id: {"published": x.seconds, "predicted": x.seconds * ratios[x.id]} for x in runs},
     }
 
 
-def order_of(runs: list[Run], errors: dict[str, float], sweep: str) -> float:
+def order_of(runs: list[Run], ratios: dict[str, float], sweep: str) -> float:
     """Return Spearman's rank correlation of predicted and published seconds over the meshes of a sweep."""
-    times = [(run.seconds, run.seconds * np.exp(-errors[run.id])) for run in runs if run.sweep == sweep]
+    times = [(run.seconds, run.seconds * ratios[run.id]) for run in runs if run.sweep == sweep]
     return float(spearmanr(*zip(*times, strict=True)).statistic)
 
 
@@ -322,7 +329,7 @@ def table(runs: list[Run], found: dict[str, Any]) -> str:
     """Format the runs, predicted without their source."""
     lines = [
         "# Published runs beside predictions\n",
-        "Written by `python -m tools.planning.published`. Each prediction is of a fit that saw no run of the same "
+        "Written by `python -m tools.planning.published`. A prediction is of a fit that saw no run of its "
         "source.\n",
         "| run | devices | software | published, s a step | predicted | predicted / published |",
         "|---|---|---|---|---|---|",
@@ -345,10 +352,11 @@ def main(argv: list[str]) -> None:
     found = results(runs, all_works(runs))
     write_whole(FOLDER / "fitted.json", json.dumps(found, indent=1) + "\n")
     write_whole(FOLDER / "published.md", table(runs, found))
+    low, high = found["interval"]
     print(
-        f"{len(runs)} runs of {len({run.by for run in runs})} sources, each left out in turn: median error "
-        f"{found['median_error']:.0%}, {found['covered']:.0%} within the interval {found['interval'][0]:.2f} to "
-        f"{found['interval'][1]:.2f} of the prediction"
+        f"{len(runs)} runs of {len({run.by for run in runs})} sources, each left out in turn: "
+        f"median error {found['median_error']:.0%}; {found['covered']:.0%} within the interval, "
+        f"{low:.2f} to {high:.2f} times the prediction"
     )
 
 

@@ -1,5 +1,6 @@
 """Format a plan as text and as JSON. Every figure is planned; none was measured."""
 
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -8,6 +9,7 @@ import jax
 from config.devices import GIB, PRICES_READ
 from runs.sizes import flops_per_token
 from tools.planning.cost import Cost, least_sent
+from tools.planning.expected import COVERED, Expected, expect
 from tools.planning.fit import Memory, Planned
 from tools.planning.target import Target
 
@@ -29,6 +31,7 @@ def describe(planned: Planned) -> str:
     if planned.cost:
         cost = planned.cost
         parts += [time_table(cost), assumptions(target), lines_table(cost), run_table(planned)]
+        parts += [] if target.measured else [expected_table(planned, expect(cost, target.device))]
     return "\n".join(parts)
 
 
@@ -89,10 +92,6 @@ def lines_table(cost: Cost) -> str:
 
 def run_table(planned: Planned) -> str:
     figures, device, steps = run_figures(planned), planned.target.device, planned.options.max_iters
-
-    def short(number: float) -> str:
-        return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
     lines = {"tokens/s, at most": f"{figures['tokens_per_second']:,.0f}"}
     if "mfu" in figures:
         lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.3g} TFLOP/s"
@@ -110,6 +109,30 @@ def run_table(planned: Planned) -> str:
         times = f", {sent / least:.2f} times the least, {least / 1e9:.2f}" if least else ""
         lines[f"sent along {axis}"] = f"{sent / 1e9:.2f} GB a step{times}"
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
+
+
+def expected_table(planned: Planned, expected: Expected) -> str:
+    """Format how fast the step would be with the speeds of published runs."""
+    steps = planned.options.max_iters
+    price = steps / 3600 * planned.target.count * planned.target.device.price  # of a second more in each step
+
+    def spread(of: Callable[[float], float], unit: str = "") -> str:
+        """Format a figure of the seconds of a step: as expected, and between its ends."""
+        low, high = sorted([of(expected.low), of(expected.high)])
+        return f"{unit}{short(of(expected.seconds))} ({unit}{short(low)} to {unit}{short(high)})"
+
+    lines = {
+        "ms a step, expected": f"{spread(lambda s: 1e3 * s)}: {COVERED:.0%} of published runs would lie so",
+        "tokens/s, expected": spread(lambda s: planned.tokens / s),
+        f"{steps:,} steps, expected": f"{spread(lambda s: steps * s / 3600)} h, "
+        + spread(lambda s: price * s, unit="$"),
+        "evidence": expected.evidence,
+    }
+    return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
+
+
+def short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def summary(planned: Planned) -> str:
@@ -178,6 +201,7 @@ def as_json(planned: Planned) -> dict[str, Any]:
             "classes": [asdict(row) for row in cost.by_class()],
             "lines": [asdict(row) for row in cost.by_line()],
             "run": run_figures(planned),
+            "expected": None if planned.target.measured else expect(cost, planned.target.device)._asdict(),
             "sent": {axis: {"bytes": size, "least": least} for axis, (size, least) in sent},
         }
     return found

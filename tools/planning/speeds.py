@@ -34,15 +34,19 @@ def gather(works: list[Work]) -> Work:
     return Work(*map(np.array, zip(*works, strict=True)))
 
 
+BALANCED = 150.0  # FLOPs at the peak for each byte: an A100's
+
+
 @dataclass(frozen=True)
 class Shares:
     """What a step reaches of a device's peaks, and what it takes to start."""
 
-    products: float  # of the peak
+    products: float  # of the peak, on a device that does BALANCED operations for each byte of bandwidth
     memory: float  # of the bandwidth
     network: float  # of the links, within a machine and between machines
     kernel: float  # seconds to start a kernel
     message: float  # seconds to start a collective
+    balance: float = 0.0  # the exponent by which products' share falls on a device that does more
     exponentials: float = 1.0  # of the rate that was measured
     hidden: float = 1.0  # of the time of messages, and a TPU's copies to the chip, that could be hidden
 
@@ -79,10 +83,12 @@ class Speeds:
 
     @classmethod
     def of(cls, device: Device, shares: Shares) -> "Speeds":
+        balance = device.peak / device.bandwidth / BALANCED
+        products = shares.products * device.peak * balance**-shares.balance
         return cls(
-            bfloat16=((1.0, shares.products * device.peak),),
+            bfloat16=((1.0, products),),
             # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
-            float32=((1.0, shares.products * device.peak / (2 if device.is_gpu else 1)),),
+            float32=((1.0, products / 2 if device.is_gpu else products),),
             memory=((1.0, shares.memory * device.bandwidth),),
             link=shares.network * device.link,
             between_hosts=shares.network * (device.between_hosts or np.inf),
