@@ -140,8 +140,8 @@ def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:
 def works_of(run: Run) -> Work:
     """Compile the step of a run, and return what it asks of the device."""
     options = run.all_options
-    stages = parse(options.mesh, run.target.count)["stage"]
-    depths = [2 * stages, 4 * stages]
+    shallowest = max(2, parse(options.mesh, run.target.count)["stage"])
+    depths = [shallowest, 2 * shallowest]
     if options.n_layer <= depths[-1]:
         return compiled(run, options)
     # A step's work grows by the same for each layer: two shallow ones compile in a fraction of the time.
@@ -309,7 +309,7 @@ def results(runs: list[Run], works: dict[str, Work]) -> dict[str, Any]:
         "interval_of_others": interval(alike, left_out(runs, works, device_of)),
         "median_error": float(np.median([abs(ratios[run.id] - 1) for run in alike])),
         "covered": covered(alike, errors),
-        "order": {name: order_of(runs, ratios, name) for name in sorted({run.sweep for run in runs} - {""})},
+        "order": {name: order_of(runs, ratios, name) for name in sweeps(runs)},
         "evidence": {
             name: {"runs": len(group), "sources": sorted({run.by for run in group})}
             for name in dict.fromkeys(map(device_of, alike))
@@ -317,6 +317,12 @@ def results(runs: list[Run], works: dict[str, Work]) -> dict[str, Any]:
         },
         "runs": {x.id: {"published": x.seconds, "predicted": x.seconds * ratios[x.id]} for x in runs},
     }
+
+
+def sweeps(runs: list[Run]) -> list[str]:
+    """Return the names of the sweeps of at least five meshes."""
+    names = [run.sweep for run in runs if run.sweep]
+    return sorted({name for name in names if names.count(name) >= 5})
 
 
 def order_of(runs: list[Run], ratios: dict[str, float], sweep: str) -> float:

@@ -1,0 +1,39 @@
+"""Planning: published runs beside what the planner predicts for them, without their source.
+
+    python -m docs.figures.published
+
+Drawn from tools/planning/fitted.json; python -m tools.planning.published makes that.
+"""
+
+import numpy as np
+
+from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
+from tools.planning.expected import COVERED, fitted
+from tools.planning.published import read_runs
+
+MARKS = {"A100": (BLUE, "o"), "H100": (ORANGE, "s"), "TPU": (GREEN, "^"), "RTX 4090": (GREY, "D")}
+
+
+def draw(axes) -> None:
+    found, runs = fitted(), [run for run in read_runs() if run.fits]
+    low, high = found["interval"]
+    ends = np.array([0.03, 60.0])
+    axes.fill_between(ends, ends / high, ends / low, color=LIGHT, lw=0, label=f"{COVERED:.0%} interval")
+    axes.plot(ends, ends, color=GREY, lw=1)
+    for name, (color, mark) in MARKS.items():
+        group = [run for run in runs if family(run.target.device.name) == name]
+        points = np.array([list(found["runs"][run.id].values()) for run in group]).T
+        axes.plot(*points, mark, ms=5, color=color, alpha=0.8, label=f"{name}, {len(group)} runs")
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, aspect="equal")
+    axes.set(xlabel="published, seconds a step", ylabel="predicted, seconds a step")
+    axes.legend(loc="upper left", fontsize="small")
+
+
+def family(device: str) -> str:
+    """Return the row of MARKS that a device belongs to."""
+    names = {"RTX4090": "RTX 4090", "H200": "H100"}
+    return names.get(device, "TPU" if device.startswith("v") else device.partition("-")[0])
+
+
+if __name__ == "__main__":
+    save("published", draw, width=5.2, height=4.8)
