@@ -107,8 +107,9 @@ def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Co
 
 
 def price(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
-    work = message(x, target) if x.collective else compute(x)
-    name = f"network: {mesh_axes(x, mesh_shape)}" if x.collective else x.kind
+    axes = mesh_axes(x, mesh_shape) if x.collective else ""
+    work = message(x, target, axes) if x.collective else compute(x)
+    name = f"network: {axes}" if x.collective else x.kind
     seconds = target.speeds.seconds(work)
     start = seconds.pop("start")
     bound = max(seconds, key=lambda name: seconds[name])
@@ -121,13 +122,14 @@ def compute(x: Operation) -> Work:
     return Work(x.times, x.flops, x.dtype == "f32", x.bytes, x.exponentials, under_others=under)
 
 
-def message(x: Operation, target: Target) -> Work:
+def message(x: Operation, target: Target, axes: str) -> Work:
     groups = x.groups or (range(target.count),)  # none: all devices together
     n = max(map(len, groups))
     hosts = max(len({i // GPUS_PER_HOST for i in group}) for group in groups)
     # Each GPU sends its share to another machine through its own network card.
     between = bytes_sent(x, n, hosts) if hosts > 1 and target.device.between_hosts else 0.0
-    return Work(x.times, sent=bytes_sent(x, n, n), between_hosts=between, collective=True, under_others=True)
+    sent, hidden = bytes_sent(x, n, n), axes != "tensor"  # the next product waits for a sum over `tensor`
+    return Work(x.times, sent=sent, between_hosts=between, collective=True, under_others=hidden)
 
 
 def bytes_sent(x: Operation, n: int, places: int) -> float:

@@ -51,7 +51,10 @@ ROW = {
             "published run a-run: mfu=0.4 makes ",
         ),
         (dict(published=dict(mfu=0.4), flops="6P"), "published run a-run: flops='6P', expected one of 6N, "),
-        (dict(options=ROW["options"] | dict(n_layer="two")), "published run a-run: n_layer is 'two': it should be "),
+        (
+            dict(options=ROW["options"] | dict(n_layer="two")),
+            "published run a-run: n_layer is 'two': it should be ",
+        ),
     ],
 )
 def test_a_row_without_a_source_or_that_contradicts_itself_is_one_line(changes, expected, tmp_path):
