@@ -6,8 +6,11 @@ import re
 import pytest
 
 import plan
+from model import GPTConfig
 from tests.helpers import refusal, run_python
 from tools.planning import target
+from tools.planning.goals import tokens_until
+from tools.planning.here import this_machine
 from tools.planning.target import parse_target
 
 TINY = dict(
@@ -26,6 +29,15 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
         (["--on=H100:12"], "--on=H100:12: a machine has 8 GPUs; give a multiple of that"),
         (["--on=RTX4090:16"], "--on=RTX4090:16: RTX4090 is planned on one machine, of 8 at most"),
         (["--on=v5e:3x3"], "--on=v5e:3x3: unknown topology '3x3'; v5e has 1x1, 2x2, 2x4, 4x4, 4x8, 8x8, "),
+        (
+            ["--on=H100", "--budget=5"],
+            "--on=H100: with --budget or --hours, all devices are planned; leave it out",
+        ),
+        (["--until=val3.28"], "--until needs --budget or --hours; see --help"),
+        (["--budget=-5"], "--budget is -5: it should be greater than 0"),
+        (["--budget=5", "--until=soon"], "--until=soon: expected a val loss, as in val3.28, or tokens, "),
+        (["--budget=5", "--until=val2"], "--until=val2: 1M parameters come to "),
+        (["--for=config/no_such.py", "--hours=1"], "config/no_such.py: "),
         (["--on=H100", "--json=/dev/null/x"], "/dev/null: File exists"),
         (["--on=H100:8", "--mesh=fsdp:4"], "mesh=fsdp:4 has 4 devices, and --on=H100:8 8: use all"),
         (["--on=H100:2", "--mesh=fsdp:4"], "mesh=fsdp:4 needs 4 devices, of 2: change its axes"),
@@ -34,6 +46,27 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
 def test_bad_input_is_refused_in_one_line(words, expected, monkeypatch):
     monkeypatch.setattr(plan, "prepare_to_compile", lambda: None)  # which is for a program of its own
     assert refusal(plan.main, [*FLAGS, *words]).startswith(expected)
+
+
+def test_tokens_until_a_loss_are_those_of_the_run_that_anchors_them():
+    gpt2 = GPTConfig(n_hidden=3072, mlp="gelu", bias=True)
+    assert tokens_until("val3.28", gpt2) == pytest.approx(10e9, rel=0.02)
+    assert tokens_until("val3.1", gpt2) > 2 * tokens_until("val3.28", gpt2)
+    assert tokens_until("25e9", gpt2) == 25e9
+
+
+def test_this_machine_is_planned_by_rates_that_are_measured_once(tmp_path, monkeypatch):
+    done = run_python("plan.py", *FLAGS, "--on=here", "--device=cpu", XDG_CACHE_HOME=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "(at the rates that products, memory and small operations have here, " in done.stdout
+    assert "expected" not in done.stdout and "$" not in done.stdout  # no evidence, no price
+    (file,) = (tmp_path / "nanojaxgpt").glob("peaks-*.json")
+    peaks = json.loads(file.read_text())
+    assert all(rate > 1e8 for name in ("bfloat16", "float32", "memory") for _, rate in peaks[name])
+    assert 1e-8 < peaks["kernel"] < 1e-3
+    file.write_text(json.dumps(peaks | dict(kernel=0.5)))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert this_machine().speeds.kernel == 0.5
 
 
 @pytest.mark.parametrize("on, package", [("H100", "jax-cuda13-plugin"), ("v5e:2x4", "libtpu")])
@@ -100,3 +133,12 @@ def test_sampling_is_planned_at_least_and_as_compiled():
         for name in ("at least, 32 in", "as compiled")
     )
     assert 0 < compiled <= most  # tokens/s
+
+
+@pytest.mark.accelerator
+def test_the_devices_that_reach_a_goal_are_named_the_cheapest_first():
+    found = planned("--budget=0.02", "--until=1e8")
+    rows = re.findall(r"^(\S+:\S+) +(data:\d+|fsdp:\d+) +[\d.,]+ +\S+ \(.*?\) +(\S+) \(", found, re.M)
+    dollars = [float(row[2]) for row in rows]
+    assert dollars == sorted(dollars) and dollars and max(dollars) <= 0.02
+    assert "0.1 billion tokens, within $0.02." in found and "Prices were read in" in found

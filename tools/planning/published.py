@@ -2,15 +2,15 @@
 
     python -m tools.planning.published                plan the runs that are new, fit, and write the results
 
-published.json has the runs: where the figure stands, the options of the nearest step that we can plan, what
-differs, and what was assumed. planned.json keeps what each step asks of its device, for as long as its run
-stays as it is. fitted.json has the results, which plan.py reads, and published.md the table.
+published.json has the runs (tools/planning/evidence.py). planned.json keeps what a step asks of its device,
+until the run changes. fitted.json has the results, which plan.py reads, and published.md the table.
 """
 
 import hashlib
 import json
+import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,114 +24,20 @@ from config.command_line import UserError, command
 from config.files import read_json, write_whole
 from config.options import Options
 from data.dataset import load_meta
-from model import GPTConfig
 from parallel.mesh import parse
+from tools.planning.evidence import FOLDER, STACKS, Run, read_runs
 from tools.planning.expected import COVERED
 from tools.planning.fit import count_parameters, plan
 from tools.planning.speeds import AT_BEST, Shares, Speeds, Work, step_seconds
-from tools.planning.target import Target, parse_target, prepare_to_compile
+from tools.planning.target import prepare_to_compile
 from training import recipe
 from training.state import model_config
 
-FOLDER = Path(__file__).parent
-STACKS = ("XLA", "compiled", "eager", "CUDA", "Megatron")  # software with kernels of one kind
-COUNTS = ("6N", "6N+12LHQT", "6n+12LHQT")  # FLOPs of a token; n leaves out the embedding of the input
-AGREE = 0.03  # figures of one run may differ by as much
 # Before a run is seen, shares are believed to be as at best, up to a factor of e^(this) either way.
 PRIOR = dict(
     products=0.4, memory=0.4, network=0.7, kernel=0.7, message=1.5, hidden=0.5, balance=0.3, stack=0.3
 )
 NOISE = 0.15  # of the logarithm of a published time
-
-
-@dataclass(frozen=True)
-class Run:
-    """A run that others have published."""
-
-    id: str
-    by: str  # who published it; errors are given with all runs of one left out
-    source: str
-    place: str  # of the figure in the source
-    date: str
-    on: str  # the devices, as plan.py's --on
-    software: str
-    stack: str
-    options: dict[str, Any]
-    published: dict[str, float]  # figures as the source has them
-    assumed: list[str]
-    differs: list[str]
-    flops: str = ""  # what the source counts as a token's FLOPs
-    peak: float = 0.0  # TFLOP/s that the source takes for 100%
-    definition: str = ""  # of the source's MFU, in words
-    sweep: str = ""  # the name of runs that differ in their mesh alone
-    fits: bool = True  # False: our step does other work, and the run counts for the order of its sweep alone
-    target: Target = field(init=False)
-    config: GPTConfig = field(init=False)
-
-    def __post_init__(self):
-        origin = f"published run {self.id}"
-        if not (self.source and self.place and self.date):
-            raise UserError(f"{origin}: give its source, the place there, and the date")
-        if self.stack not in STACKS:
-            raise UserError(f"{origin}: unknown stack {self.stack!r}; known are {', '.join(STACKS)}")
-        object.__setattr__(self, "target", parse_target(self.on))
-        object.__setattr__(self, "config", model_config(self.all_options, self.options["vocab_size"]))
-        seconds = self.implied_seconds()
-        if not seconds:
-            raise UserError(f"{origin}: it has no figure that gives the seconds of a step")
-        least, most = (pick(seconds, key=lambda name: seconds[name]) for pick in (min, max))
-        if seconds[most] > (1 + AGREE) * seconds[least]:
-            raise UserError(
-                f"{origin}: {least}={self.published[least]} makes {seconds[least]:.4g} s a step, and "
-                f"{most}={self.published[most]} {seconds[most]:.4g}: see its definition"
-            )
-
-    @property
-    def all_options(self) -> Options:
-        return Options.from_json(asdict(Options()) | self.options, f"published run {self.id}")
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of a step, by the first of its figures."""
-        return next(iter(self.implied_seconds().values()))
-
-    def implied_seconds(self) -> dict[str, float]:
-        """Return the seconds of a step that each figure stands for."""
-        options, count = self.all_options, self.target.count
-        rows = options.gradient_accumulation_steps * options.batch_size
-        tokens = rows * options.block_size
-        of = {
-            "seconds_per_step": lambda x: x,
-            "tokens_per_second": lambda x: tokens / x,
-            "tokens_per_second_per_device": lambda x: tokens / x / count,
-            "sequences_per_second": lambda x: rows / x,
-            "tflops_per_second_per_device": lambda x: tokens * self.flops_per_token() / (x * 1e12 * count),
-            "mfu": lambda x: tokens * self.flops_per_token() / (x * self.peak * 1e12 * count),
-        }
-        return {name: of[name](self.published[name]) for name in of if name in self.published}
-
-    def flops_per_token(self) -> float:
-        """Return a token's FLOPs as the source counts them. Raises UserError for an unknown way."""
-        if self.flops not in COUNTS:
-            raise UserError(
-                f"published run {self.id}: flops={self.flops!r}, expected one of {', '.join(COUNTS)}"
-            )
-        model = jax.eval_shape(lambda: self.config.build(jax.random.key(0)))
-        embedding = model.wte.size if model.lm_head is not None else 0
-        N = count_parameters(self.config) - ("n" in self.flops) * embedding
-        attention = 12 * self.config.n_layer * self.config.n_embd * self.config.block_size
-        return 6 * N + ("12LHQT" in self.flops) * attention
-
-
-def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:
-    """Read the published runs. Raises UserError for one that lacks a source or contradicts itself."""
-    runs = []
-    for row in read_json(path):
-        try:
-            runs.append(Run(**row))
-        except TypeError as error:
-            raise UserError(f"{path}: {row.get('id')}: {error}") from None
-    return runs
 
 
 # What a step asks of its device
@@ -171,16 +77,9 @@ def all_works(runs: list[Run], path: Path = FOLDER / "planned.json") -> dict[str
         if kept.get(run.id, {}).get("key") != key:
             print(f"planning {run.id}", flush=True)
             kept[run.id] = {"key": key, "jax": jax.__version__, "works": merged(works_of(run))}
-            write_whole(
-                path, "{\n" + ",\n".join(f'"{id}": {json.dumps(x)}' for id, x in kept.items()) + "\n}\n"
-            )
+            lines = ",\n".join(f'"{id}": {json.dumps(x)}' for id, x in kept.items())
+            write_whole(path, f"{{\n{lines}\n}}\n")
         found[run.id] = Work(*np.array(kept[run.id]["works"]).T)
-        found[run.id] = found[run.id]._replace(
-            **{
-                name: getattr(found[run.id], name).astype(bool)
-                for name in ("float32", "collective", "under_others")
-            }
-        )
     return found
 
 
@@ -353,6 +252,8 @@ def main(argv: list[str]) -> None:
     if argv:
         print(__doc__)
         raise UserError(f"unknown argument {argv[0]!r}: it takes none")
+    # Products by cuBLAS, not Triton: the steps compile in half the time, and plans differ by 1%.
+    os.environ.setdefault("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
     prepare_to_compile()
     runs = read_runs()
     found = results(runs, all_works(runs))

@@ -1,4 +1,4 @@
-"""Published runs: rows that contradict themselves are refused, a fit finds known speeds, intervals are honest."""
+"""Published runs: contradictions are refused, a fit finds known speeds, an interval holds what it says."""
 
 import json
 from dataclasses import replace
@@ -10,20 +10,10 @@ from config.devices import known_device
 from config.files import read_json
 from tests.helpers import refusal
 from tools.planning.cost import Cost, Price
+from tools.planning.evidence import FOLDER, Run, read_runs
 from tools.planning.expected import COVERED, expect
 from tools.planning.operations import Operation
-from tools.planning.published import (
-    FOLDER,
-    Run,
-    all_works,
-    fit,
-    interval,
-    left_out,
-    read_runs,
-    results,
-    source_of,
-    table,
-)
+from tools.planning.published import all_works, fit, interval, left_out, results, source_of, table
 from tools.planning.speeds import AT_BEST, Speeds, Work, gather, step_seconds
 
 ROW = {
