@@ -57,7 +57,7 @@ AT_BEST = {
     "tpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=0.0, message=0.0),
 }
 # A CPU's are of the peaks that tools/planning/here.py measures, fitted to the steps in docs/planning.md.
-HERE = Shares(products=1.0, memory=0.45, network=1.0, kernel=0.0, message=0.0, exponentials=0.12)
+HERE = Shares(products=0.8, memory=0.4, network=1.0, kernel=0.0, message=0.0, exponentials=0.3)
 Curve = tuple[tuple[float, float], ...]  # the rate at some sizes, and between and beyond them
 
 
