@@ -97,7 +97,7 @@ def goal_table(found: list[Way], tokens: float, goal: str) -> str:
     lines = [
         f"{tokens / 1e9:.3g} billion tokens, {goal}. Between brackets: where {COVERED:.0%} of published runs "
         f"would lie.\n",
-        f"{'devices':20}{'mesh':10}{'ms a step':>10}  {'hours':24}{'dollars':24}price and evidence",
+        f"{'devices':20}{'mesh':10}{'ms a step':>10}  {'hours':32}{'dollars':32}price and evidence",
     ]
     for way in found:
         device, expected = way.planned.target.device, way.expected
@@ -108,7 +108,7 @@ def goal_table(found: list[Way], tokens: float, goal: str) -> str:
 
         lines.append(
             f"{way.planned.target.text:20}{way.planned.options.mesh:10}{1e3 * expected.seconds:10,.1f}  "
-            f"{spread(way.hours):24}{spread(way.dollars):24}"
+            f"{spread(way.hours):32}{spread(way.dollars):32}"
             f"${device.price:.2f} an hour ({device.price_source}); {expected.evidence}"
         )
     return "\n".join([*lines, f"\nPrices were read in {PRICES_READ}. Nothing was run."])
