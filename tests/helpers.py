@@ -12,7 +12,6 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import equinox as eqx
 import jax
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from training.lora import partition_trainable
 from training.recipe import choose_value_and_grad
-from training.state import create_state, model_config
+from training.state import model_config, state_shapes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -169,7 +168,7 @@ def saved_state(out: Path, iteration: int | None = None) -> dict[str, np.ndarray
     run = Checkpoints(str(out))
     iteration = run.latest() if iteration is None else iteration
     saved = run.manifest(iteration)
-    shapes = eqx.filter_eval_shape(create_state, model_config(saved.options, saved.vocab_size), saved.options)
+    shapes = state_shapes(model_config(saved.options, saved.vocab_size), saved.options)
     arrays = named_arrays(run.restore(iteration, shapes))
     assert {name.partition(".")[0] for name in arrays} == {"model", "opt_state", "step"}
     return arrays
