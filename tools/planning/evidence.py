@@ -105,8 +105,12 @@ class Run:
 
 def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:
     """Read the published runs. Raises UserError for one that lacks a source or contradicts itself."""
+    try:
+        rows = read_json(path)
+    except ValueError as error:
+        raise UserError(f"{path}: cannot be read as published runs: {error}") from None
     runs = []
-    for row in read_json(path):
+    for row in rows:
         try:
             runs.append(Run(**row))
         except TypeError as error:

@@ -11,6 +11,7 @@ import os
 import time
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from config.devices import Device, known_device
-from config.files import write_whole
+from config.files import read_json, write_whole
 from runs.hardware import reuse_freed_memory
 from tools.planning.machine import describe_cpu
 from tools.planning.speeds import HERE, Speeds
@@ -47,8 +48,9 @@ def measured_peaks(kind: str, fresh: bool) -> dict:
     """Measure the peaks, or read what was measured on a device of this kind."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanojaxgpt"
     file = cache / f"peaks-{zlib.crc32(f'{kind} {jax.__version__}'.encode()):08x}.json"
-    if file.exists() and not fresh:
-        return json.loads(file.read_text())
+    with suppress(ValueError):  # none is kept yet, or a damaged one
+        if not fresh:
+            return read_json(file)
     peaks = measure_peaks()
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)

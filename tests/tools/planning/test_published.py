@@ -59,6 +59,14 @@ def test_a_row_with_an_unknown_key_names_the_file(tmp_path):
     assert refusal(read_runs, path).startswith(f"{path}: a-run: ")
 
 
+@pytest.mark.parametrize("text, why", [(None, "No such file"), ('[{"id": "a-r', "EOF while parsing")])
+def test_a_missing_or_truncated_file_of_runs_is_one_line(text, why, tmp_path):
+    path = tmp_path / "published.json"
+    if text:
+        path.write_text(text)
+    assert refusal(read_runs, path).startswith(f"{path}: cannot be read as published runs: {why}")
+
+
 def test_figures_of_a_run_mean_the_same_seconds():
     tokens, N = 8 * 128, 2 * (4 * 128**2 + 3 * 128 * 384) + 512 * 128 + 128 * 128 + 5 * 128
     run = Run(**ROW | dict(published=dict(mfu=6 * N * tokens / (0.5 * 989e12 * 8)), flops="6N", peak=989.0))
