@@ -8,19 +8,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from config.command_line import UserError
 from config.files import read_json
 from config.options import Options
 from model import GPTConfig
+from runs.sizes import flops_per_token
 from tools.planning.fit import count_parameters
 from tools.planning.target import Target, parse_target
 from training.state import model_config
 
 FOLDER = Path(__file__).parent
 STACKS = ("XLA", "compiled", "eager", "CUDA", "Megatron")  # software with kernels of one kind
-COUNTS = ("6N", "6N+12LHQT", "6n+12LHQT")  # FLOPs of a token; n leaves out the embedding of the input
 AGREE = 0.03  # figures of one run may differ by as much
 
 
@@ -92,15 +90,17 @@ class Run:
 
     def flops_per_token(self) -> float:
         """Return a token's FLOPs as the source counts them. Raises UserError for an unknown way."""
-        if self.flops not in COUNTS:
+        T, all_parameters = self.config.block_size, 6 * count_parameters(self.config)
+        counts = {
+            "6N": all_parameters,
+            "6N+12LHQT": all_parameters + 12 * self.config.n_layer * self.config.n_embd * T,
+            "6n+12LHQT": flops_per_token(self.config, T),  # n leaves out the embedding of the input
+        }
+        if self.flops not in counts:
             raise UserError(
-                f"published run {self.id}: flops={self.flops!r}, expected one of {', '.join(COUNTS)}"
+                f"published run {self.id}: flops={self.flops!r}, expected one of {', '.join(counts)}"
             )
-        model = jax.eval_shape(lambda: self.config.build(jax.random.key(0)))
-        embedding = model.wte.size if model.lm_head is not None else 0
-        N = count_parameters(self.config) - ("n" in self.flops) * embedding
-        attention = 12 * self.config.n_layer * self.config.n_embd * self.config.block_size
-        return 6 * N + ("12LHQT" in self.flops) * attention
+        return counts[self.flops]
 
 
 def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:

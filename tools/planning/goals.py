@@ -56,7 +56,7 @@ class Way(NamedTuple):
 
 def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: float) -> list[Way]:
     """Plan the devices that could do it, and return those that are expected to, the cheapest first."""
-    config = model_config(replace(options, dtype="bfloat16"), meta.vocab_size)
+    config = model_config(options, meta.vocab_size)
     flops = tokens * flops_per_token(config, options.block_size)
     found = []
     for device in DEVICES.values():
