@@ -33,7 +33,7 @@ class Lens(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What all heads compute. Their outputs, before the projection, are weights @ values."""
+    """Holds queries, keys, values and weights of every head, whose output is weights @ values."""
 
     queries: Float[np.ndarray, "L H T C"]  # these and the keys after rotation
     keys: Float[np.ndarray, "L K T C"]

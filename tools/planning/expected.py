@@ -1,4 +1,4 @@
-"""What to expect of a step: its plan with the speeds that published runs had, and how far those lay from it.
+"""Predict a step from its plan, with the speeds of published runs, and say how far that may be off.
 
     expected = expect(cost, device)
     expected.seconds, expected.low, expected.high, expected.evidence

@@ -40,7 +40,7 @@ PRIOR = dict(
 NOISE = 0.15  # of the logarithm of a published time
 
 
-# What a step asks of its device
+# Works: compile the steps
 
 
 def works_of(run: Run) -> Work:
@@ -179,7 +179,6 @@ def interval(runs: list[Run], errors: dict[str, float]) -> tuple[float, float]:
     weights = np.array([sum(x.by == run.by for x in runs) ** -0.5 for run in runs])
     order = np.argsort(values)
     shares = np.cumsum(weights[order]) / weights.sum()
-    # Of n values, the outermost stand for 1/n each: the next one may lie beyond them.
     low, high = np.interp([(1 - COVERED) / 2, (1 + COVERED) / 2], shares, values[order])
     return float(np.exp(low)), float(np.exp(high))
 

@@ -16,7 +16,7 @@ from config.devices import Device
 
 
 class Work(NamedTuple):
-    """What an operation asks of a device in one run; or many operations, with an array in each field."""
+    """Counts what one run of an operation needs. Many operations have an array in each field."""
 
     times: Any  # runs in a step
     flops: Any = 0.0
@@ -39,7 +39,7 @@ BALANCED = 150.0  # FLOPs at the peak for each byte: an A100's
 
 @dataclass(frozen=True)
 class Shares:
-    """What a step reaches of a device's peaks, and what it takes to start."""
+    """Says which parts of a device's peaks a step reaches, and how long kernels and messages take to start."""
 
     products: float  # of the peak, on a device that does BALANCED operations for each byte of bandwidth
     memory: float  # of the bandwidth

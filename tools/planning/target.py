@@ -76,7 +76,7 @@ class Target:
 
     @property
     def speeds(self) -> Speeds:
-        """What its peaks allow at best, or as they were measured."""
+        """Return the measured rates of the machine at hand, or the most that a data sheet's peaks allow."""
         return self.measured or Speeds.of(self.device, self.shares)
 
     @property
