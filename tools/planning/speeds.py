@@ -39,7 +39,7 @@ BALANCED = 150.0  # FLOPs at the peak for each byte: an A100's
 
 @dataclass(frozen=True)
 class Shares:
-    """Says which parts of a device's peaks a step reaches, and how long kernels and messages take to start."""
+    """Says what a step reaches of a device's peaks, and how long kernels and messages take to start."""
 
     products: float  # of the peak, on a device that does BALANCED operations for each byte of bandwidth
     memory: float  # of the bandwidth
