@@ -1,5 +1,6 @@
-"""Runs, and a server of one, for the tests of serving."""
+"""Runs, a server of one, and its page, for the tests of serving."""
 
+import re
 from dataclasses import replace
 
 import jax
@@ -47,3 +48,41 @@ def byte_run(tmp_path_factory, tokenizer_json):
 def char_run(tmp_path_factory):
     tokenizer = CharTokenizer("\n :abcdefghijklmnopqrstuvwxyzAUSr"[:-1])
     return save_random(tmp_path_factory.mktemp("runs") / "chars", tokenizer)
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at:
+    it asks no other host and logs no error.
+
+    It has an example to begin with, or no text if `empty`.
+    """
+    contexts, asked, logged = [], [], []
+
+    def open_page(view="write", expected=(), empty=True, at=server[0], context=None, **settings):
+        if context is None:
+            context = browser.new_context(**settings)
+            contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(60_000)
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("pageerror", lambda error: logged.append(str(error)))
+        page.on("dialog", lambda dialog: logged.append(f"dialog: {dialog.message}"))
+
+        def log(message):
+            if message.type in ("error", "warning") and not any(text in message.text for text in expected):
+                logged.append(message.text)
+
+        page.on("console", log)
+        page.goto(view if "://" in view else f"{at}/#/{view}")
+        page.wait_for_selector("#model:has-text('parameters')")
+        if empty:
+            page.wait_for_selector(".by:has-text('An example')")
+            page.get_by_role("button", name="New", exact=True).click()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert logged == []
+    assert [url for url in asked if not re.match(r"(http://127\.0\.0\.1:\d+/|blob:)", url)] == []

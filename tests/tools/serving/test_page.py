@@ -1,103 +1,20 @@
-"""The page in a real browser: Debian's chromium, headless, driven by Playwright.
-
-Whatever a test does, the page asks no other host and logs no error.
-"""
+"""The page in a real browser."""
 
 import json
 import re
 
 import pytest
 
-from tests.tools.serving.served_run import ITERATIONS, TEXT, serving
-
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
-)
-PHONE = {"width": 360, "height": 740}
-VIEWS = ["write", "attention", "lens", "loss", "run"]
-expect = playwright.expect
+from tests.tools.serving.on_page import VIEWS, button, chosen, expect, focused, show, text_of, write, written
+from tests.tools.serving.served_run import ITERATIONS, TEXT, serving, train_run
 
 
-@pytest.fixture
-def open_page(browser, server):
-    """`open_page(view, ...)` opens the page; afterwards what it asked for and logged is looked at.
-
-    It has an example to begin with, or no text if `empty`.
-    """
-    contexts, asked, logged = [], [], []
-
-    def open_page(view="write", expected=(), empty=True, at=server[0], context=None, **settings):
-        if context is None:
-            context = browser.new_context(**settings)
-            contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: logged.append(str(error)))
-        page.on("dialog", lambda dialog: logged.append(f"dialog: {dialog.message}"))
-
-        def log(message):
-            if message.type in ("error", "warning") and not any(text in message.text for text in expected):
-                logged.append(message.text)
-
-        page.on("console", log)
-        page.goto(view if "://" in view else f"{at}/#/{view}")
-        page.wait_for_selector("#model:has-text('parameters')")
-        if empty:
-            page.wait_for_selector(".by:has-text('An example')")
-            button(page, "New").click()
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert logged == []
-    assert [url for url in asked if not re.match(r"(http://127\.0\.0\.1:\d+/|blob:)", url)] == []
-
-
-def button(page, name):
-    return page.get_by_role("button", name=name, exact=True)
-
-
-def write(page, text, tokens=20, seed=1):
-    """Write with the page from a beginning; return when all is there, with what could have stood where."""
-    page.get_by_label("Tokens", exact=True).fill(str(tokens))
-    page.get_by_label("Seed").fill(str(seed))
-    page.locator("textarea").fill(text)
-    button(page, "Write").click()
-    written(page, tokens)
-
-
-def written(page, tokens=20):
-    page.wait_for_selector(f".message:has-text('{tokens} tokens in')")
-    page.wait_for_selector(".place .choice, .place:has-text('no longer')")
-
-
-def show(page, text):
-    """Give the page a text."""
-    if not page.locator("textarea").is_visible():
-        button(page, "Edit").click()
-    page.locator("textarea").fill(text)
-    button(page, "Done").click()
-    expect(page.locator("div.text > .token")).to_have_count(len(text) + 1)
-
-
-def text_of(page):
-    """The text that the tokens spell."""
-    return "".join(page.locator("div.text > .token").all_text_contents()).removesuffix("▸")
-
-
-def focused(page, what="aria-label"):
-    return page.evaluate(
-        f"() => document.activeElement.getAttribute('{what}') ?? document.activeElement.tagName"
-    )
-
-
-def chosen(page):
-    """The index of the chosen token."""
-    return page.evaluate(
-        "() => [...document.querySelectorAll('div.text > .token')].findIndex((x) => x.ariaCurrent)"
-    )
+@pytest.fixture(scope="module")
+def two_runs(run, tmp_path_factory):
+    """The address of a server of two runs; the other has one layer."""
+    other = train_run(tmp_path_factory.mktemp("beside"), n_layer=1)
+    with serving(out_dir=str(run), beside=str(other)) as (at, _):
+        yield at
 
 
 # --- writing ------------------------------------------------------------------------------------------------
@@ -412,17 +329,27 @@ def test_the_slider_replays_the_training(open_page):
     button(page, "Replay").wait_for()
 
 
-def test_two_checkpoints_write_from_one_seed(open_page):
-    page = open_page("loss")
+@pytest.mark.parametrize("other", ["iter-5", "run (beside)/iter-20"])
+def test_two_checkpoints_and_two_runs_write_from_one_seed(open_page, two_runs, other):
+    page = open_page("loss", at=two_runs)
     show(page, "the quick brown fox jumps")
-    page.get_by_label("Checkpoint", exact=True).focus()
-    page.keyboard.press("Home")
-    page.get_by_label("Compared with").select_option("iter-20")
+    page.get_by_label("Compared with").select_option(other)
+    expect(page.locator("#loss circle")).to_have_count(2 * 2 * len(ITERATIONS))  # of both runs
+    page.wait_for_selector("#loss .figures dd:has-text('/')")
+    expect(page.locator("div.text > .token:is([data-side=good], [data-side=bad])")).to_have_count(24)
     button(page, "Write with both").click()
     page.wait_for_selector("#loss [role=status]:has-text('they part at token')")
     texts = page.locator("#loss .two .text")
     assert texts.count() == 2 and page.locator("#loss .two .chosen").count() == 2
-    assert all(texts.nth(i).locator(".token").count() == 100 for i in range(2))
+    first, second = ([x.inner_text() for x in texts.nth(i).locator(".token").all()] for i in range(2))
+    assert len(first) == len(second) == 100
+    parted = int(re.search(r"at token (\d+)", page.locator("#pair-note").inner_text())[1]) - 1
+    assert first[:parted] == second[:parted] and first[parted] != second[parted]
+    titles = page.locator("#pair-texts h4").all_inner_texts()
+    assert titles == ["iteration 20", other.replace("/", ": ").replace("iter-", "iteration ")]
+    assert all(
+        re.fullmatch(r"[\d.<]+%", x.get_attribute("title")) for x in texts.nth(1).locator(".token").all()
+    )
 
 
 # --- the run ------------------------------------------------------------------------------------------------
@@ -546,82 +473,6 @@ def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
     assert "".join(token["text"] for token in saved["tokens"]) == text_of(page)
     assert (saved["checkpoint"], saved["seed"], saved["prompt_tokens"]) == ("iter-20", 1, 9)
     assert all(token["logprob"] < 0 for token in saved["tokens"][9:])
-
-
-# --- every screen -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
-    page = open_page(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
-    area = page.locator("textarea").bounding_box()
-    assert area["y"] + area["height"] <= PHONE["height"]  # it need not be looked for
-    write(page, "the quick brown fox jumps over <img src=x onerror=alert(1)>", tokens=40)
-    page.locator(".token").nth(30).tap()
-    page.wait_for_selector(".place h3:has-text('token 31')")
-    for view in VIEWS:
-        page.click(f"#tab-{view}")
-        if view in VIEWS[1:4]:
-            page.wait_for_selector(f"#{view} :is(.grid canvas, td, .figures dd)")
-        assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"], view
-    paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-    assert (sum(map(int, re.findall(r"\d+", paper))) < 3 * 128) == (scheme == "dark")
-
-
-def test_a_4k_screen_is_used(open_page):
-    page = open_page(viewport={"width": 3840, "height": 2160})
-    assert page.locator("main").bounding_box()["width"] > 0.8 * 3840
-    assert page.locator("textarea").evaluate("x => parseFloat(getComputedStyle(x).fontSize)") > 20
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_can_be_read_on_the_strongest_tint(open_page, scheme):
-    """By the WCAG's contrast of 4.5, for each colour of a token; own tokens look different by a line."""
-    page = open_page(color_scheme=scheme)
-    write(page, "the quick")
-    for side in ("", "good", "bad", "read", "reader"):
-        colours = (
-            page.locator(".token")
-            .nth(1)
-            .evaluate(
-                """(token, side) => {
-              token.style.setProperty('--strength', 1);
-              token.dataset.side = side;
-              const context = new OffscreenCanvas(1, 1).getContext('2d', { willReadFrequently: true });
-              const fill = (colour) => { context.fillStyle = colour; context.fillRect(0, 0, 1, 1); };
-              const pixel = () => [...context.getImageData(0, 0, 1, 1).data].slice(0, 3);
-              fill(getComputedStyle(document.querySelector('.card')).backgroundColor);
-              fill(getComputedStyle(token).backgroundColor);
-              const below = pixel();
-              fill(getComputedStyle(token).color);
-              return [below, pixel()];
-            }""",
-                side,
-            )
-        )
-        light, dark = sorted((luminance(colour) for colour in colours), reverse=True)
-        assert (light + 0.05) / (dark + 0.05) >= 4.5, side
-    style = "token => getComputedStyle(token).textDecorationLine"
-    assert page.locator(".token.mine").first.evaluate(style) == "underline"
-
-
-def luminance(colour):
-    linear = [x / 12.92 if (x := c / 255) <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for c in colour]
-    return sum(share * c for share, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-
-
-def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(open_page):
-    page = open_page(forced_colors="active")
-    write(page, "the quick")
-    token = page.locator(".token").nth(3)
-    assert re.fullmatch(r"token \S+, [\d.<]+%", token.get_attribute("aria-label"))
-    token.evaluate("token => token.style.setProperty('--strength', 1)")
-    assert token.evaluate("token => getComputedStyle(token).textDecorationThickness") == "5px"
-    assert (
-        page.locator("div.text").get_attribute("dir")
-        == page.locator("textarea").get_attribute("dir")
-        == "auto"
-    )
 
 
 # --- the server ---------------------------------------------------------------------------------------------

@@ -1,0 +1,53 @@
+"""What tests do on the page: Debian's chromium, headless, driven by Playwright."""
+
+import pytest
+
+expect = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
+).expect
+VIEWS = ["write", "attention", "lens", "loss", "run"]
+
+
+def button(page, name):
+    return page.get_by_role("button", name=name, exact=True)
+
+
+def write(page, text, tokens=20, seed=1):
+    """Write with the page from a beginning; return when all is there, with what could have stood where."""
+    page.get_by_label("Tokens", exact=True).fill(str(tokens))
+    page.get_by_label("Seed").fill(str(seed))
+    page.locator("textarea").fill(text)
+    button(page, "Write").click()
+    written(page, tokens)
+
+
+def written(page, tokens=20):
+    page.wait_for_selector(f".message:has-text('{tokens} tokens in')")
+    page.wait_for_selector(".place .choice, .place:has-text('no longer')")
+
+
+def show(page, text):
+    """Give the page a text."""
+    if not page.locator("textarea").is_visible():
+        button(page, "Edit").click()
+    page.locator("textarea").fill(text)
+    button(page, "Done").click()
+    expect(page.locator("div.text > .token")).to_have_count(len(text) + 1)
+
+
+def text_of(page):
+    """The text that the tokens spell."""
+    return "".join(page.locator("div.text > .token").all_text_contents()).removesuffix("▸")
+
+
+def focused(page, what="aria-label"):
+    return page.evaluate(
+        f"() => document.activeElement.getAttribute('{what}') ?? document.activeElement.tagName"
+    )
+
+
+def chosen(page):
+    """The index of the chosen token."""
+    return page.evaluate(
+        "() => [...document.querySelectorAll('div.text > .token')].findIndex((x) => x.ariaCurrent)"
+    )
