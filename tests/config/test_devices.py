@@ -31,7 +31,7 @@ def test_a_row_becomes_bytes_and_bytes_a_second():
     h100 = known_device("NVIDIA H100 80GB HBM3")
     assert (h100.memory, h100.bandwidth) == (84_942_979_072, 3352e9)
     assert (h100.link, h100.between_hosts) == (450e9, 50e9)
-    assert known_device("NVIDIA L4").between_hosts is None
+    assert not known_device("NVIDIA L4").between_hosts
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def this_machine(fresh: bool = False) -> Target:
     memory = known.memory if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     peak, bandwidth = (max(rate for _, rate in measured[name]) for name in ("bfloat16", "memory"))
     link = known.link if known else bandwidth
-    device = Device("here", kind, "", peak, memory, bandwidth, link, None, known.price if known else 0.0, "")
+    device = Device("here", kind, "", peak, memory, bandwidth, link, 0.0, known.price if known else 0.0, "")
     return Target("here", device, (jax.device_count(),), Speeds.measured(measured, HERE))
 
 

@@ -108,7 +108,7 @@ def parse_target(text: str) -> Target:
     target = Target(text, device, tuple(map(int, size.split("x"))))
     if target.hosts > 1 and target.count % GPUS_PER_HOST:
         raise UserError(f"--on={text}: a machine has {GPUS_PER_HOST} GPUs; give a multiple of that")
-    if target.hosts > 1 and device.between_hosts is None:
+    if target.hosts > 1 and not device.between_hosts:
         raise UserError(f"--on={text}: {device.name} is planned on one machine, of {GPUS_PER_HOST} at most")
     return target
 
