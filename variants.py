@@ -166,6 +166,6 @@ def mup_rates(options) -> optax.GradientTransformation:
             return x
         matrix = path[-1].name == "weight" and path[-2].name != "head_gate"
         outputs = r if x.ndim == 4 else n  # Muon's matrix in (L, in, heads, C) is a head's
-        return x / (n / math.sqrt(outputs) if matrix and options.optimizer in ("muon", "normuon") else n)
+        return x / (n / math.sqrt(outputs) if matrix and options.optimizer == "muon" else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))

@@ -98,7 +98,7 @@ class Options(ModelShape):
     lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
     lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"  # of the weights they add to
     # optimizer
-    optimizer: Literal["adamw", "muon", "normuon"] = "adamw"  # direction of a step: see training/optimizer.py
+    optimizer: Literal["adamw", "muon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
     max_iters: NonNegativeInt = 600000  # steps of the whole run
     weight_decay: NonNegative = 1e-1  # for matrices and embeddings only

@@ -36,7 +36,7 @@ CHANGES = {
     "z-loss": {"z_loss": 1e-4},
     "cautious decay": {"cautious_weight_decay": True},
 }
-REMOVED = ("value embeddings", "residual scalars", "softcap", "z-loss", "cautious decay")
+REMOVED = ("normuon", "value embeddings", "residual scalars", "softcap", "z-loss", "cautious decay")
 UP = (
     *("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings"),
     *("normuon", "residual scalars", "softcap"),
@@ -63,7 +63,7 @@ def on_top(name: str, base: dict) -> Experiment:
         question=f"And what does each on top of those before it, in {base['max_iters']} steps on {name}?",
         sets=sets,
         program="ladder",
-        removed={f"+ {x}": TAKEN_OUT if x in REMOVED else "on top of value embeddings" for x in gone},
+        removed={f"+ {label}": TAKEN_OUT for label in gone},
         upward=True,
     )
 

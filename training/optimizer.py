@@ -5,16 +5,14 @@ The optimizers differ only in the direction that they make of a gradient g:
     adamw    running mean of g / sqrt(running mean of g^2)                        arXiv:1711.05101
     muon     for a matrix in the blocks, nearly the orthogonal matrix closest to  arXiv:2502.16982
              the running mean of g; for all else, adamw's
-    normuon  muon's, with the updates of each output equally large                arXiv:2510.05491
 
-All three make updates of about the same size, so that one learning rate and weight decay serve all.
+Both make updates of about the same size, so that one learning rate and weight decay serve both.
 """
 
 import math
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from config.options import Options
@@ -48,7 +46,7 @@ def make_optimizer(options: Options, weights: GPT) -> optax.GradientTransformati
 
 
 def scale_by_muon(options: Options, weights: GPT) -> optax.GradientTransformation:
-    """Take Muon's or NorMuon's direction for matrices in the blocks, Adam's for all else.
+    """Take Muon's direction for matrices in the blocks, Adam's for all else.
 
     `optax.contrib.muon` would use Nesterov's Adam for all else, and decay all of that or nothing.
     """
@@ -64,37 +62,11 @@ def scale_by_muon(options: Options, weights: GPT) -> optax.GradientTransformatio
             beta=options.beta1,  # of Nesterov momentum
             weight_dimension_numbers=lambda matrices: jax.tree.map(lambda _: axes, matrices),
         ),
-        even_outputs(options.beta2) if options.optimizer == "normuon" else optax.identity(),
         optax.stateless_with_tree_map(like_adam),
     )
     labels = muon_or_adam(weights)
     adam = optax.scale_by_adam(options.beta1, options.beta2)
     return optax.partition({"muon": muon, "adam": adam}, lambda _: labels)
-
-
-def even_outputs(beta2: float) -> optax.GradientTransformation:
-    """Divide each output's updates by the root of their squares' running mean, (L, 1, ..., out).
-
-    Each matrix keeps its norm, as in the authors' code; the paper gives it an RMS of 0.2.
-    """
-
-    def init(params):
-        return jax.tree.map(lambda x: jnp.zeros_like(x[:, :1]), params)
-
-    def update(updates, state, params=None):
-        squares = jax.tree.map(
-            lambda x, s: beta2 * s + (1 - beta2) * jnp.square(x).mean(1, keepdims=True), updates, state
-        )
-        return jax.tree.map(even, updates, squares), squares
-
-    def even(x, square):
-        y = x / (jnp.sqrt(square) + 1e-8)
-        return y * norm(x) / (norm(y) + 1e-8)
-
-    def norm(x):  # of each layer's, each head's matrix
-        return jnp.sqrt(jnp.square(x).sum((1, -1), keepdims=True))
-
-    return optax.GradientTransformation(init, update)
 
 
 def muon_or_adam(weights: GPT) -> GPT:

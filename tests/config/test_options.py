@@ -238,7 +238,7 @@ def test_words_of_any_length_and_depth_are_one_line(text, form):
         ("learning_rate", "10 ** 400", "1000"),
         ("bias", "1", "1: it should be a valid boolean"),
         ("dataset", "5", "5: it should be a valid string"),
-        ("optimizer", "'adam'", "'adam': it should be 'adamw', 'muon' or 'normuon'"),
+        ("optimizer", "'adam'", "'adam': it should be 'adamw' or 'muon'"),
         ("device", "7", "7: it should be 'auto', 'cpu', 'cuda' or 'tpu'"),
     ],
 )
