@@ -28,7 +28,10 @@ ALLOWED = {
         *("config", "data", "generation", "layers", "model", "parallel", "runs", "training"),
         "tools.planning",
     },
-    "tools.serving": {"config", "data", "generation", "model", "runs", "tools.inside"},
+    "tools.serving": {
+        *("config", "data", "generation", "hub", "model", "parallel", "runs"),
+        "tools.inside",
+    },
     "experiments": {
         *("config", "data", "model", "parallel", "runs", "training"),
         *("tools.benchmarks", "tools.inside", "tools.planning"),

@@ -10,7 +10,7 @@ class ApiError(HTTPException):
     """A request that cannot be answered. `param` names the field that is wrong."""
 
     def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
-        super().__init__(status, message, {"Retry-After": "1"} if status == 429 else None)
+        super().__init__(status, message, {"Retry-After": "1"} if status in (429, 503) else None)
         self.param, self.code = param, code
 
     def body(self) -> dict:

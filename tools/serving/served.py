@@ -100,7 +100,6 @@ class Served:
     worker: Worker
     runs: list[Run]  # the model's, if it comes from one, and others of its vocabulary
     api_key: str | None = field(repr=False)
-    hosts: list[str]  # names by which clients may call the server; "*": any
     max_tokens: int  # new ones of a request
 
     @property

@@ -13,10 +13,12 @@ import train
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
-from serve import ServeOptions, listen, load_served
+from serve import ServeOptions, listen
 from tests.helpers import DEADLINE, start_python, wait_until
-from tools.serving.app import make_server
+from tools.serving.app import make_app
+from tools.serving.load import load_served
 from tools.serving.served import Served
+from tools.serving.server import Server as HttpServer
 
 # With what HTML is made of, so that a text may be markup.
 TEXT = "the <b>quick</b> brown fox jumps over <img src=x onerror=alert(1)> the lazy dog.\n" * 30
@@ -46,13 +48,14 @@ def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.thread.start()
-        server = make_server(served)
+        server = HttpServer(options.hosts, listener)
+        server.app = make_app(served)
         server.config.timeout_graceful_shutdown = 1
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))
         try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", served
+            yield server.address, served
         finally:
             server.should_exit = True
             served.worker.stop()

@@ -10,10 +10,10 @@ from hub.chat import read_chat_template
 from hub.export import write_config
 from hub.families import GPT2
 from model import GPTConfig
-from serve import load_chat
 from tests.helpers import refusal
 from tools.serving.chat import Chat
 from tools.serving.errors import ApiError
+from tools.serving.load import load_chat
 
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": "hi"}]
 TEMPLATE = (
