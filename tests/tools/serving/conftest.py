@@ -59,7 +59,9 @@ def open_page(browser, server):
     """
     contexts, asked, logged = [], [], []
 
-    def open_page(view="write", expected=(), empty=True, at=server[0], context=None, **settings):
+    def open_page(
+        view="write", expected=(), empty=True, at=server[0], context=None, shows="parameters", **settings
+    ):
         if context is None:
             context = browser.new_context(**settings)
             contexts.append(context)
@@ -75,7 +77,7 @@ def open_page(browser, server):
 
         page.on("console", log)
         page.goto(view if "://" in view else f"{at}/#/{view}")
-        page.wait_for_selector("#model:has-text('parameters')")
+        page.wait_for_selector(f"header:has-text('{shows}')")
         if empty:
             page.wait_for_selector(".by:has-text('An example')")
             page.get_by_role("button", name="New", exact=True).click()

@@ -65,13 +65,14 @@ def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
 class Server:
     """serve.py in a process of its own, which ends with the test."""
 
-    def __init__(self, out_dir: Path, *options: str, **environment: str):
+    def __init__(self, out_dir: Path, *options: str, until: str = "compiled ", **environment: str):
+        """Return once a line begins with `until`."""
         words = "serve.py", f"--out_dir={out_dir}", "--port=0", "--device=cpu", *options
         self.process = start_python(*words, **environment)
         assert self.process.stdout
         printed = iter(self.process.stdout.readline, "")
-        self.url = next(line.split()[-1] for line in printed if line.startswith("serving "))
-        assert any(line.startswith("compiled ") for line in printed)
+        self.url = next(line.split()[-1] for line in printed if line.startswith("starting "))
+        assert any(line.startswith(until) for line in printed)
         self.client = client(self.url)
 
     def end(self, number: int) -> int:

@@ -2,11 +2,12 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
 from tests.tools.serving.on_page import VIEWS, button, chosen, expect, focused, show, text_of, write, written
-from tests.tools.serving.served_run import ITERATIONS, TEXT, serving, train_run
+from tests.tools.serving.served_run import ITERATIONS, TEXT, Server, serving, train_run
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +180,21 @@ def test_a_models_text_is_text(open_page):
         page.wait_for_selector(f"#{view} :is(.grid canvas, td, .figures dd)")
     assert page.locator("main img, main b").count() == 0
     assert "<img" in text_of(page)
+
+
+def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_page, run, tmp_path):
+    starting = Server(tmp_path / "run", "--slots=1", "--follow=True", until="waiting ")
+    waiting = "no model yet · waiting for the first checkpoint of run"
+    page = open_page(expected=["503"], empty=False, at=starting.url, shows=waiting)
+    page.locator("textarea").fill("the ")
+    page.keyboard.press("Control+Enter")
+    page.wait_for_selector(".message.bad:has-text('try again later')")
+    shutil.copytree(run, tmp_path / "new")
+    (tmp_path / "new").rename(tmp_path / "run")
+    page.wait_for_selector("#model:has-text('run, iter-20')")
+    page.keyboard.press("Control+Enter")
+    written(page, 100)
+    assert text_of(page).startswith("the ")
 
 
 # --- one token in five views --------------------------------------------------------------------------------
