@@ -3,6 +3,7 @@
     python bench.py config/train_shakespeare_char_cpu.py              ms/step, tokens/s, FLOP/s, memory
     python bench.py config/train_shakespeare_char_cpu.py --vs=torch   and next to nanoGPT's step in PyTorch
     python bench.py config/train_shakespeare_char_cpu.py --loop       and what train.py's loop adds to it
+    python bench.py config/quickstart.py --loop --profile=DIR         and a trace of three of the loop's steps
     python bench.py config/train_shakespeare_char_cpu.py --decode     sampling, with and without a cache
     python bench.py config/quickstart.py --serve                      the server, once that has trained
 
@@ -39,14 +40,14 @@ from config.command_line import Count, Name, UserError, command, split_options
 from config.devices import known_device
 from config.files import check_writable
 from config.options import Options, parse_options
-from data.dataset import load_meta
+from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device
 from runs.sizes import flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
-from tools.benchmarks.profile import planned_and_measured
+from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
 from tools.benchmarks.report import ten_losses, write_report
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
 from tools.planning.machine import describe_cpu
@@ -65,6 +66,7 @@ class BenchOptions:
     vs: Literal["torch"] | None = None
     steps: Count | None = None
     loop: bool = False
+    profile: Name | None = None
     decode: bool = False
     serve: bool = False
     json: Name | None = None
@@ -76,9 +78,11 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     bench, words = split_options(argv, BenchOptions)
     options = parse_options(words)
-    if bench.report and (bench.decode or bench.serve):
-        raise UserError("--report is of the training step: leave --decode and --serve out")
-    for path in filter(None, (bench.json, bench.report)):
+    for name in ("report", "profile"):
+        if getattr(bench, name) and (bench.decode or bench.serve):
+            raise UserError(f"--{name} is of the training step: leave --decode and --serve out")
+    hlo = f"{bench.profile}/{HLO}" if bench.profile else None
+    for path in filter(None, (bench.json, bench.report, hlo)):
         check_writable(Path(path))
     if bench.vs:
         check_twin(options)
@@ -110,6 +114,8 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
     """Measure what was asked for on the device mesh, print it, and return the figures of each variant."""
     if bench.vs and jax.sharding.get_mesh().size > 1:
         raise UserError("--vs=torch compares on one device; add --mesh=data:1")
+    if bench.loop:
+        prepare_if_missing(options.dataset)
     config = choose_config(options, load_meta(options.dataset, options.vocab_size))
     print(describe(config, options))
     if bench.decode:
@@ -122,6 +128,8 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
         if bench.vs:
             variants += rivals(step, stack)
         times = take_turns(variants, bench.steps)
+        if bench.profile:
+            record_trace(bench.profile, variants[1] if bench.loop else step, step.train_step)
     figures = [figures_of(variant, times[variant.name], step) for variant in variants]
     figures[0] |= planned_and_measured(step, fresh=bench.report is not None)
     print(table(figures))

@@ -21,7 +21,7 @@ from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import shape_of_weights
 from runs.manifest import Manifest, write_options
-from runs.metrics import Metrics, profile
+from runs.metrics import Metrics
 from runs.process import locked, stop_signals
 from runs.start import Run, describe_model, open_run, starting_state
 from training.evaluation import Evaluate, make_evaluate
@@ -95,7 +95,7 @@ def train(
     options, checkpoints = run.options, run.checkpoints
     step = compile_step(state, options)
     reuse_freed_memory(step)  # faster on a CPU
-    i = start_iter = int(state.step)
+    i = int(state.step)
     status = 0
     while True:
         if (i % options.eval_interval == 0 or i == options.max_iters) and metrics.last_evaluation != i:
@@ -108,15 +108,12 @@ def train(
             manifest, improved = manifest.after_evaluation(losses["val"])
             if i > 0 and (improved or options.always_save_checkpoint):
                 checkpoints.save(state, manifest, val_loss=losses["val"])  # copies what the next step donates
-        if options.profile:
-            profile(options.profile, i - start_iter, step, metrics)
         if i >= options.max_iters or (status := stop_asked()):
             break
-        with jax.profiler.StepTraceAnnotation("train", step_num=i):  # XProf tells steps apart by it
-            with metrics.making_batch():
-                x, y = batches(i)  # (A, B, T): y is one token later
-            state, report = step(state, x, y)
-            metrics.step(i, report)  # reads step i - 1's report, while step i runs
+        with metrics.making_batch():
+            x, y = batches(i)  # (A, B, T): y is one token later
+        state, report = step(state, x, y)
+        metrics.step(i, report)  # reads step i - 1's report, while step i runs
         i += 1
 
     metrics.catch_up()

@@ -76,7 +76,6 @@ class Options(ModelShape):
     init_from: Once[Name] = "scratch"  # scratch, resume, auto (resume a run if any), gpt2, hub id, folder
     overwrite: Once[bool] = False  # start anew in an out_dir that already holds a run
     seed: Free[Seed] = 1337  # for the initial weights, the batches and dropout
-    profile: Once[Name | None] = None  # folder for a trace of steps 10 to 13 and the HLO of the step
     # Weights & Biases
     wandb_log: Free[bool] = False  # log to Weights & Biases as well
     wandb_project: Free[str] = "owt"  # project to log to

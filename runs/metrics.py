@@ -1,4 +1,4 @@
-"""A run made visible: lines of progress, metrics.jsonl, loss.png, Weights & Biases, a profile."""
+"""A run made visible: lines of progress, metrics.jsonl, loss.png, Weights & Biases."""
 
 import json
 import math
@@ -22,7 +22,6 @@ from runs.hardware import peak_memory
 from runs.sizes import flops_per_token
 
 SHOW_EVERY = 10  # seconds between lines of progress
-FIRST, LAST = 10, 13  # steps of a profile, from 0: those before still fill caches and buffers
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
 RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
 
@@ -197,17 +196,3 @@ def draw(records: list[dict[str, Any]], path: Path) -> None:
     axes.legend()
     with written(path) as file:
         figure.savefig(file, format="png", dpi=120)
-
-
-def profile(folder: str, step: int, compiled: jax.stages.Compiled, metrics: Metrics) -> None:
-    """Write a trace of steps 10 to 13 and the step's HLO. Call this before each step, and at the end."""
-    if jax.process_index() > 0 or step not in (FIRST, LAST + 1):
-        return
-    metrics.catch_up()  # waits for the step before
-    if step == FIRST:
-        write_whole(Path(folder) / "train_step.hlo.txt", compiled.as_text() or "")
-        jax.profiler.start_trace(folder, create_perfetto_trace=True)
-    else:
-        jax.profiler.stop_trace()
-        trace = f"{folder}/plugins/profile/*/perfetto_trace.json.gz"
-        print(f"profile: steps {FIRST} to {LAST} of this run: open {trace} at https://ui.perfetto.dev")

@@ -120,7 +120,7 @@ def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may
         ("", "$0.62: 0.5 h x $1.25 (L4, ", "train.py --dataset=python_char "),
         ("config/quickstart.py --gpu=H100 --timeout-hours=2", "$26.37: 3 attempts x 2 h x ", "train.py "),
         ("sample --run-name=x", "$1.55: 1 h ", "sample.py --device=cuda --out_dir=/vol/runs/x"),
-        ("profile config/quickstart.py", "$1.55: 1 h ", "train.py --device=cuda "),
+        ("profile config/quickstart.py", "$1.55: 1 h ", "bench.py --device=cuda "),
         ("bench --steps=3", "$1.55: 1 h ", "bench.py --device=cuda --steps=3"),
         ("export --run-name=x", "$0.63: 1 h x $0.63 (none, 4 cores, ", "export.py --out_dir="),
         ("prepare openwebtext", "$16.20: 2 attempts x 4 h x $2.03 (none, 16 cores, ", "data/prepare.py "),

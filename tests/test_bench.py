@@ -1,5 +1,6 @@
 """The benchmark: its figures are those of the steps that it ran, and a bad option is one line."""
 
+import gzip
 import json
 import sys
 from datetime import date
@@ -14,7 +15,7 @@ from parallel import sharding
 from parallel.mesh import make_mesh
 from tests.helpers import refusal, run_python
 from tools.benchmarks import variants as measured
-from tools.benchmarks.profile import STEPS
+from tools.benchmarks.profile import HLO, STEPS
 from tools.benchmarks.report import read_report
 
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
@@ -94,6 +95,28 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path, 
     assert (step["compile_seconds"], step["mfu"]) == (3.0, None) and step["memory_bytes"] > 0
     assert step["flops_per_second"] == pytest.approx(flops * TOKENS / 0.25)
     assert (loop["ms"], loop["tokens_per_second"]) == (312.5, TOKENS / 0.3125)
+
+
+@pytest.mark.slow
+def test_a_profile_is_a_trace_of_the_loops_steps_and_their_program(tiny_data, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = tmp_path / "profiles" / "first"
+    words = [*FLAGS, "--mesh=data:1", "--steps=3", "--loop", f"--dataset={tiny_data}"]
+    bench.main([*words, f"--profile={folder}"])
+    (path,) = folder.glob("plugins/profile/*/perfetto_trace.json.gz")
+    events = json.loads(gzip.open(path).read())["traceEvents"]
+    traced = [int(event["args"]["step_num"]) for event in events if event.get("name") == "train"]
+    assert traced == list(range(traced[0], traced[0] + STEPS)) and traced[0] > 3  # not the first
+    assert list(folder.glob("plugins/profile/*/*.xplane.pb"))
+    hlo = (folder / HLO).read_text()
+    assert hlo.startswith("HloModule jit_train_step,") and "\nENTRY " in hlo
+    assert f"profile: {STEPS} steps, in train.py's loop: open {folder}/plugins" in capsys.readouterr().out
+
+
+def test_a_profiles_folder_that_cannot_be_made_is_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "profile"
+    assert refusal(bench.main, [*FLAGS, f"--profile={folder}"]) == f"{folder}: Not a directory"
 
 
 def test_a_report_has_what_is_printed_and_the_right_losses(capsys, tmp_path, monkeypatch):

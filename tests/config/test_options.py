@@ -93,7 +93,7 @@ def test_a_value_may_follow_its_key_and_the_last_one_wins():
         ("--n_kv_head=None", None),
         ("--position=rope", "rope"),
         ("--wandb_run_name=1e5", "1e5"),  # text stays text, whatever it looks like
-        ("--profile=None", None),
+        ("--wandb_run_name=None", "None"),
         ("--wandb_run_name=a=b", "a=b"),
         ("--wandb_run_name=", ""),
     ],

@@ -1,7 +1,5 @@
 """Metrics: what is written of a run, that nothing is lost or written twice, and how it fails."""
 
-import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import train
 from config.options import Options
 from model import GPTConfig
 from runs import metrics as metrics_module
@@ -288,35 +285,3 @@ def test_memory_is_the_devices_peak_where_it_tells_and_the_process_peak_elsewher
     speed = Speed(OPTIONS, CONFIG, devices=1)
     run_step(speed, clock, 0, 1)
     assert speed.figures()["memory_mb"] == 3.5
-
-
-# --- profile ---
-
-
-def steps_traced(folder) -> list[list[int]]:
-    """The numbers of the steps in each trace of the folder."""
-    paths = sorted(folder.glob("plugins/profile/*/perfetto_trace.json.gz"))
-    events = [json.loads(gzip.open(path).read())["traceEvents"] for path in paths]
-    return [[int(e["args"]["step_num"]) for e in of if e.get("name") == "train"] for of in events]
-
-
-@pytest.mark.slow
-def test_a_run_leaves_the_hlo_and_a_trace_of_four_steps_and_a_resumed_one_does_as_it_is_told(
-    tiny, tmp_path, capsys
-):
-    out, folder = tmp_path / "out", tmp_path / "profiles" / "first"
-    train.main(tiny(out, max_iters=14, eval_interval=16, profile=folder))
-    assert steps_traced(folder) == [[10, 11, 12, 13]]
-    assert list(folder.glob("plugins/profile/*/*.xplane.pb"))
-    hlo = (folder / "train_step.hlo.txt").read_text()
-    assert hlo.startswith("HloModule jit_train_step,") and "\nENTRY " in hlo
-    assert f"profile: steps 10 to 13 of this run: open {folder}/plugins" in capsys.readouterr().out
-    train.main(tiny(out, max_iters=16, eval_interval=16, init_from="resume"))
-    assert "profile: " not in capsys.readouterr().out and steps_traced(folder) == [[10, 11, 12, 13]]
-
-
-def test_a_folder_of_a_profile_that_cannot_be_written_is_one_line(tiny, tmp_path):
-    (tmp_path / "file").write_text("")
-    folder = tmp_path / "file" / "profile"
-    said = refusal(train.main, tiny(tmp_path / "out", profile=folder, max_iters=11))
-    assert said == f"{folder}: Not a directory"

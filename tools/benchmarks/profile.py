@@ -1,4 +1,4 @@
-"""Where a step's time goes, planned and measured: shares of the classes of work of tools/planning."""
+"""Where a step's time goes: a trace to look at, and the shares of tools/planning's classes of work."""
 
 from collections import Counter
 from pathlib import Path
@@ -8,12 +8,23 @@ from typing import Any
 import jax
 from jax.profiler import ProfileData
 
-from tools.benchmarks.variants import JaxStep
+from config.files import write_whole
+from tools.benchmarks.variants import JaxStep, TrainLoop
 from tools.planning.cost import Cost, estimate
 from tools.planning.here import this_machine
 from tools.planning.program import parse_program
 
 STEPS = 3  # that are traced
+HLO = "train_step.hlo.txt"  # beside the trace
+
+
+def record_trace(folder: str, variant: JaxStep | TrainLoop, compiled: jax.stages.Compiled) -> None:
+    """Write a trace of some steps and the compiled step's HLO."""
+    write_whole(Path(folder, HLO), compiled.as_text() or "")
+    with jax.profiler.trace(folder, create_perfetto_trace=True):
+        variant.run(STEPS)  # waits for what ran before it, and for its own end
+    trace = f"{folder}/plugins/profile/*/perfetto_trace.json.gz"
+    print(f"profile: {STEPS} steps, {variant.name}: open {trace} at https://ui.perfetto.dev")
 
 
 def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class JaxStep:
     def run(self, n: int) -> float:
         start = time.perf_counter()
         for i in range(n):
-            self.state, _ = self.train_step(self.state, *self.batches[i % 4])
+            with jax.profiler.StepTraceAnnotation("train", step_num=i):  # XProf tells steps apart by it
+                self.state, _ = self.train_step(self.state, *self.batches[i % 4])
         jax.block_until_ready(self.state)
         return (time.perf_counter() - start) / n
 
@@ -65,10 +66,11 @@ class TrainLoop:
     def run(self, n: int) -> float:
         start = time.perf_counter()
         for _ in range(n):
-            with self.metrics.making_batch():
-                batch = self.batches(self.i)
-            self.step.state, report = self.step.train_step(self.step.state, *batch)
-            self.metrics.step(self.i, report)
+            with jax.profiler.StepTraceAnnotation("train", step_num=self.i):
+                with self.metrics.making_batch():
+                    batch = self.batches(self.i)
+                self.step.state, report = self.step.train_step(self.step.state, *batch)
+                self.metrics.step(self.i, report)
             self.i += 1
         self.metrics.catch_up()
         jax.block_until_ready(self.step.state)

@@ -31,14 +31,13 @@ class Command(NamedTuple):
 SHORT = {"timeout_hours": 1.0, "retries": 0}
 ON_CPUS = {"gpu": "none", "cores": 4} | SHORT
 EVALUATE = ("--out_dir={run}", "--json={run}/evaluate.json")
-PROFILE = ("--out_dir={run}/traced", "--profile={run}/profile", "--overwrite=True", "--max_iters=14")
 COMMANDS = {
     "train": Command("train.py"),
     "sample": Command("sample.py", defaults=SHORT),
     "prepare": Command("data/prepare.py", (), defaults={"gpu": "none", "cores": 16, "retries": 1}),
     "evaluate": Command("evaluate.py", EVALUATE, ("evaluate.json",), SHORT),
     "bench": Command("bench.py", ("--out_dir={run}", "--init_from=resume"), defaults=SHORT),
-    "profile": Command("train.py", (*PROFILE, "--wandb_log=False"), ("profile",), SHORT),
+    "profile": Command("bench.py", ("--loop", "--profile={run}/profile"), ("profile",), SHORT),
     "export": Command("export.py", ("--out_dir={run}", "--to={run}/export"), ("export",), ON_CPUS),
     "serve": Command("serve.py", defaults={"retries": 0}),
     **dict.fromkeys(("sweep", "list", "watch", "fetch"), Command()),
@@ -106,7 +105,7 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     if name == "prepare":
         return preparing_job(argv, options)
     reader, own = options_of(name), []
-    if name == "bench":
+    if COMMANDS[name].script == "bench.py":
         bench, argv = split_options(argv, import_module("bench").BenchOptions)
         own = [f"--{option}={x}" for option, x in vars(bench).items() if x not in (None, False)]
     values = given(argv, reader)
