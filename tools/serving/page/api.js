@@ -1,19 +1,18 @@
 // Talks to the server: JSON questions, and the stream of a text being written. Errors carry what to do.
 
+import { state } from "./reactive.js";
+
 const BUSY = 429, TRIES = 6; // a busy server is asked again, so often
 
-let key = sessionStorage.getItem("api-key") ?? "";
-let askForKey = () => {};
+export const keyWanted = state(false);
 
-/** @param {() => void} ask */
-export function onKeyWanted(ask) {
-  askForKey = ask;
-}
+let key = sessionStorage.getItem("api-key") ?? "";
 
 /** @param {string} value */
 export function useKey(value) {
   key = value;
   sessionStorage.setItem("api-key", value); // forgotten when the tab is closed
+  keyWanted.value = false;
 }
 
 /** @param {string} path */
@@ -47,28 +46,21 @@ export async function* stream(path, body, signal) {
   }
 }
 
-/** @param {string} path @param {RequestInit} options */
-async function send(path, options) {
+/** @param {string} path @param {RequestInit} options @returns {Promise<Response>} */
+async function send(path, options, tries = TRIES) {
   const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
-  /** @type {Response | undefined} */
-  let answer;
-  for (let tries = 0; !answer || (answer.status === BUSY && tries < TRIES); tries += 1) {
-    if (answer) await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
-    try {
-      answer = await fetch(path, { ...options, headers });
-    } catch (error) {
-      if (error.name === "AbortError") throw error;
-      throw new Error("The server does not answer. See that serve.py still runs, and try again.");
-    }
-  }
+  const answer = await fetch(path, { ...options, headers }).catch((error) => {
+    if (error.name === "AbortError") throw error;
+    throw new Error("The server does not answer. See that serve.py still runs, and try again.");
+  });
   if (answer.ok) return answer;
-  if (answer.status === 401) askForKey();
+  if (answer.status === BUSY && tries > 1) {
+    await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
+    return send(path, options, tries - 1);
+  }
+  if (answer.status === 401) keyWanted.value = true;
   const said = await answer.json().catch(() => null);
   const message = said?.error?.message ?? `the server answered ${answer.status}`;
-  throw Object.assign(new Error(sentence(message)), { status: answer.status });
-}
-
-/** @param {string} text */
-function sentence(text) {
-  return text[0].toUpperCase() + text.slice(1) + (/[.!?]$/.test(text) ? "" : ".");
+  const sentence = message[0].toUpperCase() + message.slice(1) + (/[.!?]$/.test(message) ? "" : ".");
+  throw Object.assign(new Error(sentence), { status: answer.status });
 }

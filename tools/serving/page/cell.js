@@ -3,7 +3,7 @@
 import { post } from "./api.js";
 import { asked } from "./asked.js";
 import { chosen } from "./attention.js";
-import { bar, bars, byId, code, el, percent } from "./dom.js";
+import { bars, byId, code, el, number, percent, ranked } from "./dom.js";
 import { attention } from "./looked.js";
 import { strip } from "./matrix.js";
 import { effect } from "./reactive.js";
@@ -11,22 +11,20 @@ import { at, model, read, text, view } from "./store.js";
 
 const FIRST = 8; // of the tokens that are read
 
-export class Cell {
-  constructor() {
-    const cell = asked(() => {
-      const told = attention.value, { layer, head } = chosen.value;
-      if (view.value !== "attention" || !told || read.value === null || head >= told.H) return null;
-      const { text, start, version } = told.to, reader = at.value - 1 - start, column = read.value - start;
-      if (column < 0 || column > reader || reader >= told.T) return null;
-      return { text, layer, head, reader, read: column, start, version };
-    }, ({ start, version, ...question }, signal) => post("inside/cell", question, signal));
-    effect(() => {
-      const shown = read.value !== null && chosen.value.head < (attention.value?.H ?? 0);
-      const content = cell.error.value ? [el("p", { class: "faint" }, cell.error.value)]
-        : cell.value && shown ? draw(cell.value) : [];
-      byId("cell").replaceChildren(...(content.length ? [el("div", { class: "card" }, ...content)] : []));
-    });
-  }
+export function showCell() {
+  const cell = asked(() => {
+    const seen = attention.value, { layer, head } = chosen.value;
+    if (view.value !== "attention" || !seen || read.value === null || head >= seen.H) return null;
+    const { text, start, version } = seen.to, reader = at.value - 1 - start, column = read.value - start;
+    if (column < 0 || column > reader || reader >= seen.T) return null;
+    return { text, layer, head, reader, read: column, start, version };
+  }, ({ text, layer, head, reader, read }, signal) =>
+    post("inside/cell", { text, layer, head, reader, read }, signal));
+  effect(() => {
+    const shown = read.value !== null && attention.value && chosen.value.head < attention.value.H && cell.value;
+    byId("cell").hidden = !shown && !cell.error.value;
+    byId("cell").replaceChildren(...(cell.error.value ? [cell.error.value] : shown ? draw(cell.value) : []));
+  });
 }
 
 function draw({ query, key, value, scores, weights, output, to: { layer, head, reader, read, start } }) {
@@ -35,7 +33,6 @@ function draw({ query, key, value, scores, weights, output, to: { layer, head, r
   const most = Math.max(...scores), share = Math.exp(scores[read] - most);
   const whole = scores.reduce((total, x, s) => (weights[s] ? total + Math.exp(x - most) : total), 0);
   const turned = model.peek().config.position === "rope" ? ", both turned by their positions" : "";
-  const first = weights.map((w, s) => ({ w, s })).sort((a, b) => b.w - a.w).slice(0, FIRST);
   return [
     el("h3", {}, `The arithmetic of a cell: layer ${layer + 1}, head ${head + 1}`),
     el("dl", { class: "arithmetic" },
@@ -49,9 +46,9 @@ function draw({ query, key, value, scores, weights, output, to: { layer, head, r
       ...row(["value of ", name(read), ": what it passes on"], numbers(value)),
       ...row([`${percent(weights[read])} of it`], numbers(value.map((x) => x * weights[read]), value)),
       ...row(["the sum over all tokens: what the head gives"], numbers(output))),
-    el("ul", { class: "shares", "aria-label": "the tokens that are read most" }, ...first.map(({ w, s }) => el("li", {},
-      name(s), el("span", { class: "number" }, round(scores[s])), el("span", { class: "number" }, percent(w)),
-      bars(bar(w))))),
+    el("ul", { class: "shares", "aria-label": "the tokens that are read most" },
+      ...ranked(weights, FIRST).map(([s, weight]) => el("li", {},
+        name(s), number(round(scores[s])), number(percent(weight)), bars(weight)))),
   ];
 }
 

@@ -1,8 +1,8 @@
 // A line chart: axes, lines or dots, a crosshair that tells the values of all curves below the pointer, zoom by
 // dragging, and where it helps a logarithmic axis and smoothing.
 
-import { clicks, el, svg } from "./dom.js";
-import { effect, state } from "./reactive.js";
+import { button, el, svg } from "./dom.js";
+import { derived, effect, state } from "./reactive.js";
 
 /** @typedef {[number, number]} Point x and y */
 /** @typedef {{name: string, kind: "line" | "dots", points: Point[], colour: number, run?: number}} Series
@@ -11,114 +11,87 @@ import { effect, state } from "./reactive.js";
 const MARGIN = { left: 52, right: 20, top: 10, bottom: 26 };
 const LEAST = 8; // pixels of a drag that zooms
 
-export class Chart {
-  /** Charts with the same `at`, the x below the pointer, and `range` move together. */
-  constructor({ title, small = false, format = plain, tools = false, at = state(null), range = state(null) }) {
-    this.format = format;
-    this.at = at;
-    this.range = range;
-    this.height = small ? 150 : 300;
-    this.series = state([]);
-    this.width = state(0);
-    this.picture = svg("svg", { class: "chart", role: "img", "aria-label": title });
-    this.told = el("p", { class: "faint told" });
-    this.reset = el("button", { type: "button", title: "end the zoom (double click)" }, "Whole range");
-    clicks(this.reset, () => { range.value = null; });
-    this.log = state(false);
-    this.smoothing = state(0);
-    const log = el("input", { type: "checkbox", onchange: () => { this.log.value = log.checked; } });
-    const smooth = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0,
-      oninput: () => { this.smoothing.value = Number(smooth.value); } });
-    this.element = el("figure", {}, el("figcaption", {}, title, el("span", { class: "chart-tools" }, this.reset,
-      tools && el("label", {}, log, " log"), tools && el("label", {}, "smooth ", smooth))), this.picture, this.told);
-    this.listen();
-    effect(() => this.draw());
-    effect(() => this.tell());
-    new ResizeObserver(() => { this.width.value = this.picture.clientWidth; }).observe(this.picture);
-  }
+/** Charts with the same `at`, the x below the pointer, and `range` move together. Return the element, and what shows
+ * other series. */
+export function chart({ title, small = false, format = plain, tools = false, at = state(null), range = state(null) }) {
+  const series = state(/** @type {Series[]} */ ([])), width = state(0), log = state(false), smoothing = state(0);
+  const picture = svg("svg", { class: "chart", role: "img", "aria-label": title, height: small ? 150 : 300 });
+  const told = el("p", { class: "faint told" });
+  const reset = button({ onclick: () => { range.value = null; } }, "Whole range");
+  const element = el("figure", {}, el("figcaption", {}, title, el("span", { class: "chart-tools" }, reset,
+    tools && el("label", {}, el("input", { type: "checkbox",
+      onchange: ({ target }) => { log.value = target.checked; } }), " log"),
+    tools && el("label", {}, "smooth ", el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0,
+      oninput: ({ target }) => { smoothing.value = target.valueAsNumber; } })))), picture, told);
+  const cross = svg("line", { class: "cross", y1: MARGIN.top, y2: (small ? 150 : 300) - MARGIN.bottom });
+  const plot = derived(() => plotted(series.value, range.value, width.value, small ? 150 : 300, log.value));
 
-  listen() {
-    const place = (event) => event.clientX - this.picture.getBoundingClientRect().left;
-    let from = 0;
-    const on = {
-      pointerdown: (event) => {
-        from = place(event);
-        this.picture.setPointerCapture(event.pointerId);
-      },
-      pointermove: (event) => { this.at.value = this.scale.value(place(event)); },
-      pointerleave: () => { this.at.value = null; },
-      pointerup: (event) => {
-        const ends = [from, place(event)].sort((a, b) => a - b);
-        if (ends[1] - ends[0] >= LEAST) this.range.value = ends.map(this.scale.value);
-      },
-      dblclick: () => { this.range.value = null; },
-    };
-    for (const [name, action] of Object.entries(on)) {
-      this.picture.addEventListener(name, (event) => this.scale && action(event));
-    }
-  }
-
-  /** @param {any[]} series of `Series` */
-  show(series) {
-    this.series.value = series.filter(({ points }) => points.length);
-  }
-
-  draw() {
-    const width = this.width.value, { height, picture } = this, all = this.series.value, log = this.log.value;
-    picture.replaceChildren();
-    this.reset.hidden = !this.range.value;
-    if (!width || !all.length) return;
-    picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    picture.setAttribute("height", String(height));
-    const ends = all.flatMap(({ points }) => [points[0][0], points[points.length - 1][0]]);
-    const [x0, x1] = this.range.value ?? [Math.min(...ends), Math.max(...ends)];
-    const drawn = all.map((one) => ({ ...one, points: thinned(one.points.filter(([x]) => x >= x0 && x <= x1), width) }))
-      .filter(({ points }) => points.length);
-    const ys = drawn.flatMap(({ points }) => points.map(([, y]) => y)).filter((y) => !log || y > 0);
-    if (!ys.length) return;
-    const [least, most] = [Math.min(...ys), Math.max(...ys)];
-    const ticks = log ? decades(least, most) : steps(least, most, height > 200 ? 5 : 3);
-    const along = log ? Math.log : Number;
-    const y0 = ticks[0], y1 = ticks[ticks.length - 1], inner = width - MARGIN.left - MARGIN.right;
-    const x = (value) => MARGIN.left + ((value - x0) / (x1 - x0 || 1)) * inner;
-    const share = (value) => (along(Math.max(value, y0)) - along(y0)) / (along(y1) - along(y0) || 1);
-    const y = (value) => height - MARGIN.bottom - share(value) * (height - MARGIN.top - MARGIN.bottom);
-    this.scale = { x, value: (place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0) };
-    for (const tick of ticks) {
-      const ends = { x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick) };
-      picture.append(svg("line", { class: "grid-line", ...ends }),
-        svg("text", { x: MARGIN.left - 8, y: y(tick) + 4, "text-anchor": "end" }, this.format(tick)));
-    }
-    for (const tick of steps(x0, x1, width / 110).filter((tick) => tick >= x0 && tick <= x1)) {
-      picture.append(svg("text", { x: x(tick), y: height - 6, "text-anchor": "middle" }, tick.toLocaleString("en")));
-    }
-    const path = (points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
-    for (const { kind, points, colour, run } of drawn) {
-      const smooth = kind === "line" ? this.smoothing.value : 0, look = `c${colour} ${run ? "second" : ""}`;
-      picture.append(svg("path", { class: `series ${kind} ${look} ${smooth ? "raw" : ""}`, d: path(points) }));
-      if (smooth) picture.append(svg("path", { class: `series ${kind} ${look}`, d: path(smoothed(points, smooth)) }));
-      const dots = kind === "dots" ? points : [];
-      picture.append(...dots.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 })));
-    }
-    this.cross = svg("line", { class: "cross", y1: MARGIN.top, y2: height - MARGIN.bottom, visibility: "hidden" });
-    picture.append(this.cross);
-  }
-
-  /** Tell the values of all curves at the crosshair, or their last. */
-  tell() {
-    const at = this.at.value;
-    void [this.width.value, this.range.value];
-    const found = this.series.value.map((one) => ({ ...one,
-      point: at === null ? one.points[one.points.length - 1] : closest(one.points, at) }));
-    this.cross?.setAttribute("visibility", at === null ? "hidden" : "visible");
-    if (at !== null && found.length) {
-      const x = this.scale?.x(closest(found.map(({ point }) => point).sort((a, b) => a[0] - b[0]), at)[0]);
-      for (const end of ["x1", "x2"]) this.cross?.setAttribute(end, String(x));
-    }
-    this.told.replaceChildren(...found.map(({ name, colour, run, point: [x, y] }) => el("span",
+  const place = (event) => event.clientX - picture.getBoundingClientRect().left;
+  let from = 0;
+  picture.addEventListener("pointerdown", (event) => {
+    from = place(event);
+    picture.setPointerCapture(event.pointerId);
+  });
+  picture.addEventListener("pointermove", (event) => { at.value = plot.peek()?.value(place(event)) ?? null; });
+  picture.addEventListener("pointerleave", () => { at.value = null; });
+  picture.addEventListener("pointerup", (event) => {
+    const ends = [from, place(event)].sort((a, b) => a - b);
+    if (plot.peek() && ends[1] - ends[0] >= LEAST) range.value = ends.map(plot.peek().value);
+  });
+  new ResizeObserver(() => { width.value = picture.clientWidth; }).observe(picture);
+  effect(() => { reset.hidden = !range.value; });
+  effect(() => picture.replaceChildren(...(plot.value ? marks(plot.value, smoothing.value, format) : []), cross));
+  effect(() => { // the values of all curves at the pointer, or their last
+    const found = series.value.map((one) => ({ ...one, point: closest(one.points, at.value ?? Infinity) }));
+    told.replaceChildren(...found.map(({ name, colour, run, point: [x, y] }) => el("span",
       { class: `value c${colour} ${run ? "second" : ""}` },
-      `${name} ${this.format(y)}${at === null ? "" : ` at ${x.toLocaleString("en")}`}`)));
-  }
+      `${name} ${format(y)}${at.value === null ? "" : ` at ${x.toLocaleString("en")}`}`)));
+    cross.setAttribute("visibility", plot.value && at.value !== null ? "visible" : "hidden");
+    if (!plot.value) return;
+    const x = plot.value.x(closest(found.map(({ point }) => point), at.value ?? Infinity)[0]);
+    for (const end of ["x1", "x2"]) cross.setAttribute(end, String(x));
+  });
+  return { element, show: (/** @type {any[]} */ all) => { series.value = all.filter(({ points }) => points.length); } };
+}
+
+/** What a chart shows, and where; null: nothing. @param {Series[]} series @param {number[] | null} range of x */
+function plotted(series, range, width, height, log) {
+  const xs = range ?? series.flatMap(({ points }) => [points[0][0], points[points.length - 1][0]]);
+  const x0 = Math.min(...xs), x1 = Math.max(...xs), inner = width - MARGIN.left - MARGIN.right;
+  const inside = (points) => thinned(points.filter(([x]) => x >= x0 && x <= x1), width);
+  const drawn = series.map((one) => ({ ...one, points: inside(one.points) }));
+  const ys = drawn.flatMap(({ points }) => points.map(([, y]) => y)).filter((y) => !log || y > 0);
+  if (!width || !ys.length) return null;
+  const low = Math.min(...ys), high = Math.max(...ys), along = log ? Math.log : Number;
+  const levels = log ? decades(low, high) : steps(low, high, height > 200 ? 5 : 3);
+  const y0 = levels[0], y1 = levels[levels.length - 1];
+  const share = (y) => (along(Math.max(y, y0)) - along(y0)) / (along(y1) - along(y0) || 1);
+  return {
+    width, height, levels, drawn: drawn.filter(({ points }) => points.length),
+    times: steps(x0, x1, width / 110).filter((x) => x >= x0 && x <= x1),
+    x: (x) => MARGIN.left + ((x - x0) / (x1 - x0 || 1)) * inner,
+    y: (y) => height - MARGIN.bottom - share(y) * (height - MARGIN.top - MARGIN.bottom),
+    value: (place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0),
+  };
+}
+
+/** The elements of a picture. @param {ReturnType<typeof plotted>} plot */
+function marks({ width, height, levels, times, drawn, x, y }, smoothing, format) {
+  const ends = { x1: MARGIN.left, x2: width - MARGIN.right };
+  const path = (points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
+  return [
+    ...levels.flatMap((level) => [svg("line", { class: "grid-line", ...ends, y1: y(level), y2: y(level) }),
+      svg("text", { x: MARGIN.left - 8, y: y(level) + 4, "text-anchor": "end" }, format(level))]),
+    ...times.map((time) =>
+      svg("text", { x: x(time), y: height - 6, "text-anchor": "middle" }, time.toLocaleString("en"))),
+    ...drawn.flatMap(({ kind, points, colour, run }) => {
+      const smooth = kind === "line" && smoothing > 0, look = `c${colour} ${run ? "second" : ""}`;
+      const line = (raw, points) => svg("path", { class: `series ${kind} ${look} ${raw}`, d: path(points) });
+      const dots = kind === "dots" ? points : [];
+      return [line(smooth ? "raw" : "", points), smooth && line("", smoothed(points, smoothing)),
+        ...dots.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 }))].filter(Boolean);
+    }),
+  ];
 }
 
 export function plain(value) {
@@ -146,15 +119,10 @@ export function thinned(points, width) {
   });
 }
 
-/** The point whose x is nearest: by halving, as points are in order. @param {Point[]} points @param {number} x */
+/** The point whose x is nearest. @param {Point[]} points @param {number} x */
 export function closest(points, x) {
-  let low = 0, high = points.length - 1;
-  while (high - low > 1) {
-    const middle = (low + high) >> 1;
-    if (points[middle][0] < x) low = middle;
-    else high = middle;
-  }
-  return Math.abs(points[low][0] - x) < Math.abs(points[high][0] - x) ? points[low] : points[high];
+  const end = points[points.length - 1];
+  return x === Infinity ? end : points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
 }
 
 /** About n round numbers, of which the first is not above `low` and the last not below `high`. */

@@ -1,12 +1,14 @@
 // Elements, and how tokens and numbers are written. Text reaches the page as text nodes alone, never as HTML.
 
+const COUNTS = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
+
 /** @returns {any} */
 export function byId(id) {
   return document.getElementById(id);
 }
 
-/** `el("p", {class: "faint", onclick: f}, "text", child)`: props are attributes, but on… are listeners.
- * @template {keyof HTMLElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props */
+/** `el("p", {class: "faint", onclick: f}, "text", child)`: props are attributes, but on… are listeners, and `style`
+ * has properties. @template {keyof HTMLElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props */
 export function el(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
 }
@@ -16,8 +18,9 @@ export function svg(tag, props = {}, ...children) {
   return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
 }
 
-/** @template {Element} E @param {E} element */
-function fill(element, props, children) {
+/** @template {HTMLElement | SVGElement} E @param {E} element @param {{[name: string]: any}} props */
+function fill(element, { style = {}, ...props }, children) {
+  for (const [name, value] of Object.entries(style)) element.style.setProperty(name, value);
   for (const [name, value] of Object.entries(props)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");
@@ -27,6 +30,11 @@ function fill(element, props, children) {
   return element;
 }
 
+/** @param {{[name: string]: any}} props */
+export function button(props, ...children) {
+  return el("button", { type: "button", ...props }, ...children);
+}
+
 /** A button is off by `able`, which unlike `disabled` leaves the focus where it is. */
 export function clicks(button, action) {
   button.addEventListener("click", () => button.getAttribute("aria-disabled") !== "true" && action());
@@ -34,6 +42,32 @@ export function clicks(button, action) {
 
 export function able(button, yes) {
   button.setAttribute("aria-disabled", String(!yes));
+}
+
+/** Have a button play: call `next` at intervals, until that returns false or the button is pressed again.
+ * @param {() => boolean} next @param {number} pause milliseconds @returns what stops it */
+export function plays(button, next, pause) {
+  const name = button.textContent;
+  let timer = 0;
+  function stop() {
+    clearInterval(timer);
+    timer = 0;
+    button.textContent = name;
+  }
+  button.addEventListener("click", () => {
+    if (timer) return stop();
+    button.textContent = "Pause";
+    timer = setInterval(() => next() || stop(), pause);
+  });
+  return stop;
+}
+
+/** What arrow keys do in an element: `move` gets the steps to the right and down. It may return false: nothing. */
+export function arrows(element, move) {
+  const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  element.addEventListener("keydown", (event) => {
+    if (event.key in steps && move(...steps[event.key], event.target) !== false) event.preventDefault();
+  });
 }
 
 /** @param {any[][]} options value and text of each */
@@ -53,21 +87,10 @@ export function figures(pairs) {
   return known.map(([name, value]) => el("div", {}, el("dt", {}, name), el("dd", {}, value)));
 }
 
-/** @param {number} share of the whole width, from 0 to 1 */
-export function bar(share, kind = "") {
-  const made = el("span", { class: `bar ${kind}` });
-  made.style.width = `${(100 * share).toFixed(1)}%`;
-  return made;
-}
-
+/** Bars below each other. @param {number[]} shares of the whole width, from 0 to 1 */
 export function bars(...shares) {
-  return el("span", { class: "bars", "aria-hidden": "true" }, ...shares);
-}
-
-/** An element that is tinted, as tokens are. @template {HTMLElement} E @param {E} element @param {number} strength */
-export function tinted(element, strength) {
-  element.style.setProperty("--strength", strength.toFixed(3));
-  return element;
+  return el("span", { class: "bars", "aria-hidden": "true" }, ...shares.map((share) =>
+    el("span", { class: "bar", style: { width: `${(100 * share).toFixed(1)}%` } })));
 }
 
 /** A token whose spaces and line ends can be seen; one in the middle of a character has no text. */
@@ -87,18 +110,30 @@ export function percent(p) {
   return `${value >= 99.95 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)}%`;
 }
 
+/** A number in a column. */
+export function number(told) {
+  return el("span", { class: "number" }, told);
+}
+
 export function bits(p) {
   return -Math.log2(Math.max(p, 2 ** -126));
 }
 
 export function short(number) {
-  const units = [[1e9, "B"], [1e6, "M"], [1e3, "k"]];
-  const [size, unit] = units.find(([size]) => Math.abs(number) >= Number(size)) ?? [1, ""];
-  const value = number / Number(size);
-  return unit && Math.abs(value) < 100 ? `${value.toFixed(1)}${unit}` : `${Math.round(value)}${unit}`;
+  return COUNTS.format(number);
 }
 
 /** @param {number[]} values */
 export function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+/** The item with the largest value. @template T @param {T[]} items @param {(item: T) => number} value @returns {T} */
+export function largest(items, value) {
+  return items.reduce((best, item) => (value(item) > value(best) ? item : best));
+}
+
+/** The n largest values, each with its index. @param {number[]} values @returns {[number, number][]} */
+export function ranked(values, n) {
+  return [...values.entries()].sort(([, a], [, b]) => b - a).slice(0, n);
 }

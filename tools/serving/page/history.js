@@ -1,7 +1,7 @@
 // Texts that the browser keeps: each with its name and all that can be undone. A tab writes its own text alone, so
 // that two tabs do not disturb each other, and finds it again after a reload.
 
-import { byId, clicks, el } from "./dom.js";
+import { button, byId, el } from "./dom.js";
 import { batch, effect } from "./reactive.js";
 import { at, choose, future, model, past, text } from "./store.js";
 import { say } from "./writing.js";
@@ -81,19 +81,18 @@ function draw() {
   const rows = entries().filter(([, kept]) => kept.model === model.peek()?.name).map(([name, kept]) => {
     const begun = kept.text.tokens.slice(0, 40).map((token) => token.text).join("").trim();
     const title = kept.name || begun.slice(0, 40) || "(blank)";
-    const show = el("button", { type: "button", class: "plain", title: new Date(kept.saved).toLocaleString(),
-      "aria-current": name === id }, title);
-    clicks(show, () => {
+    const show = () => {
       open(kept, name);
       close();
-    });
-    const drop = el("button", { type: "button", title: "remove this text", "aria-label": `remove ${title}` }, "✕");
-    clicks(drop, () => {
+    };
+    const drop = () => {
       if (name === id) begin();
       localStorage.removeItem(PREFIX + name);
       draw();
-    });
-    return el("li", {}, show, drop);
+    };
+    const saved = new Date(kept.saved).toLocaleString(), mine = name === id;
+    return el("li", {}, button({ class: "plain", title: saved, "aria-current": mine && "true", onclick: show }, title),
+      button({ title: "remove this text", "aria-label": `remove ${title}`, onclick: drop }, "✕"));
   });
   byId("kept").replaceChildren(...(rows.length ? rows : [el("li", { class: "faint" }, "No text is kept yet.")]));
 }

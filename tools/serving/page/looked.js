@@ -2,6 +2,7 @@
 
 import { post } from "./api.js";
 import { asked } from "./asked.js";
+import { largest, mean } from "./dom.js";
 import { derived, state } from "./reactive.js";
 import { at, checkpoint, ids, model, part, settings, text, view, writing } from "./store.js";
 
@@ -9,20 +10,20 @@ import { at, checkpoint, ids, model, part, settings, text, view, writing } from 
  * after?: number}} Place */
 /** @typedef {{places: (Place | null)[], names: {[id: string]: string}}} Places */
 
-export const LIKELIEST = 5; // tokens of the lens
+const LIKELIEST = 5; // tokens of the lens
 
 export const pointed = state(/** @type {number | null} */ (null)); // the token below the pointer
 
 /** The checkpoint that is looked at: in Loss that of its slider. */
 export const looking = derived(() => (view.value === "loss" && checkpoint.value) || model.value?.version);
 
-/** What to ask of a checkpoint about all places; null: nothing. @param {string} name */
+/** What to ask of a checkpoint about all places; null: nothing. @param {string} [name] */
 export function question(name) {
   if (!model.value || writing.value || !ids.value.length || view.value === "run") return null;
-  const skipped = Math.max(0, ids.value.length - model.value.limits.tokens);
+  const start = Math.max(0, ids.value.length - model.value.limits.tokens);
   const { temperature, top_k, top_p } = settings.value;
-  const prompt = view.value === "loss" ? 0 : Math.max(0, text.value.from - skipped); // in Loss every token counts
-  return { text: ids.value.slice(skipped), prompt, temperature, top_k, top_p, checkpoint: name };
+  const prompt = view.value === "loss" ? 0 : Math.max(0, text.value.from - start); // in Loss every token counts
+  return { text: ids.value.slice(start), start, prompt, temperature, top_k, top_p, checkpoint: name };
 }
 
 /** @type {Map<string, Promise<Places>>} */
@@ -30,7 +31,7 @@ const known = new Map(); // answers about the text that is shown
 let about = ids.peek();
 
 /** @param {ReturnType<typeof question>} wanted @returns {Promise<Places>} */
-export function placesOf(wanted) {
+export function placesOf({ start, ...wanted }) {
   if (about !== ids.peek()) known.clear();
   about = ids.peek();
   const key = JSON.stringify(wanted);
@@ -44,16 +45,11 @@ export function placesOf(wanted) {
 
 export const places = asked(() => question(looking.value), placesOf);
 
-/** The answer, if it is about the text that is shown. */
-const fresh = derived(() => {
-  const told = places.value, all = ids.value, skipped = all.length - (told?.to.text.length ?? Infinity);
-  return told && skipped >= 0 && told.to.text.every((id, i) => id === all[skipped + i]) ? told : null;
-});
-
 /** What could stand at place i: undefined while that is not known, null if the model could not know. */
 export function placeAt(i) {
-  if (!fresh.value) return undefined;
-  return fresh.value.places[i - (ids.value.length + 1 - fresh.value.places.length)] ?? null;
+  const seen = places.value;
+  if (!seen || seen.to.start + seen.to.text.length < ids.value.length) return undefined;
+  return seen.places[i - seen.to.start] ?? null;
 }
 
 /** How likely each token of the text was. */
@@ -68,32 +64,25 @@ function partOf(name) {
   return { text: ids.value.slice(start, end), start, version: model.value.version };
 }
 
-export const lens = asked(() => partOf("lens"),
-  ({ text }, signal) => post("inside/lens", { text, k: LIKELIEST }, signal));
+export const lens = asked(() => partOf("lens"), ({ text }, signal) =>
+  post("inside/lens", { text, k: LIKELIEST }, signal));
 
 export const attention = asked(() => partOf("attention"), async ({ text }, signal) => {
-  const answer = await post("inside/attention", { text }, signal);
-  const [L, H, T] = answer.shape, triangle = (T * (T + 1)) / 2;
-  const bytes = Uint8Array.from(atob(answer.weights), (letter) => letter.charCodeAt(0));
-  const parts = new DataView(bytes.buffer);
-  /** How much token t reads of token s in a head. */
-  const weight = (l, h, t, s) =>
-    parts.getUint16(2 * ((l * H + h) * triangle + (t * (t + 1)) / 2 + s), true) / 65535;
-  return { tokens: answer.tokens, L, H, T, weight, sharpest: sharpest(L, H, T, weight) };
-});
-
-/** The head whose tokens read one other most of all; the first token can read none but itself.
- * @param {(l: number, h: number, t: number, s: number) => number} weight */
-function sharpest(L, H, T, weight) {
-  let best = { layer: 0, head: 0, value: -1 };
-  for (let layer = 0; layer < L; layer += 1) {
-    for (let head = 0; head < H; head += 1) {
-      let value = 0;
-      for (let t = 1; t < T; t += 1) {
-        value += Math.max(...Array.from({ length: t + 1 }, (_, s) => weight(layer, head, t, s)));
-      }
-      if (value > best.value) best = { layer, head, value };
+  const { tokens, weights, shape: [L, H, T] } = await post("inside/attention", { text }, signal);
+  const bytes = Uint8Array.from(atob(weights), (letter) => letter.charCodeAt(0));
+  const shares = Float32Array.from(new Uint16Array(bytes.buffer), (share) => share / 65535);
+  /** How much token t reads of each up to itself; the head past the last is the average. @returns {number[]} */
+  const reads = (layer, head, t) => {
+    if (head === H) {
+      const rows = heads.map((h) => reads(layer, h, t));
+      return rows[0].map((_, s) => mean(rows.map((row) => row[s])));
     }
-  }
-  return { layer: best.layer, head: best.head };
-}
+    const begin = ((layer * H + head) * T * (T + 1) + t * (t + 1)) / 2;
+    return [...shares.subarray(begin, begin + t + 1)];
+  };
+  const range = (n) => Array.from({ length: n }, (_, i) => i), heads = range(H);
+  const all = range(L).flatMap((layer) => heads.map((head) => ({ layer, head })));
+  // The first token can read none but itself.
+  const sharpness = ({ layer, head }) => mean(range(T).slice(1).map((t) => Math.max(...reads(layer, head, t))));
+  return { tokens, L, H, T, reads, sharpest: largest(all, sharpness) };
+});

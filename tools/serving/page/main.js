@@ -1,17 +1,17 @@
-// Starts the page: the tabs, the URL, the model's name, and the key if the server asks for one. A view is a class,
-// made when it is first shown; it has `tints()` if it tints the shared text in its own way.
+// Starts the page: the tabs, the URL, the model's name, and the key if the server asks for one. A view is a function,
+// called when it is first shown; it returns the tints of the shared text, if it has its own.
 
-import { get, onKeyWanted, post, useKey } from "./api.js";
-import { byId, short } from "./dom.js";
+import { get, keyWanted, post, useKey } from "./api.js";
+import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
 import { likelihoods } from "./looked.js";
 import { effect, state } from "./reactive.js";
 import { change, choose, fromHash, ids, model, text, toHash, view } from "./store.js";
-import { Attention } from "./attention.js";
-import { Lens } from "./lens.js";
-import { Loss } from "./loss.js";
+import { showAttention } from "./attention.js";
+import { showLens } from "./lens.js";
+import { showLoss } from "./loss.js";
 import "./path.js";
-import { count, Run } from "./run.js";
+import { count, showRun } from "./run.js";
 import { area, editing, showText } from "./textcard.js";
 import { surprise } from "./tokens.js";
 
@@ -19,28 +19,23 @@ const EVERY = 1000; // milliseconds between looks at what is served
 const SOON = 150; // milliseconds until the URL follows a change: browsers allow few changes a second
 
 const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
-const views = { attention: Attention, lens: Lens, loss: Loss, run: Run };
-const made = state(/** @type {{[view: string]: any}} */ ({}));
-
-effect(() => {
-  for (const tab of tabs) {
-    const name = tab.getAttribute("aria-controls"), mine = name === view.value;
-    tab.setAttribute("aria-selected", String(mine));
-    tab.tabIndex = mine ? 0 : -1;
-    byId(name).hidden = !mine;
-  }
-  byId("work").hidden = view.value === "run";
-  for (const lead of document.querySelectorAll(".lead")) {
-    lead.toggleAttribute("hidden", lead.getAttribute("data-view") !== view.value);
-  }
-});
+const views = { attention: showAttention, lens: showLens, loss: showLoss, run: showRun };
+const tints = state(/** @type {{[view: string]: any}} */ ({})); // of the views that were shown
 
 effect(() => {
   const name = view.value;
-  if (model.value && name in views && !made.peek()[name]) made.value = { ...made.peek(), [name]: new views[name]() };
+  for (const tab of tabs) {
+    const mine = tab.getAttribute("aria-controls") === name;
+    tab.ariaSelected = String(mine);
+    tab.tabIndex = mine ? 0 : -1;
+  }
+  for (const part of document.querySelectorAll("[data-view]")) {
+    part.toggleAttribute("hidden", !part.getAttribute("data-view").split(" ").includes(name));
+  }
+  if (model.value && name in views && !(name in tints.peek())) tints.value = { ...tints.peek(), [name]: views[name]() };
 });
 
-showText(() => made.value[view.value]?.tints?.() ?? likelihoods().map(surprise));
+showText(() => tints.value[view.value]?.() ?? likelihoods().map(surprise));
 
 // The URL
 
@@ -90,7 +85,6 @@ async function start() {
     byId("model").textContent = error.message;
     return;
   }
-  byId("key").hidden = true;
   const wanted = fromHash(location.hash), before = kept.mine();
   if (area.value) return; // somebody types already
   if (before && (history.state?.ours || !wanted.ids.length)) kept.open(before);
@@ -123,7 +117,7 @@ async function watch() {
   try {
     const { status, version } = await (await fetch("health")).json();
     byId("status").textContent = status === "ok" ? "" : `· ${status}`;
-    if (!model.peek() && version && byId("key").hidden) await start();
+    if (!model.peek() && version && !keyWanted.peek()) await start();
     else if (model.peek() && version !== model.peek().version) model.value = await get("inside/model");
   } catch {
     byId("status").textContent = "· the server does not answer";
@@ -132,18 +126,15 @@ async function watch() {
 }
 
 for (const tab of tabs) tab.addEventListener("click", () => { view.value = tab.getAttribute("aria-controls"); });
-byId("tabs").addEventListener("keydown", (event) => {
-  const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-  if (!step) return;
-  event.preventDefault();
-  const next = tabs[(tabs.indexOf(event.target) + step + tabs.length) % tabs.length];
-  view.value = next.getAttribute("aria-controls");
+arrows(byId("tabs"), (right, _, tab) => {
+  const next = tabs[(tabs.indexOf(tab) + right + tabs.length) % tabs.length];
+  next.click();
   next.focus();
 });
 
-onKeyWanted(() => {
-  byId("key").hidden = false;
-  byId("key-field").focus();
+effect(() => {
+  byId("key").hidden = !keyWanted.value;
+  if (keyWanted.value) byId("key-field").focus();
 });
 byId("key").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -1,11 +1,11 @@
 // Weights and vectors as images of one pixel for each number, which style.css makes larger.
 
-/** A triangle: row t is the token that reads, column s the one it reads. `weight(t, s)` is from 0 to 1; its square
- * root is shown, so that small weights can be seen. */
-export function paint(element, T, weight) {
+/** A triangle: row t is the token that reads, column s the one it reads. `row(t)` has numbers from 0 to 1; their
+ * square root is shown, so that small ones can be seen. @param {(t: number) => number[]} row */
+export function paint(element, T, row) {
   const { image, done } = pixels(element, T, T), accent = colour(element, "--accent");
   for (let t = 0; t < T; t += 1) {
-    for (let s = 0; s <= t; s += 1) image.set([...accent, Math.round(255 * Math.sqrt(weight(t, s)))], 4 * (t * T + s));
+    row(t).forEach((weight, s) => image.set([...accent, Math.round(255 * Math.sqrt(weight))], 4 * (t * T + s)));
   }
   done();
 }

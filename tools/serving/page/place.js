@@ -1,6 +1,6 @@
 // The panel of the chosen place: how likely its token was, and the ten likeliest there, each a button to go on with.
 
-import { bar, bars, bits, byId, clicks, code, el, percent } from "./dom.js";
+import { arrows, bars, bits, button, byId, code, el, number, percent } from "./dom.js";
 import { looking, placeAt, places, pointed } from "./looked.js";
 import { effect } from "./reactive.js";
 import { at, choose, model, text, writing } from "./store.js";
@@ -16,11 +16,10 @@ effect(() => {
 
 panel.addEventListener("keydown", (event) => {
   if (event.key === "Escape") back();
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!step) return;
-  event.preventDefault();
+});
+arrows(panel, (_, down, row) => {
   const rows = [...panel.querySelectorAll("button")];
-  rows[(rows.indexOf(document.activeElement) + step + rows.length) % rows.length]?.focus();
+  rows[(rows.indexOf(row) + down + rows.length) % rows.length]?.focus();
 });
 
 export function enter() {
@@ -47,29 +46,27 @@ function content(i) {
   const where = looking.value === model.value.version ? "" : ` at ${looking.value}`;
   const head = token ? `The model gave it ${percent(place.before)}${where}, ${bits(place.before).toFixed(2)} bits; `
     + `${percent(place.after)} as drawn.` : "Choose the next token yourself, or press Write.";
-  return [title, el("p", { class: "what" }, head), row("p", "choice titles", "token", el("span"), "model", "as drawn"),
+  return [title, el("p", { class: "what" }, head),
+    el("p", { class: "choice titles" }, ...row("token", el("span"), "model", "as drawn")),
     ...place.likeliest.map((id, n) => choice(i, place, n, id === token?.id)),
     el("p", { class: "faint" }, "As drawn: after temperature, top-k and top-p. Click one to go on from it instead.")];
 }
 
 /** @param {number} i @param {import("./looked.js").Place} place @param {number} n @param {boolean} mine */
 function choice(i, place, n, mine) {
-  const id = place.likeliest[n], name = places.value.names[id];
+  const id = place.likeliest[n], text = places.value.names[id];
   const before = place.likeliest_before[n], after = place.likeliest_after[n];
   const most = Math.max(...place.likeliest_before, ...place.likeliest_after);
-  const made = row("button", mine ? "choice mine" : "choice", code(name),
-    bars(bar(before / most, "before"), bar(after / most, "after")), percent(before), percent(after));
-  clicks(made, () => {
+  const onclick = () => {
     pointed.value = null;
     back();
     choose(i);
-    branch(i, { id, text: name, probability: before });
-  });
-  return made;
+    branch(i, { id, text, probability: before });
+  };
+  return button({ class: mine ? "choice mine" : "choice", title: "go on with it instead", onclick },
+    ...row(code(text), bars(before / most, after / most), percent(before), percent(after)));
 }
 
-/** @param {"p" | "button"} tag */
-function row(tag, kind, name, shares, before, after) {
-  return el(tag, { class: kind, ...(tag === "button" && { type: "button", title: "go on with it instead" }) },
-    el("span", {}, name), shares, el("span", { class: "number" }, before), el("span", { class: "number" }, after));
+function row(name, shares, before, after) {
+  return [el("span", {}, name), shares, number(before), number(after)];
 }

@@ -1,8 +1,8 @@
 // The view Run: how the training of this model goes, live, and what the model is made of.
 
 import { get } from "./api.js";
-import { Chart, plain } from "./chart.js";
-import { bar, bars, byId, el, figures, short, table } from "./dom.js";
+import { chart, plain } from "./chart.js";
+import { bars, byId, el, figures, short, table } from "./dom.js";
 import { effect, state } from "./reactive.js";
 import { model, view } from "./store.js";
 
@@ -11,82 +11,86 @@ const QUIET = 60; // seconds without a new record, after which the run is said t
 const SMALL = { tokens_per_second: "Tokens per second", grad_norm: "Norm of the gradient", lr: "Learning rate",
   ms: "Milliseconds per step" };
 
-export class Run {
-  constructor() {
-    this.runs = model.peek().runs.map((name) => ({ name, records: [], offset: 0 }));
-    const together = { at: state(null), range: state(null) };
-    this.loss = new Chart({ title: "Loss, in nats per token, by iteration", tools: true, ...together });
-    byId("run-chart").append(this.loss.element);
-    this.small = Object.entries(SMALL).map(([name, title]) => {
-      const format = name === "tokens_per_second" ? short : plain;
-      const chart = new Chart({ title, small: true, format, ...together });
-      byId("quarters").append(el("div", { class: "card" }, chart.element));
-      return { chart, name };
-    });
-    parameters(model.peek());
-    effect(() => {
-      clearTimeout(this.timer);
-      if (view.value !== "run") return;
-      if (this.runs.length) this.poll();
-      else byId("run-note").textContent = "This model was not loaded from a run, so there are no curves. "
-        + "Start serve.py with --out_dir=<folder of a run>.";
-    });
-  }
+/** @type {{name: string, records: any[], offset: number}[]} */
+let runs = [];
+let polled = false, grew = 0; // whether records were asked for, and when later ones came
 
-  async poll() {
-    let grew = false;
+export function showRun() {
+  runs = model.peek().runs.map((name) => ({ name, records: [], offset: 0 }));
+  const together = { at: state(null), range: state(null) };
+  const loss = chart({ title: "Loss, in nats per token, by iteration", tools: true, ...together });
+  byId("run-chart").append(loss.element);
+  const small = Object.entries(SMALL).map(([name, title]) => {
+    const format = name === "tokens_per_second" ? short : plain;
+    const made = chart({ title, small: true, format, ...together });
+    byId("quarters").append(el("div", { class: "card" }, made.element));
+    return { name, ...made };
+  });
+  parameters(model.peek());
+  if (!runs.length) byId("run-note").textContent = "This model was not loaded from a run, so there are no curves. "
+    + "Start serve.py with --out_dir=<folder of a run>.";
+  let timer = 0;
+  const poll = async () => {
     try {
-      for (const run of this.runs) {
-        const answer = await get(`inside/run?offset=${run.offset}&name=${encodeURIComponent(run.name)}`);
-        if (answer.fresh) run.records = [];
-        run.records.push(...answer.records);
-        run.offset = answer.offset;
-        grew ||= answer.records.length > 0;
-      }
-      if (grew) this.draw();
-      byId("run-note").textContent = this.tells(grew);
+      if (await more()) draw(loss, small);
+      byId("run-note").textContent = tells();
     } catch (error) {
       byId("run-note").textContent = error.message;
     }
-    clearTimeout(this.timer);
-    if (view.peek() === "run") this.timer = setTimeout(() => this.poll(), EVERY);
-  }
+    clearTimeout(timer);
+    if (view.peek() === "run") timer = setTimeout(poll, EVERY);
+  };
+  effect(() => {
+    clearTimeout(timer);
+    if (view.value === "run" && runs.length) poll();
+  });
+}
 
-  /** How the run is, as far as one can see. */
-  tells(grew) {
-    const now = performance.now();
-    if (grew) this.grew = this.polled ? now : null; // of the first records it is not known when they came
-    this.polled = true;
-    if (!this.runs[0].records.length) return "No step is logged yet: the curves appear with the first.";
-    if (this.grew == null) return "These are the records so far; new ones appear by themselves.";
-    const quiet = (now - this.grew) / 1000;
-    return quiet < QUIET ? "It is training: this grows by itself."
-      : `No new record for ${Math.round(quiet / 60)} min: the run has ended, or was stopped.`;
+/** Ask for new records. Return whether there are any. */
+async function more() {
+  let found = false;
+  for (const run of runs) {
+    const query = `offset=${run.offset}&name=${encodeURIComponent(run.name)}`;
+    const { records, offset, fresh } = await get(`inside/run?${query}`);
+    run.records = [...(fresh ? [] : run.records), ...records];
+    run.offset = offset;
+    found ||= records.length > 0;
   }
+  if (found && polled) grew = performance.now();
+  polled = true;
+  return found;
+}
 
-  draw() {
-    const { records } = this.runs[0];
-    byId("charts").hidden = !records.length;
-    const points = (records, name) =>
-      records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
-    const several = this.runs.length > 1;
-    const curve = (field, name, kind, colour) => this.runs.map((run, i) => ({
-      kind, colour, run: i, points: points(run.records, field), name: several ? `${run.name}: ${name}` : name }));
-    this.loss.show([...curve("loss", "batch", "line", 3), ...curve("train/loss", "train", "dots", 2),
-      ...curve("val/loss", "validation", "dots", 1)]);
-    for (const { chart, name } of this.small) chart.show(curve(name, "", "line", 1));
-    const last = records.findLast((record) => "loss" in record) ?? {};
-    const best = points(records, "val/loss").sort((a, b) => a[1] - b[1])[0];
-    const whole = (x) => x && Math.round(x).toLocaleString("en");
-    byId("run-figures").replaceChildren(...figures([
-      ["iteration", records[records.length - 1]?.iter.toLocaleString("en")],
-      ["loss of the batch", last.loss?.toFixed(3)],
-      ["best validation loss", best && `${best[1].toFixed(3)} at ${best[0].toLocaleString("en")}`],
-      ["tokens per second", whole(last.tokens_per_second)],
-      ["memory", last.memory_mb && `${whole(last.memory_mb)} MB`],
-      ["MFU", last.mfu && `${(100 * last.mfu).toFixed(1)}%`],
-    ]));
-  }
+/** How the run is, as far as one can see. */
+function tells() {
+  const quiet = (performance.now() - grew) / 1000;
+  if (!runs[0].records.length) return "No step is logged yet: the curves appear with the first.";
+  if (!grew) return "These are the records so far; new ones appear by themselves.";
+  return quiet < QUIET ? "It is training: this grows by itself."
+    : `No new record for ${Math.round(quiet / 60)} min: the run has ended, or was stopped.`;
+}
+
+function draw(loss, small) {
+  const { records } = runs[0];
+  byId("charts").hidden = !records.length;
+  const points = (records, name) =>
+    records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
+  const curve = (field, name, kind, colour) => runs.map((run, i) => ({ kind, colour, run: i,
+    points: points(run.records, field), name: runs.length > 1 ? `${run.name}: ${name}` : name }));
+  loss.show([...curve("loss", "batch", "line", 3), ...curve("train/loss", "train", "dots", 2),
+    ...curve("val/loss", "validation", "dots", 1)]);
+  for (const { show, name } of small) show(curve(name, "", "line", 1));
+  const last = records.findLast((record) => "loss" in record) ?? {};
+  const best = points(records, "val/loss").sort((a, b) => a[1] - b[1])[0];
+  const whole = (x) => x && Math.round(x).toLocaleString("en");
+  byId("run-figures").replaceChildren(...figures([
+    ["iteration", whole(records[records.length - 1]?.iter)],
+    ["loss of the batch", last.loss?.toFixed(3)],
+    ["best validation loss", best && `${best[1].toFixed(3)} at ${whole(best[0])}`],
+    ["tokens per second", whole(last.tokens_per_second)],
+    ["memory", last.memory_mb && `${whole(last.memory_mb)} MB`],
+    ["MFU", last.mfu && `${(100 * last.mfu).toFixed(1)}%`],
+  ]));
 }
 
 /** What the model is made of: a row for each array, with its share of all, and the devices that hold it. */
@@ -94,7 +98,7 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
   const total = count(parameters), most = Math.max(...parameters.map((array) => count([array])));
   const rows = parameters.map((array) => {
     const { name, shape, dtype, devices, split } = array, mine = count([array]), axes = split.filter(Boolean);
-    const share = bars(bar(mine / most));
+    const share = bars(mine / most);
     share.title = `${((100 * mine) / total).toFixed(1)}% of all`;
     return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, shape.join(" × ")),
       el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, share),

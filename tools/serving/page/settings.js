@@ -1,4 +1,4 @@
-// How tokens are drawn: temperature, top-p, top-k, how many, and the seed. A value that is out of range is marked.
+// How tokens are drawn: temperature, top-p, top-k, how many, and the seed. style.css marks what is out of range.
 
 import { byId } from "./dom.js";
 import { effect } from "./reactive.js";
@@ -8,36 +8,20 @@ const inputs = [...byId("settings").querySelectorAll("input")];
 
 for (const input of inputs) {
   input.addEventListener("input", () => {
-    mark(input);
-    if (!input.checkValidity()) return;
     const value = input.value === "" ? DEFAULTS[input.name] : input.valueAsNumber;
-    settings.value = { ...settings.peek(), [input.name]: value };
+    if (input.checkValidity()) settings.value = { ...settings.peek(), [input.name]: value };
   });
 }
 
 effect(() => {
-  if (!model.value) return;
-  const most = { top_k: model.value.vocab_size, max_tokens: model.value.limits.max_tokens };
+  const most = { top_k: model.value?.vocab_size, max_tokens: model.value?.limits.max_tokens };
   for (const input of inputs) {
-    if (input.name in most) input.max = most[input.name];
-    mark(input);
+    const value = settings.value[input.name], range = input.type === "range";
+    input.max = most[input.name] ?? input.max;
+    if (document.activeElement !== input || range) input.value = value ?? "";
+    input.nextElementSibling.textContent = range ? value.toFixed(2) : limits(input);
   }
 });
-
-effect(() => {
-  for (const input of inputs) {
-    const value = settings.value[input.name];
-    if (document.activeElement !== input || input.type === "range") input.value = value ?? "";
-    if (input.type === "range") input.nextElementSibling.textContent = value.toFixed(2);
-    mark(input);
-  }
-});
-
-function mark(input) {
-  const fits = input.checkValidity();
-  input.setAttribute("aria-invalid", String(!fits));
-  if (input.type === "number") input.nextElementSibling.textContent = fits ? "" : limits(input);
-}
 
 function limits({ min, max }) {
   return `${min} to ${Number(max).toLocaleString("en")}`;

@@ -3,18 +3,17 @@
 import { post } from "./api.js";
 import { able, byId, clicks } from "./dom.js";
 import { begin } from "./history.js";
-import { pointed } from "./looked.js";
-import { enter } from "./place.js";
 import { batch, effect, state } from "./reactive.js";
+import { saveText } from "./save.js";
 import { wrong } from "./settings.js";
-import { at, change, choose, future, merged, model, past, settings, text, undo, writing } from "./store.js";
-import { Tokens } from "./tokens.js";
+import { at, change, future, merged, past, text, undo, writing } from "./store.js";
+import * as tokens from "./tokens.js";
 import { again, said, say, stop, write } from "./writing.js";
 
 export const area = byId("area");
 export const editing = state(true);
-export const tokens = new Tokens({ choose, enter, edit, point: (i) => { pointed.value = i; } });
 
+const { box } = tokens;
 let starting = false; // a second press finds the first under way
 
 /** @param {() => import("./tokens.js").Tint[]} tints those of the tokens, in the view that is shown */
@@ -22,11 +21,11 @@ export function showText(tints) {
   effect(() => {
     const inside = byId("textcard").contains(document.activeElement);
     area.hidden = !editing.value;
-    tokens.element.hidden = editing.value;
+    box.hidden = editing.value;
     if (inside && document.activeElement === document.body) tokens.focus(at.peek());
   });
   effect(() => {
-    const box = tokens.element, busy = Boolean(writing.value), before = box.classList.contains("writing");
+    const busy = Boolean(writing.value), before = box.classList.contains("writing");
     const follows = busy !== before || box.scrollTop + box.clientHeight >= box.scrollHeight - 40;
     tokens.show(text.value.tokens, busy);
     if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
@@ -48,20 +47,17 @@ effect(() => {
   for (const name of ["edit", "new", "save"]) able(byId(name), !busy);
   byId("by").textContent = by ? `written by ${by}, with the seed ${seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
-});
-
-effect(() => {
   byId("message").textContent = said.value.text;
   byId("message").classList.toggle("bad", said.value.bad);
 });
 
-area.addEventListener("input", grow);
+tokens.listen(edit);
 clicks(byId("go"), () => (writing.peek() ? stop() : go()));
 clicks(byId("again"), again);
 clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
-clicks(byId("save"), save);
+clicks(byId("save"), saveText);
 clicks(byId("new"), () => {
   begin();
   edit();
@@ -87,22 +83,20 @@ document.addEventListener("keydown", (event) => {
 
 function edit(i = text.peek().tokens.length) {
   if (writing.peek()) return;
-  if (!editing.peek()) area.value = text.peek().tokens.map((token) => token.text).join("");
-  const caret = text.peek().tokens.slice(0, i).map((token) => token.text).join("").length;
+  if (!editing.peek()) area.value = spelled(text.peek().tokens);
+  const caret = spelled(text.peek().tokens.slice(0, i)).length;
   editing.value = true;
   area.focus({ preventScroll: true });
   area.setSelectionRange(caret, caret);
-  grow();
 }
 
-/** Make the field as high as its text. */
-function grow() {
-  area.style.height = "auto";
-  area.style.height = `${area.scrollHeight + 2}px`;
+/** @param {import("./store.js").Token[]} tokens */
+function spelled(tokens) {
+  return tokens.map((token) => token.text).join("");
 }
 
 /** Take the text over from the field. Return whether there is one. */
-export async function settle() {
+async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
   const typed = area.value, { tokens, by, seed } = text.peek();
   if (!typed) {
@@ -110,7 +104,7 @@ export async function settle() {
     return false;
   }
   try {
-    const same = typed === tokens.map((token) => token.text).join("");
+    const same = typed === spelled(tokens);
     const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
     batch(() => {
       editing.value = false;
@@ -139,16 +133,4 @@ async function takeBack() {
   else if (text.peek().tokens.length) editing.value = false;
   undo();
   if (!text.peek().tokens.length) edit();
-}
-
-/** Save a file with all that is known of the text. */
-function save() {
-  const { name, version } = model.peek(), { tokens, from, by, seed } = text.peek();
-  const content = { model: name, checkpoint: by ?? version, prompt_tokens: from, ...settings.peek(), seed: seed ?? null,
-    tokens: tokens.map(({ id, text, probability: p }) => ({ id, text, logprob: p == null ? null : Math.log(p) })) };
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(content, null, 1)], { type: "application/json" }));
-  link.download = `${name}.json`;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
 }

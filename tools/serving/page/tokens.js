@@ -1,6 +1,9 @@
 // A text as its tokens: each is a span that can be pointed at, reached with the arrow keys, and tinted.
 
-import { bits, byId, el, percent, tinted, visible } from "./dom.js";
+import { bits, byId, el, percent, visible } from "./dom.js";
+import { pointed } from "./looked.js";
+import { enter } from "./place.js";
+import { choose } from "./store.js";
 
 /** @typedef {import("./store.js").Token} Token */
 /** @typedef {{strength: number, side?: string, said?: string} | null} Tint side: a colour of style.css */
@@ -8,90 +11,83 @@ import { bits, byId, el, percent, tinted, visible } from "./dom.js";
 const FULL = 8; // bits of surprise at which the tint is full: a token of 1 in 256
 const NEXT = { id: -1, text: "▸" }; // behind the last token: what comes next
 
+export const box = byId("tokens");
+/** @type {HTMLElement[]} */
+const spans = [];
+/** @type {Token[]} */
+let shown = [];
+let current = 0; // the one that Tab leads to
+
 /** @returns {Tint} */
 export function surprise(probability) {
   return probability == null ? null : { strength: Math.min(1, bits(probability) / FULL), said: percent(probability) };
 }
 
-export class Tokens {
-  /** @param {{choose: (i: number) => void, point: (i: number | null) => void, enter: () => void,
-   * edit: (i: number) => void}} on */
-  constructor(on) {
-    this.on = on;
-    this.current = 0; // the one that Tab leads to
-    /** @type {HTMLElement[]} */
-    this.spans = [];
-    /** @type {Token[]} */
-    this.tokens = [];
-    this.element = byId("tokens");
-    const listen = (name, action) => this.element.addEventListener(name, (event) => {
-      const i = this.spans.indexOf(event.target);
-      if (i >= 0) action(i, event);
-    });
-    listen("pointerover", (i, event) => event.pointerType === "mouse" && on.point(i));
-    this.element.addEventListener("pointerleave", () => on.point(null));
-    listen("focusin", (i) => on.choose(i));
-    listen("click", (i) => this.focus(i));
-    listen("dblclick", (i) => on.edit(i));
-    listen("keydown", (i, event) => this.key(i, event));
+/** Listen to the tokens; `edit` changes the text from one of them on. @param {(i: number) => void} edit */
+export function listen(edit) {
+  const on = /** @type {{[name: string]: (i: number, event: any) => void}} */ ({
+    pointerover: (i, event) => event.pointerType === "mouse" && (pointed.value = i),
+    focusin: choose,
+    click: focus,
+    dblclick: edit,
+    keydown: (i, event) => {
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: spans.length - 1 }[event.key];
+      if (to !== undefined) focus(to);
+      else if (event.key === "Enter" || event.key === "ArrowDown") enter();
+      else if (event.key === "e") edit(i);
+      else return;
+      event.preventDefault();
+    },
+  });
+  for (const [name, action] of Object.entries(on)) {
+    box.addEventListener(name, (event) => spans.includes(event.target) && action(spans.indexOf(event.target), event));
   }
+  box.addEventListener("pointerleave", () => { pointed.value = null; });
+}
 
-  /** Show other tokens; those that are the same keep their spans. @param {Token[]} tokens @param {boolean} growing */
-  show(tokens, growing) {
-    const wanted = growing ? tokens : [...tokens, NEXT], focused = this.element.contains(document.activeElement);
-    let same = 0;
-    while (same < Math.min(wanted.length, this.tokens.length) && wanted[same] === this.tokens[same]) same += 1;
-    for (const old of this.spans.splice(same)) old.remove();
-    const made = wanted.slice(same).map(span);
-    this.spans.push(...made);
-    this.element.append(...made);
-    this.tokens = wanted;
-    if (focused && !this.element.contains(document.activeElement)) this.focus(this.current);
+/** Show other tokens; those that are the same keep their spans. @param {Token[]} tokens @param {boolean} growing */
+export function show(tokens, growing) {
+  const wanted = growing ? tokens : [...tokens, NEXT], focused = box.contains(document.activeElement);
+  const differ = wanted.findIndex((token, i) => token !== shown[i]), same = differ < 0 ? wanted.length : differ;
+  for (const old of spans.splice(same)) old.remove();
+  const made = wanted.slice(same).map(span);
+  spans.push(...made);
+  box.append(...made);
+  shown = wanted;
+  if (focused && !box.contains(document.activeElement)) focus(current);
+}
+
+/** Mark the chosen token. @param {number} i */
+export function mark(i) {
+  current = Math.min(i, spans.length - 1);
+  for (const [n, span] of spans.entries()) {
+    span.classList.toggle("chosen", n === current);
+    span.ariaCurrent = n === current ? "true" : null;
+    span.tabIndex = n === current ? 0 : -1;
   }
+}
 
-  mark(i) {
-    this.current = Math.min(i, this.spans.length - 1);
-    this.spans.forEach((span, n) => {
-      const mine = n === this.current;
-      if (span.classList.contains("chosen") === mine) return;
-      span.classList.toggle("chosen", mine);
-      span.tabIndex = mine ? 0 : -1;
-      if (mine) span.setAttribute("aria-current", "true");
-      else span.removeAttribute("aria-current");
-    });
-  }
+/** @param {number} i */
+export function focus(i) {
+  const span = spans[Math.max(0, Math.min(spans.length - 1, i))];
+  span?.focus({ preventScroll: true });
+  span?.scrollIntoView({ block: "nearest" });
+}
 
-  focus(i) {
-    const span = this.spans[Math.min(i, this.spans.length - 1)];
-    span?.focus({ preventScroll: true });
-    span?.scrollIntoView({ block: "nearest" });
-  }
-
-  key(i, event) {
-    if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const last = this.spans.length - 1;
-    const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: last }[event.key];
-    if (to !== undefined) this.focus(Math.max(0, Math.min(last, to)));
-    else if (event.key === "Enter" || event.key === "ArrowDown") this.on.enter();
-    else if (event.key === "e") this.on.edit(i);
-    else return;
-    event.preventDefault();
-  }
-
-  /** @param {Tint[]} tints by token; what is missing has none */
-  tint(tints) {
-    this.spans.forEach((span, i) => {
-      const tint = tints[i], token = this.tokens[i];
-      tinted(span, tint?.strength ?? 0).dataset.side = tint?.side ?? "";
-      const name = token === NEXT ? "what comes next" : `token ${visible(token.text)}`;
-      span.setAttribute("aria-label", tint?.said ? `${name}, ${tint.said}` : name);
-    });
+/** @param {Tint[]} tints by token; what is missing has none */
+export function tint(tints) {
+  for (const [i, span] of spans.entries()) {
+    const tint = tints[i], name = shown[i] === NEXT ? "what comes next" : `token ${visible(shown[i].text)}`;
+    span.style.setProperty("--strength", (tint?.strength ?? 0).toFixed(3));
+    span.dataset.side = tint?.side ?? "";
+    span.ariaLabel = tint?.said ? `${name}, ${tint.said}` : name;
   }
 }
 
 /** @param {Token} token */
 function span({ id, text, mine, picked }) {
-  const kinds = ["token", mine && "mine", picked && "picked", text.includes("\n") && "newline"];
-  if (id === NEXT.id) kinds.push("next");
-  return el("span", { class: kinds.filter(Boolean).join(" "), tabindex: -1, role: "button" }, text || "◌");
+  const kinds = { token: true, mine, picked, newline: text.includes("\n"), next: id === NEXT.id };
+  const names = Object.keys(kinds).filter((name) => kinds[name]);
+  return el("span", { class: names.join(" "), tabindex: -1, role: "button" }, text || "◌");
 }
