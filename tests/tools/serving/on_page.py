@@ -6,6 +6,13 @@ expect = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 ).expect
 VIEWS = ["write", "attention", "lens", "loss", "run"]
+READY = {  # what is there once a view is
+    "write": ".path button",
+    "attention": ".grid canvas",
+    "lens": "#lens td",
+    "loss": "#loss circle",
+    "run": "#run .figures dd",
+}
 
 
 def button(page, name):

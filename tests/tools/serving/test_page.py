@@ -3,11 +3,25 @@
 import json
 import re
 import shutil
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.tools.serving.on_page import VIEWS, button, chosen, expect, focused, show, text_of, write, written
+from tests.tools.serving.on_page import (
+    READY,
+    VIEWS,
+    button,
+    chosen,
+    expect,
+    focused,
+    show,
+    text_of,
+    write,
+    written,
+)
 from tests.tools.serving.served_run import ITERATIONS, TEXT, Server, serving, train_run
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +284,8 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     assert [page.get_by_label(x, exact=True).input_value() for x in ("Layer", "Head")] == ["0", "2"]
     assert page.evaluate("() => document.querySelector('.matrix').toDataURL()") != sharpest
     assert page.locator("#attention .most").inner_text() != told
+    corner = "document.querySelector('.matrix').getContext('2d').getImageData(0, 0, 1, 1).data[3]"
+    assert page.evaluate(corner) == 255  # the first token reads itself alone
     page.locator(".matrix").hover(position={"x": 3, "y": 3})
     page.wait_for_selector("#attention .told:has-text('t (token 1) reads 100% of t (token 1)')")
 
@@ -490,6 +506,32 @@ def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
     assert "".join(token["text"] for token in saved["tokens"]) == text_of(page)
     assert (saved["checkpoint"], saved["seed"], saved["prompt_tokens"]) == ("iter-20", 1, 9)
     assert all(token["logprob"] < 0 for token in saved["tokens"][9:])
+
+
+@pytest.mark.parametrize(
+    ("view", "marks"),
+    [
+        ("write", {"rect": 40, "text": 60}),
+        ("attention", {"image": 2 * 3 + 1}),
+        ("lens", {"text": 3 * 9}),
+        ("loss", {"path": 2, "circle": 2}),
+        ("run", {"svg": 5, "path": 7}),
+    ],
+)
+def test_a_view_is_saved_as_a_picture_of_its_own(open_page, view, marks):
+    page = open_page(view, empty=view != "run")
+    if view != "run":
+        show(page, "the quick")
+    page.wait_for_selector(READY[view])
+    with page.expect_download() as download:
+        button(page, "Picture").click()
+    picture = ElementTree.parse(download.value.path()).getroot()
+    assert (picture.tag, download.value.suggested_filename) == (f"{SVG}svg", f"{view}.svg")
+    for mark, least in marks.items():
+        assert len(list(picture.iter(SVG + mark))) >= least, mark
+    words = " ".join(text.text for text in picture.iter(f"{SVG}text"))
+    assert view == "run" or "t h e q u i c k" in words
+    assert not re.search("var\\(|oklab|https?://(?!www.w3.org)", download.value.path().read_text())
 
 
 # --- the server ---------------------------------------------------------------------------------------------

@@ -6,16 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.serving.on_page import VIEWS, write
+from tests.tools.serving.on_page import READY, VIEWS, write
 
 MODULES = Path(os.environ.get("NODE_PATH", "node_modules"))  # of npm
-READY = {
-    "write": ".path button",
-    "attention": ".grid canvas",
-    "lens": "#lens td",
-    "loss": "#loss circle",
-    "run": "#run .figures dd",
-}
 PHONE = {"width": 360, "height": 740}
 
 
@@ -31,6 +24,9 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
         page.click(f"#tab-{view}")
         page.wait_for_selector(READY[view])
         assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"], view
+        if view == "lens":  # the chosen column is in sight
+            page.wait_for_function("() => document.querySelector('#lens-table').scrollLeft > 0")
+            assert 0 < page.locator("#lens-table button.chosen").bounding_box()["x"] < PHONE["width"]
     paper = page.evaluate("() => getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, re.findall(r"\d+", paper))) < 3 * 128) == (scheme == "dark")
 

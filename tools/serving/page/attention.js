@@ -59,7 +59,9 @@ export function showAttention() {
     layer.value = chosen.value.layer;
     number.value = chosen.value.head;
     for (const one of byId("grid").children) one.setAttribute("aria-pressed", isChosen(one.id));
-    if (attention.value) paint(matrix, attention.value.T, (t) => attention.value.reads(layer.value, number.value, t));
+    byId("matrix-title").textContent = `The matrix of ${headName(chosen.value)}`;
+    const { T, reads } = attention.value ?? {};
+    if (T) paint(matrix, T, (t) => reads(chosen.value.layer, chosen.value.head, t));
   });
   effect(() => {
     void colours.value;
@@ -88,10 +90,14 @@ function drawGrid() {
   byId("grid").replaceChildren(...Array.from({ length: L * (H + 1) }, (_, i) => {
     const layer = Math.floor(i / (H + 1)), number = i % (H + 1), picture = el("canvas"), id = `head-${layer}-${number}`;
     requestAnimationFrame(() => paint(picture, T, (t) => reads(layer, number, t)));
-    const name = `layer ${layer + 1}, ${number === H ? "average" : `head ${number + 1}`}`;
+    const name = headName({ layer, head: number });
     return button({ id, title: name, "aria-label": name, class: number === H ? "mean" : "",
       "aria-pressed": isChosen(id), onclick: () => { head.value = { layer, head: number }; } }, picture);
   }));
+}
+
+function headName({ layer, head }) {
+  return `layer ${layer + 1}, ${head === model.peek().config.n_head ? "average" : `head ${head + 1}`}`;
 }
 
 function isChosen(id) {

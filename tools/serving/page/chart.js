@@ -44,7 +44,7 @@ export function chart({ title, small = false, format = plain, tools = false, at 
   effect(() => { // the values of all curves at the pointer, or their last
     const found = series.value.map((one) => ({ ...one, point: closest(one.points, at.value ?? Infinity) }));
     told.replaceChildren(...found.map(({ name, colour, run, point: [x, y] }) => el("span",
-      { class: `value c${colour} ${run ? "second" : ""}` },
+      { class: `value c${colour} ${run ? "second" : ""}` }, el("i"),
       `${name} ${format(y)}${at.value === null ? "" : ` at ${x.toLocaleString("en")}`}`)));
     cross.setAttribute("visibility", plot.value && at.value !== null ? "visible" : "hidden");
     if (!plot.value) return;

@@ -2,6 +2,8 @@
 
 const COUNTS = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
+export const SVG = "http://www.w3.org/2000/svg";
+
 /** @returns {any} */
 export function byId(id) {
   return document.getElementById(id);
@@ -15,12 +17,12 @@ export function el(tag, props = {}, ...children) {
 
 /** @template {keyof SVGElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props */
 export function svg(tag, props = {}, ...children) {
-  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), props, children);
+  return fill(document.createElementNS(SVG, tag), props, children);
 }
 
-/** @template {HTMLElement | SVGElement} E @param {E} element @param {{[name: string]: any}} props */
-function fill(element, { style = {}, ...props }, children) {
-  for (const [name, value] of Object.entries(style)) element.style.setProperty(name, value);
+/** @template {Element} E @param {E} element @param {{[name: string]: any}} props */
+export function fill(element, { style = {}, ...props }, children) {
+  for (const [name, value] of Object.entries(style)) /** @type {any} */ (element).style.setProperty(name, value);
   for (const [name, value] of Object.entries(props)) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (value === true) element.setAttribute(name, "");

@@ -46,7 +46,7 @@ function mark() {
   }
   const column = grid.querySelector("button.chosen");
   requestAnimationFrame(() => { // the view may not be shown yet
-    if (column) grid.scrollLeft = column.offsetLeft + column.offsetWidth / 2 - grid.clientWidth / 2;
+    if (column) grid.scrollLeft = column.parentElement.offsetLeft - grid.clientWidth / 2;
   });
   byId("lens-detail").hidden = !seen?.tokens[t];
   if (seen?.tokens[t]) details(seen, t);

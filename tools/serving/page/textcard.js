@@ -4,7 +4,7 @@ import { post } from "./api.js";
 import { able, byId, clicks } from "./dom.js";
 import { begin } from "./history.js";
 import { batch, effect, state } from "./reactive.js";
-import { saveText } from "./save.js";
+import { saveText, saveView } from "./save.js";
 import { wrong } from "./settings.js";
 import { at, change, future, merged, past, text, undo, writing } from "./store.js";
 import * as tokens from "./tokens.js";
@@ -58,6 +58,7 @@ clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
 clicks(byId("save"), saveText);
+clicks(byId("picture"), saveView);
 clicks(byId("new"), () => {
   begin();
   edit();
