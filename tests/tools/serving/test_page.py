@@ -470,7 +470,7 @@ def test_a_reload_in_mid_stream_keeps_what_was_written(open_page):
     page.get_by_label("Tokens", exact=True).fill("256")
     page.locator("textarea").fill("the quick")
     button(page, "Write").click()
-    kept = "Object.values(localStorage).map(JSON.parse).some(({ text }) => text.tokens.length > 20)"
+    kept = "() => Object.values(localStorage).map(JSON.parse).some(({ text }) => text.tokens.length > 20)"
     page.wait_for_function(kept)
     page.reload()
     page.wait_for_selector("div.text > .token")

@@ -3,8 +3,9 @@
 import { SVG, fill, svg } from "./dom.js";
 import { model, settings, text, view } from "./store.js";
 
-const LEFT_OUT = ".tools, .settings, .chart-tools, .field:has(select), textarea, input, #replay"; // of a picture
-const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size"]; // of a chart's parts
+// What a picture leaves out, and how a chart looks.
+const LEFT_OUT = ".tools, .settings, .chart-tools, .field:has(select), textarea, input, #replay";
+const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "font-size"];
 const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
 
 export function saveText() {
