@@ -87,7 +87,7 @@ def draw(axes) -> None:
     rows = [("characters", list(LINE))]
     for size in (512, 8192):
         row = pieces(learnt[size], LINE)
-        rows.append((f"{size} byte pairs", row))
+        rows.append((f"V = {size}", row))
     boxes(above, [(f"{label}: {len(row)}", row) for label, row in rows])
 
     below.plot(SIZES, per_token, "o-", color=BLUE)
