@@ -384,6 +384,59 @@ def test_two_checkpoints_and_two_runs_write_from_one_seed(open_page, two_runs, o
     )
 
 
+# --- three people's tasks, in under five clicks each --------------------------------------------------------
+
+
+class Hand:
+    """Clicks, and counts. To choose from a list are two: it opens, and closes."""
+
+    def __init__(self, page):
+        self.page, self.clicks = page, 0
+
+    def click(self, what):
+        self.clicks += 1
+        (self.page.locator(what) if isinstance(what, str) else what).click()
+
+    def choose(self, label, option):
+        self.clicks += 2
+        self.page.get_by_label(label).select_option(option)
+
+
+def test_to_see_why_it_wrote_this_token_takes_three_clicks(open_page):
+    page = open_page()
+    write(page, "the quick")
+    hand = Hand(page)
+    hand.click(page.locator("div.text > .token").nth(15))
+    page.wait_for_selector(".place h3:has-text('token 16')")  # what else could have stood there
+    hand.click("#tab-attention")
+    page.wait_for_selector("#attention .most:has-text('this head read')")  # what it read
+    hand.click("#matrix")
+    page.wait_for_selector(".arithmetic:has-text('softmax')")
+    assert hand.clicks == 3
+
+
+def test_to_see_when_it_learned_this_token_takes_two_clicks(open_page):
+    page = open_page(empty=False)
+    hand = Hand(page)
+    hand.click(page.locator("div.text > .token").nth(15))
+    hand.click("#tab-loss")
+    expect(page.locator("#loss circle.c3")).to_have_count(len(ITERATIONS), timeout=60_000)
+    costs = page.locator("#loss circle.c3").evaluate_all("all => all.map((x) => x.cy.baseVal.value)")
+    assert costs[0] < costs[-1]  # lower in the picture: it costs less
+    assert hand.clicks == 2
+
+
+def test_to_see_which_of_two_runs_is_better_here_takes_three_clicks(open_page, two_runs):
+    page = open_page(at=two_runs, empty=False)
+    hand = Hand(page)
+    hand.click("#tab-loss")
+    hand.choose("Compared with", "run (beside)/iter-20")
+    page.wait_for_selector("#loss .figures dd:has-text('/')")  # both of their losses, and where they differ
+    tinted = page.locator("div.text > .token:is([data-side=good], [data-side=bad])")
+    expect(tinted).to_have_count(31)
+    assert hand.clicks == 3
+
+
 # --- the run ------------------------------------------------------------------------------------------------
 
 
