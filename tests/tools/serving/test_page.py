@@ -620,7 +620,7 @@ def test_it_says_how_far_the_server_is_with_compiling(open_page):
 
 
 def test_a_newer_checkpoint_is_named_without_a_reload(open_page, server):
-    page = open_page()
+    page = open_page(expected=["404 (Not Found)"])  # it may ask of what is gone again
     write(page, "the quick")
     worker = server[1].worker
     worker.replace(worker.model, "iter-21")

@@ -16,9 +16,7 @@ export function useKey(value) {
 }
 
 /** @param {string} path */
-export async function get(path) {
-  return (await send(path, {})).json();
-}
+export const get = async (path) => (await send(path, {})).json();
 
 /** @param {string} path @param {object} body @param {AbortSignal} [signal] */
 export async function post(path, body, signal) {

@@ -1,21 +1,21 @@
 // The view Attention: what the model read when it chose the token at the chosen place, in one head or averaged over
 // those of a layer; all heads next to each other; the matrix of one, and the arithmetic of a cell of it.
 
-import { showCell } from "./cell.js";
-import { arrows, button, byId, code, el, offer, percent, ranked } from "./dom.js";
-import { attention } from "./looked.js";
+import { post } from "./api.js";
+import { arrows, bars, button, byId, code, el, number, offer, percent, ranked } from "./dom.js";
+import { asked, attention } from "./looked.js";
 import { cellAt, paint } from "./matrix.js";
 import { derived, effect, state } from "./reactive.js";
-import { at, choose, head, model, read, text } from "./store.js";
+import { at, choose, head, model, read, text, view } from "./store.js";
 
-const FIRST = 5; // of the tokens that are read most
+const FIRST = 5, SHARES = 8; // of the tokens that are read most
 
 const colours = state(0); // counts their changes
 const over = state(/** @type {[number, number] | null} */ (null)); // the cell below the pointer
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours.value += 1; });
 
 /** The head that is shown; one past the last means the average of its layer. */
-export const chosen = derived(() => head.value ?? attention.value?.sharpest ?? { layer: 0, head: 0 });
+const chosen = derived(() => head.value ?? attention.value?.sharpest ?? { layer: 0, head: 0 });
 
 /** The token that reads, which stands before the chosen place, and how much of each it reads; null: there is none. */
 const reading = derived(() => {
@@ -60,8 +60,7 @@ export function showAttention() {
     number.value = chosen.value.head;
     for (const one of byId("grid").children) one.setAttribute("aria-pressed", isChosen(one.id));
     byId("matrix-title").textContent = `The matrix of ${headName(chosen.value)}`;
-    const { T, reads } = attention.value ?? {};
-    if (T) paint(matrix, T, (t) => reads(chosen.value.layer, chosen.value.head, t));
+    if (attention.value) paintHead(matrix, chosen.value.layer, chosen.value.head);
   });
   effect(() => {
     void colours.value;
@@ -85,24 +84,28 @@ function tints() {
 
 /** A row of heads for each layer, and their average. */
 function drawGrid() {
-  const { L, H, T, reads } = attention.value;
+  const { L, H } = attention.value;
   byId("grid").style.setProperty("--heads", H + 1);
   byId("grid").replaceChildren(...Array.from({ length: L * (H + 1) }, (_, i) => {
     const layer = Math.floor(i / (H + 1)), number = i % (H + 1), picture = el("canvas"), id = `head-${layer}-${number}`;
-    requestAnimationFrame(() => paint(picture, T, (t) => reads(layer, number, t)));
+    requestAnimationFrame(() => paintHead(picture, layer, number));
     const name = headName({ layer, head: number });
     return button({ id, title: name, "aria-label": name, class: number === H ? "mean" : "",
       "aria-pressed": isChosen(id), onclick: () => { head.value = { layer, head: number }; } }, picture);
   }));
 }
 
+/** Row t is the token that reads, column s the one it reads. Small weights are seen by their square roots. */
+function paintHead(picture, layer, head) {
+  const { T, reads } = attention.peek();
+  paint(picture, T, Array.from({ length: T }, (_, t) => reads(layer, head, t).map(Math.sqrt)));
+}
+
 function headName({ layer, head }) {
   return `layer ${layer + 1}, ${head === model.peek().config.n_head ? "average" : `head ${head + 1}`}`;
 }
 
-function isChosen(id) {
-  return String(id === `head-${chosen.peek().layer}-${chosen.peek().head}`);
-}
+const isChosen = (id) => String(id === `head-${chosen.peek().layer}-${chosen.peek().head}`);
 
 function sentence() {
   const { tokens } = text.value;
@@ -129,3 +132,59 @@ function tell() {
   byId("told").replaceChildren(...(s > t || s < 0 ? ["Point at a cell."]
     : [...name(t), ` reads ${percent(reads(chosen.value.layer, chosen.value.head, t)[s])} of `, ...name(s)]));
 }
+
+/** The arithmetic of the chosen cell: query times key, scale, mask, softmax, and what is read from the value. */
+function showCell() {
+  const cell = asked(() => {
+    const seen = attention.value, { layer, head } = chosen.value;
+    if (view.value !== "attention" || !seen || read.value === null || head >= seen.H) return null;
+    const { text, start, version } = seen.to, reader = at.value - 1 - start, column = read.value - start;
+    if (column < 0 || column > reader || reader >= seen.T) return null;
+    return { text, layer, head, reader, read: column, start, version };
+  }, ({ text, layer, head, reader, read }, signal) =>
+    post("inside/cell", { text, layer, head, reader, read }, signal));
+  effect(() => {
+    const shown = read.value !== null && attention.value && chosen.value.head < attention.value.H && cell.value;
+    byId("cell").hidden = !shown && !cell.error.value;
+    byId("cell").replaceChildren(...(cell.error.value ? [cell.error.value] : shown ? arithmetic(cell.value) : []));
+  });
+}
+
+function arithmetic({ query, key, value, scores, weights, output, to: { layer, head, reader, read, start } }) {
+  const name = (i) => code(text.peek().tokens[start + i]?.text), C = query.length;
+  const products = query.map((x, i) => x * key[i]), sum = products.reduce((a, b) => a + b, 0);
+  const most = Math.max(...scores), share = Math.exp(scores[read] - most);
+  const whole = scores.reduce((total, x, s) => (weights[s] ? total + Math.exp(x - most) : total), 0);
+  const turned = model.peek().config.position === "rope" ? ", both turned by their positions" : "";
+  return [
+    el("h3", {}, `The arithmetic of a cell: layer ${layer + 1}, head ${head + 1}`),
+    el("dl", { class: "arithmetic" },
+      ...row(["query of ", name(reader), ": what it looks for"], numbers(query)),
+      ...row(["key of ", name(read), ": what it offers"], numbers(key)),
+      ...row([`their products${turned}`], numbers(products)),
+      ...row(["score"], `their sum ${round(sum)}, divided by √${C}, is ${round(sum / Math.sqrt(C))}`),
+      ...row(["mask"], `the ${reader + 1} tokens up to `, name(reader), " may be read; those behind it count as −∞"),
+      ...row(["softmax"], `e^(${round(scores[read])} − ${round(most)}), divided by the sum of all, ${round(whole)}: `,
+        `${round(share)} / ${round(whole)} = ${percent(weights[read])}`),
+      ...row(["value of ", name(read), ": what it passes on"], numbers(value)),
+      ...row([`${percent(weights[read])} of it`], numbers(value.map((x) => x * weights[read]), value)),
+      ...row(["the sum over all tokens: what the head gives"], numbers(output))),
+    el("ul", { class: "shares", "aria-label": "the tokens that are read most" },
+      ...ranked(weights, SHARES).map(([s, weight]) => el("li", {},
+        name(s), number(round(scores[s])), number(percent(weight)), bars(weight)))),
+  ];
+}
+
+const row = (label, ...told) => [el("dt", {}, ...label), el("dd", {}, ...told)];
+
+/** A vector as a strip of colours. @param {number[]} values @param {number[]} scale whose largest is the full colour */
+function numbers(values, scale = values) {
+  const [low, high] = [Math.min(...values), Math.max(...values)].map(round);
+  const label = `${values.length} numbers from ${low} to ${high}`;
+  const most = Math.max(...scale.map(Math.abs)) || 1;
+  const picture = el("canvas", { class: "strip", role: "img", "aria-label": label });
+  requestAnimationFrame(() => paint(picture, values.length, [values.map((x) => x / most)]));
+  return el("span", { class: "vector" }, picture, el("span", { class: "faint" }, `${low} … ${high}`));
+}
+
+const round = (x) => Number(x.toPrecision(3)).toString().replace("-", "−");

@@ -14,8 +14,9 @@ const LEAST = 8; // pixels of a drag that zooms
 /** Charts with the same `at`, the x below the pointer, and `range` move together. Return the element, and what shows
  * other series. */
 export function chart({ title, small = false, format = plain, tools = false, at = state(null), range = state(null) }) {
+  const height = small ? 150 : 300;
   const series = state(/** @type {Series[]} */ ([])), width = state(0), log = state(false), smoothing = state(0);
-  const picture = svg("svg", { class: "chart", role: "img", "aria-label": title, height: small ? 150 : 300 });
+  const picture = svg("svg", { class: "chart", role: "img", "aria-label": title, height });
   const told = el("p", { class: "faint told" });
   const reset = button({ onclick: () => { range.value = null; } }, "Whole range");
   const element = el("figure", {}, el("figcaption", {}, title, el("span", { class: "chart-tools" }, reset,
@@ -23,8 +24,9 @@ export function chart({ title, small = false, format = plain, tools = false, at 
       onchange: ({ target }) => { log.value = target.checked; } }), " log"),
     tools && el("label", {}, "smooth ", el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0,
       oninput: ({ target }) => { smoothing.value = target.valueAsNumber; } })))), picture, told);
-  const cross = svg("line", { class: "cross", y1: MARGIN.top, y2: (small ? 150 : 300) - MARGIN.bottom });
-  const plot = derived(() => plotted(series.value, range.value, width.value, small ? 150 : 300, log.value));
+  const cross = svg("line", { class: "cross", y1: MARGIN.top, y2: height - MARGIN.bottom });
+  const plot = derived(() => plotted(series.value, range.value,
+    { width: width.value, height, log: log.value, smoothing: smoothing.value, format }));
 
   const place = (event) => event.clientX - picture.getBoundingClientRect().left;
   let from = 0;
@@ -40,7 +42,7 @@ export function chart({ title, small = false, format = plain, tools = false, at 
   });
   new ResizeObserver(() => { width.value = picture.clientWidth; }).observe(picture);
   effect(() => { reset.hidden = !range.value; });
-  effect(() => picture.replaceChildren(...(plot.value ? marks(plot.value, smoothing.value, format) : []), cross));
+  effect(() => picture.replaceChildren(...(plot.value?.marks ?? []), cross));
   effect(() => { // the values of all curves at the pointer, or their last
     const found = series.value.map((one) => ({ ...one, point: closest(one.points, at.value ?? Infinity) }));
     told.replaceChildren(...found.map(({ name, colour, run, point: [x, y] }) => el("span",
@@ -54,44 +56,38 @@ export function chart({ title, small = false, format = plain, tools = false, at 
   return { element, show: (/** @type {any[]} */ all) => { series.value = all.filter(({ points }) => points.length); } };
 }
 
-/** What a chart shows, and where; null: nothing. @param {Series[]} series @param {number[] | null} range of x */
-function plotted(series, range, width, height, log) {
-  const xs = range ?? series.flatMap(({ points }) => [points[0][0], points[points.length - 1][0]]);
+/** The marks of a chart, and where what is; null: there is nothing to show. @param {Series[]} series
+ * @param {number[] | null} range of x @param {{[name: string]: any}} look */
+function plotted(series, range, look) {
+  const { width, height, log, smoothing, format } = look;
+  const xs = range ?? series.flatMap(({ points }) => [points[0][0], points.at(-1)[0]]);
   const x0 = Math.min(...xs), x1 = Math.max(...xs), inner = width - MARGIN.left - MARGIN.right;
   const inside = (points) => thinned(points.filter(([x]) => x >= x0 && x <= x1), width);
-  const drawn = series.map((one) => ({ ...one, points: inside(one.points) }));
+  const drawn = series.map((one) => ({ ...one, points: inside(one.points) })).filter(({ points }) => points.length);
   const ys = drawn.flatMap(({ points }) => points.map(([, y]) => y)).filter((y) => !log || y > 0);
   if (!width || !ys.length) return null;
   const low = Math.min(...ys), high = Math.max(...ys), along = log ? Math.log : Number;
   const levels = log ? decades(low, high) : steps(low, high, height > 200 ? 5 : 3);
-  const y0 = levels[0], y1 = levels[levels.length - 1];
+  const y0 = levels[0], y1 = levels.at(-1), ends = { x1: MARGIN.left, x2: width - MARGIN.right };
   const share = (y) => (along(Math.max(y, y0)) - along(y0)) / (along(y1) - along(y0) || 1);
-  return {
-    width, height, levels, drawn: drawn.filter(({ points }) => points.length),
-    times: steps(x0, x1, width / 110).filter((x) => x >= x0 && x <= x1),
-    x: (x) => MARGIN.left + ((x - x0) / (x1 - x0 || 1)) * inner,
-    y: (y) => height - MARGIN.bottom - share(y) * (height - MARGIN.top - MARGIN.bottom),
-    value: (place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0),
-  };
-}
-
-/** The elements of a picture. @param {ReturnType<typeof plotted>} plot */
-function marks({ width, height, levels, times, drawn, x, y }, smoothing, format) {
-  const ends = { x1: MARGIN.left, x2: width - MARGIN.right };
+  const x = (value) => MARGIN.left + ((value - x0) / (x1 - x0 || 1)) * inner;
+  const y = (value) => height - MARGIN.bottom - share(value) * (height - MARGIN.top - MARGIN.bottom);
   const path = (points) => `M${points.map(([a, b]) => `${x(a).toFixed(1)} ${y(b).toFixed(1)}`).join("L")}`;
-  return [
+  const curve = (/** @type {Series} */ { kind, points, colour, run }) => {
+    const smooth = kind === "line" && smoothing > 0, look = `c${colour} ${run ? "second" : ""}`;
+    const line = (raw, points) => svg("path", { class: `series ${kind} ${look} ${raw}`, d: path(points) });
+    const dots = kind === "dots" ? points : [];
+    return [line(smooth ? "raw" : "", points), smooth && line("", smoothed(points, smoothing)),
+      ...dots.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 }))].filter(Boolean);
+  };
+  const marks = [
     ...levels.flatMap((level) => [svg("line", { class: "grid-line", ...ends, y1: y(level), y2: y(level) }),
       svg("text", { x: MARGIN.left - 8, y: y(level) + 4, "text-anchor": "end" }, format(level))]),
-    ...times.map((time) =>
+    ...steps(x0, x1, width / 110).filter((time) => time >= x0 && time <= x1).map((time) =>
       svg("text", { x: x(time), y: height - 6, "text-anchor": "middle" }, time.toLocaleString("en"))),
-    ...drawn.flatMap(({ kind, points, colour, run }) => {
-      const smooth = kind === "line" && smoothing > 0, look = `c${colour} ${run ? "second" : ""}`;
-      const line = (raw, points) => svg("path", { class: `series ${kind} ${look} ${raw}`, d: path(points) });
-      const dots = kind === "dots" ? points : [];
-      return [line(smooth ? "raw" : "", points), smooth && line("", smoothed(points, smoothing)),
-        ...dots.map(([a, b]) => svg("circle", { class: look, cx: x(a), cy: y(b), r: 3 }))].filter(Boolean);
-    }),
+    ...drawn.flatMap(curve),
   ];
+  return { marks, x, value: (place) => x0 + ((place - MARGIN.left) / inner) * (x1 - x0) };
 }
 
 export function plain(value) {
@@ -121,8 +117,7 @@ export function thinned(points, width) {
 
 /** The point whose x is nearest. @param {Point[]} points @param {number} x */
 export function closest(points, x) {
-  const end = points[points.length - 1];
-  return x === Infinity ? end : points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
+  return x === Infinity ? points.at(-1) : points.reduce((a, b) => (Math.abs(b[0] - x) < Math.abs(a[0] - x) ? b : a));
 }
 
 /** About n round numbers, of which the first is not above `low` and the last not below `high`. */

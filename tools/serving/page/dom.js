@@ -1,24 +1,16 @@
 // Elements, and how tokens and numbers are written. Text reaches the page as text nodes alone, never as HTML.
 
-const COUNTS = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
-
 export const SVG = "http://www.w3.org/2000/svg";
 
 /** @returns {any} */
-export function byId(id) {
-  return document.getElementById(id);
-}
+export const byId = (id) => document.getElementById(id);
 
 /** `el("p", {class: "faint", onclick: f}, "text", child)`: props are attributes, but on… are listeners, and `style`
  * has properties. @template {keyof HTMLElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props */
-export function el(tag, props = {}, ...children) {
-  return fill(document.createElement(tag), props, children);
-}
+export const el = (tag, props = {}, ...children) => fill(document.createElement(tag), props, children);
 
 /** @template {keyof SVGElementTagNameMap} K @param {K} tag @param {{[name: string]: any}} props */
-export function svg(tag, props = {}, ...children) {
-  return fill(document.createElementNS(SVG, tag), props, children);
-}
+export const svg = (tag, props = {}, ...children) => fill(document.createElementNS(SVG, tag), props, children);
 
 /** @template {Element} E @param {E} element @param {{[name: string]: any}} props */
 export function fill(element, { style = {}, ...props }, children) {
@@ -33,9 +25,7 @@ export function fill(element, { style = {}, ...props }, children) {
 }
 
 /** @param {{[name: string]: any}} props */
-export function button(props, ...children) {
-  return el("button", { type: "button", ...props }, ...children);
-}
+export const button = (props, ...children) => el("button", { type: "button", ...props }, ...children);
 
 /** A button is off by `able`, which unlike `disabled` leaves the focus where it is. */
 export function clicks(button, action) {
@@ -96,13 +86,9 @@ export function bars(...shares) {
 }
 
 /** A token whose spaces and line ends can be seen; one in the middle of a character has no text. */
-export function visible(text) {
-  return text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "◌";
-}
+export const visible = (text) => text.replaceAll(" ", "␣").replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "◌";
 
-export function code(text = "") {
-  return el("code", { dir: "auto" }, visible(text));
-}
+export const code = (text = "") => el("code", { dir: "auto" }, visible(text));
 
 export function percent(p) {
   if (p == null) return "";
@@ -113,29 +99,17 @@ export function percent(p) {
 }
 
 /** A number in a column. */
-export function number(told) {
-  return el("span", { class: "number" }, told);
-}
+export const number = (told) => el("span", { class: "number" }, told);
 
-export function bits(p) {
-  return -Math.log2(Math.max(p, 2 ** -126));
-}
+export const bits = (p) => -Math.log2(Math.max(p, 2 ** -126));
 
-export function short(number) {
-  return COUNTS.format(number);
-}
+export const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format;
 
 /** @param {number[]} values */
-export function mean(values) {
-  return values.reduce((sum, value) => sum + value, 0) / values.length;
-}
+export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 
 /** The item with the largest value. @template T @param {T[]} items @param {(item: T) => number} value @returns {T} */
-export function largest(items, value) {
-  return items.reduce((best, item) => (value(item) > value(best) ? item : best));
-}
+export const largest = (items, value) => items.reduce((best, item) => (value(item) > value(best) ? item : best));
 
 /** The n largest values, each with its index. @param {number[]} values @returns {[number, number][]} */
-export function ranked(values, n) {
-  return [...values.entries()].sort(([, a], [, b]) => b - a).slice(0, n);
-}
+export const ranked = (values, n) => [...values.entries()].sort(([, a], [, b]) => b - a).slice(0, n);

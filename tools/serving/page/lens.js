@@ -69,6 +69,4 @@ function details({ tokens, likeliest, probabilities, names, stream_norms, attn_n
   byId("lens-norms").replaceChildren(table("norms", heads, rows.reverse()));
 }
 
-function layer(l) {
-  return l === 0 ? "embedding" : `layer ${l}`;
-}
+const layer = (l) => l === 0 ? "embedding" : `layer ${l}`;

@@ -1,21 +1,57 @@
 // What the server tells about the shared text: what could stand at each place, attention, and the logit lens.
 
 import { post } from "./api.js";
-import { asked } from "./asked.js";
 import { largest, mean } from "./dom.js";
-import { derived, state } from "./reactive.js";
+import { derived, effect, state } from "./reactive.js";
 import { at, checkpoint, ids, model, part, settings, text, view, writing } from "./store.js";
 
 /** @typedef {{likeliest: number[], likeliest_before: number[], likeliest_after: number[], before?: number,
  * after?: number}} Place */
 /** @typedef {{places: (Place | null)[], names: {[id: string]: string}}} Places */
 
+const WAIT = 120; // milliseconds in which a question may change before it is asked
 const LIKELIEST = 5; // tokens of the lens
 
 export const pointed = state(/** @type {number | null} */ (null)); // the token below the pointer
 
 /** The checkpoint that is looked at: in Loss that of its slider. */
 export const looking = derived(() => (view.value === "loss" && checkpoint.value) || model.value?.version);
+
+/** `question()` returns what to ask, or null: about a part of the text, from its token `start` on. The state holds the
+ * last answer while it is about the text that is shown, with the question that it is for as `to`. `ask` may `tell`
+ * parts of an answer before it returns all. The state `error` says what goes wrong.
+ * @template {{text: number[], start: number}} Q, A @param {() => Q | null} question
+ * @param {(question: Q, signal: AbortSignal, tell: (part: A) => void) => Promise<A>} ask */
+export function asked(question, ask) {
+  const answer = state(/** @type {(A & {to: Q}) | null} */ (null)), error = state("");
+  let last = "", timer = 0, abort = new AbortController();
+
+  async function send(/** @type {Q} */ wanted, /** @type {AbortSignal} */ signal) {
+    const tell = (/** @type {A} */ told) => {
+      if (!signal.aborted) answer.value = { ...told, to: wanted };
+    };
+    try {
+      tell(await ask(wanted, signal, tell));
+    } catch (problem) {
+      if (signal.aborted) return;
+      error.value = problem.message;
+      last = ""; // the same may be asked again
+    }
+  }
+
+  effect(() => {
+    const wanted = question(), key = JSON.stringify(wanted);
+    if (wanted == null || key === last) return;
+    last = key;
+    clearTimeout(timer);
+    abort.abort();
+    abort = new AbortController();
+    error.value = "";
+    timer = setTimeout(send, answer.peek() ? WAIT : 0, wanted, abort.signal);
+  });
+  const isShown = ({ to: { text, start } }) => text.every((id, i) => id === ids.value[start + i]);
+  return Object.assign(derived(() => (answer.value && isShown(answer.value) ? answer.value : null)), { error });
+}
 
 /** What to ask of a checkpoint about all places; null: nothing. @param {string} [name] */
 export function question(name) {
@@ -28,19 +64,17 @@ export function question(name) {
 
 /** @type {Map<string, Promise<Places>>} */
 const known = new Map(); // answers about the text that is shown
-let about = ids.peek();
+effect(() => {
+  void ids.value;
+  known.clear();
+});
 
 /** @param {ReturnType<typeof question>} wanted @returns {Promise<Places>} */
 export function placesOf({ start, ...wanted }) {
-  if (about !== ids.peek()) known.clear();
-  about = ids.peek();
-  const key = JSON.stringify(wanted);
-  if (!known.has(key)) {
-    const answer = post("inside/places", wanted);
-    answer.catch(() => known.delete(key));
-    known.set(key, answer);
-  }
-  return known.get(key);
+  const key = JSON.stringify(wanted), answer = known.get(key) ?? post("inside/places", wanted);
+  known.set(key, answer);
+  answer.catch(() => known.delete(key));
+  return answer;
 }
 
 export const places = asked(() => question(looking.value), placesOf);
@@ -53,9 +87,7 @@ export function placeAt(i) {
 }
 
 /** How likely each token of the text was. */
-export function likelihoods() {
-  return text.value.tokens.map((token, i) => placeAt(i)?.before ?? token.probability);
-}
+export const likelihoods = () => text.value.tokens.map((token, i) => placeAt(i)?.before ?? token.probability);
 
 /** The question of a view that takes `most` tokens. @param {"attention" | "lens"} name */
 function partOf(name) {

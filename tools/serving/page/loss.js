@@ -1,25 +1,24 @@
 // The view Loss: how many bits each token of the text costs the model, how that came about over the checkpoints of
 // the run, and where two checkpoints, or two runs, differ.
 
-import { get } from "./api.js";
-import { asked } from "./asked.js";
+import { get, post } from "./api.js";
 import { chart } from "./chart.js";
-import { bits, byId, figures, mean, offer, plays } from "./dom.js";
-import { placesOf, question } from "./looked.js";
-import { showPair } from "./pair.js";
+import { bits, byId, clicks, code, el, figures, mean, offer, plays } from "./dom.js";
+import { asked, placesOf, question } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
-import { at, checkpoint, ids, model, other, text, view } from "./store.js";
+import { at, checkpoint, ids, model, other, settings, text, view } from "./store.js";
 import { surprise } from "./tokens.js";
+import { say } from "./writing.js";
 
 const FULL = 4; // bits of difference between two checkpoints at which the tint is full
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
 
 /** @typedef {{name: string, iteration: number | null, run: string, val_loss: number | null}} Checkpoint */
 
-const checkpoints = state(/** @type {Checkpoint[]} */ ([])), error = state("");
+const checkpoints = state(/** @type {Checkpoint[]} */ ([]));
 
 /** The checkpoint of the slider. */
-export const current = derived(() => checkpoint.value ?? model.value?.version);
+const current = derived(() => checkpoint.value ?? model.value?.version);
 
 /** Those of the run that the slider is in. */
 const ofRun = derived(() => {
@@ -59,7 +58,13 @@ export function showLoss() {
   byId("slider").addEventListener("input", () => { checkpoint.value = ofRun.peek()[byId("slider").value].name; });
   byId("other").addEventListener("change", () => { other.value = byId("other").value || null; });
   plays(byId("replay"), replay, PAUSE);
-  showPair();
+  clicks(byId("both"), writeBoth);
+  effect(() => {
+    void [current.value, text.value];
+    byId("pair").hidden = !other.value;
+    byId("pair-texts").replaceChildren();
+    byId("pair-note").replaceChildren();
+  });
   effect(() => {
     void model.value.version; // a newer one
     if (view.value === "loss") find();
@@ -76,7 +81,7 @@ export function showLoss() {
   });
   effect(() => {
     const few = ids.value.length < 2 ? "The loss needs two tokens or more." : "";
-    byId("loss-note").textContent = few || error.value || losses.error.value;
+    byId("loss-note").textContent = few || losses.error.value;
   });
   effect(() => draw(curves));
   return tints;
@@ -116,13 +121,40 @@ function tints() {
   });
 }
 
+/** Have both write, from one beginning with one seed: where they part, and how sure each was. */
+async function writeBoth() {
+  const prompt = text.peek().tokens.slice(0, at.peek()).map(({ id }) => id), names = [current.peek(), other.peek()];
+  say(prompt.length ? "writing …" : "Choose a token after the first.");
+  if (!prompt.length) return;
+  const [a, b] = [await written(prompt, names[0]), await written(prompt, names[1])];
+  const parted = a.findIndex((token, i) => token.id !== b[i]?.id);
+  byId("pair-note").replaceChildren(...(parted < 0 ? ["they write the same"]
+    : [`they part at token ${parted + 1}, `, code(a[parted].text), " and ", code(b[parted]?.text)]));
+  byId("pair-texts").replaceChildren(drawText(names[0], a, parted), drawText(names[1], b, parted));
+  say("");
+}
+
+/** What a checkpoint writes, with the probability that it gave each token.
+ * @param {number[]} prompt @param {string} checkpoint */
+async function written(prompt, checkpoint) {
+  const { seed, max_tokens, ...drawing } = settings.peek();
+  const asked = { text: prompt, checkpoint, seed: seed ?? 1, max_tokens, ...drawing };
+  const { tokens } = await post("inside/write", asked), text = tokens.map(({ id }) => id);
+  const { places } = await post("inside/places", { text, prompt: prompt.length, checkpoint, ...drawing });
+  return tokens.map((token, i) => ({ ...token, p: places[i]?.before })).slice(prompt.length);
+}
+
+function drawText(name, tokens, parted) {
+  return el("div", {}, el("h4", {}, title(name)), el("p", { class: "text small", dir: "auto" },
+    ...tokens.map(({ text, p }, i) => {
+      const { strength, said } = surprise(p), kind = i === parted ? "token chosen" : "token";
+      return el("span", { class: kind, title: said, style: { "--strength": strength } }, text || "◌");
+    })), el("p", { class: "faint" }, `${mean(tokens.map(({ p }) => bits(p))).toFixed(2)} bits per token, to itself`));
+}
+
 async function find() {
-  try {
-    const found = (await get("inside/checkpoints")).checkpoints;
-    if (JSON.stringify(found) !== JSON.stringify(checkpoints.peek())) checkpoints.value = found;
-  } catch (problem) {
-    error.value = problem.message;
-  }
+  const found = (await get("inside/checkpoints")).checkpoints;
+  if (JSON.stringify(found) !== JSON.stringify(checkpoints.peek())) checkpoints.value = found;
 }
 
 /** Move the slider to the next checkpoint of its run, from the last to the first. Return whether there are more. */
@@ -133,6 +165,6 @@ function replay() {
   return next < found.length - 1;
 }
 
-export function title(name = "") {
+function title(name = "") {
   return name.replace(/start$/, "what it started from").replace("iter-", "iteration ").replace("/", ": ");
 }

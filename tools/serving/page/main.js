@@ -39,7 +39,7 @@ showText(() => tints.value[view.value]?.() ?? likelihoods().map(surprise));
 
 // The URL
 
-let timer = 0, shown = "";
+let timer = 0;
 
 function keepUrl() {
   clearTimeout(timer);
@@ -54,10 +54,8 @@ effect(() => {
 addEventListener("pagehide", keepUrl);
 
 effect(() => {
-  const name = view.value;
-  const known = !shown || shown === name || location.hash.startsWith(`#/${name}`);
-  if (!known) history.pushState({ ours: true }, "", toHash());
-  shown = name;
+  const here = `#/${view.value}`;
+  if (model.peek() && !location.hash.startsWith(here)) history.pushState({ ours: true }, "", toHash());
 });
 
 addEventListener("popstate", (event) => {
@@ -68,40 +66,26 @@ addEventListener("popstate", (event) => {
 /** Show the text of a URL: its tokens, and the chosen place. */
 async function open(wanted) {
   if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return;
-  try {
-    const { tokens } = await post("inside/tokens", { text: wanted.ids });
-    change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
-  } catch (error) {
-    byId("message").textContent = `The text of this link is not one of this model. ${error.message}`;
-  }
+  const { tokens } = await post("inside/tokens", { text: wanted.ids });
+  change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
 }
 
 // The model
 
 async function start() {
-  try {
-    model.value = await get("inside/model");
-  } catch (error) {
-    byId("model").textContent = error.message;
-    return;
-  }
+  model.value = await get("inside/model").catch((error) => { byId("model").textContent = error.message; });
+  if (!model.value) return;
   const wanted = fromHash(location.hash), before = kept.mine();
   if (area.value) return; // somebody types already
   if (before && (history.state?.ours || !wanted.ids.length)) kept.open(before);
   else if (wanted.ids.length) await open(wanted);
-  else await example();
+  else { // a part of the validation text; without one an empty field
+    await get("inside/example").then(({ tokens }) => {
+      if (!area.value) change({ tokens, from: tokens.length, example: true });
+    }, () => area.focus({ preventScroll: true }));
+  }
   if (wanted.at !== null) choose(wanted.at);
   editing.value = !text.peek().tokens.length;
-}
-
-/** Begin with a part of the validation text; without one with an empty field. */
-async function example() {
-  try {
-    const { tokens } = await get("inside/example");
-    if (!area.value) change({ tokens, from: tokens.length, example: true });
-  } catch {
-    area.focus({ preventScroll: true });
-  }
 }
 
 effect(() => {

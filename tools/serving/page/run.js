@@ -7,13 +7,13 @@ import { effect, state } from "./reactive.js";
 import { model, view } from "./store.js";
 
 const EVERY = 2000; // milliseconds between questions for new records
-const QUIET = 60; // seconds without a new record, after which the run is said to rest
+const QUIET = 60_000; // milliseconds after a new record in which the run is said to train
 const SMALL = { tokens_per_second: "Tokens per second", grad_norm: "Norm of the gradient", lr: "Learning rate",
   ms: "Milliseconds per step" };
 
 /** @type {{name: string, records: any[], offset: number}[]} */
 let runs = [];
-let polled = false, grew = 0; // whether records were asked for, and when later ones came
+let polled = false, grew = -Infinity; // whether records were asked for, and when later ones came
 
 export function showRun() {
   runs = model.peek().runs.map((name) => ({ name, records: [], offset: 0 }));
@@ -63,11 +63,9 @@ async function more() {
 
 /** How the run is, as far as one can see. */
 function tells() {
-  const quiet = (performance.now() - grew) / 1000;
   if (!runs[0].records.length) return "No step is logged yet: the curves appear with the first.";
-  if (!grew) return "These are the records so far; new ones appear by themselves.";
-  return quiet < QUIET ? "It is training: this grows by itself."
-    : `No new record for ${Math.round(quiet / 60)} min: the run has ended, or was stopped.`;
+  if (performance.now() - grew < QUIET) return "It is training: this grows by itself.";
+  return "These are the records so far; new ones appear by themselves.";
 }
 
 function draw(loss, small) {
@@ -115,6 +113,4 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
 }
 
 /** @param {{shape: number[]}[]} arrays */
-export function count(arrays) {
-  return arrays.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);
-}
+export const count = (arrays) => arrays.reduce((sum, { shape }) => sum + shape.reduce((a, b) => a * b, 1), 0);

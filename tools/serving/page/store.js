@@ -10,7 +10,7 @@ import { batch, derived, state } from "./reactive.js";
 /** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number,
  * seed: number | null}} Settings */
 
-export const VIEWS = ["write", "attention", "lens", "loss", "run"];
+const VIEWS = ["write", "attention", "lens", "loss", "run"];
 export const DEFAULTS = { temperature: 0.8, top_p: 1, top_k: null, max_tokens: 100, seed: null };
 const STEPS = 100; // that can be undone
 
@@ -80,42 +80,30 @@ const RADIX = 36; // of tokens, which would be longer in decimals
 
 /** What follows the #. Defaults are left out. */
 export function toHash() {
-  const query = new URLSearchParams();
-  const put = (/** @type {string} */ name, /** @type {any} */ value) => value != null && query.set(name, String(value));
-  const { tokens, from } = text.value;
-  if (tokens.length) {
-    put("t", ids.value.map((id) => id.toString(RADIX)).join("."));
-    put("from", from);
-    put("at", at.value);
-  }
-  for (const [name, value] of Object.entries(settings.value)) if (value !== DEFAULTS[name]) put(name, value);
-  put("layer", head.value?.layer);
-  put("head", head.value?.head);
-  put("read", read.value);
-  put("checkpoint", checkpoint.value);
-  put("other", other.value);
+  const { tokens, from } = text.value, t = ids.value.map((id) => id.toString(RADIX)).join(".");
+  const told = Object.entries({ ...(tokens.length && { t, from, at: at.value }), ...settings.value, ...head.value,
+    read: read.value, checkpoint: checkpoint.value, other: other.value });
+  const kept = told.filter(([name, value]) => value != null && value !== DEFAULTS[name]);
+  const query = new URLSearchParams(kept.map(([name, value]) => [name, String(value)]));
   return `#/${view.value}${query.size ? `?${query}` : ""}`;
 }
 
 /** Take over all of a URL but its text, and return that: token ids, and where the last continuation began.
  * @param {string} hash */
 export function fromHash(hash) {
-  const [path, search] = hash.replace(/^#\/?/, "").split("?");
-  const query = new URLSearchParams(search);
-  const whole = (/** @type {string} */ name) => (/^\d+$/.test(query.get(name) ?? "") ? Number(query.get(name)) : null);
-  return batch(() => {
-    view.value = VIEWS.includes(path) ? path : "write";
-    const given = Object.entries(DEFAULTS).map(([name, usual]) => {
-      const value = Number(query.get(name) ?? NaN);
-      return [name, Number.isFinite(value) && value >= 0 ? value : usual];
-    });
+  const [path, search] = hash.replace(/^#\/?/, "").split("?"), query = new URLSearchParams(search);
+  const number = (/** @type {string} */ name) =>
+    (/^\d+(\.\d+)?$/.test(query.get(name)) ? Number(query.get(name)) : null);
+  batch(() => {
+    const given = Object.entries(DEFAULTS).map(([name, usual]) => [name, number(name) ?? usual]);
+    const layer = number("layer"), one = number("head");
     settings.value = Object.fromEntries(given);
-    const layer = whole("layer"), number = whole("head");
-    head.value = layer == null || number == null ? null : { layer, head: number };
-    read.value = whole("read");
+    view.value = VIEWS.includes(path) ? path : "write";
+    head.value = layer === null || one === null ? null : { layer, head: one };
+    read.value = number("read");
     checkpoint.value = query.get("checkpoint");
     other.value = query.get("other");
-    const tokens = (query.get("t") ?? "").split(".").map((id) => parseInt(id, RADIX)).filter((id) => id >= 0);
-    return { ids: tokens, from: whole("from") ?? 0, at: whole("at") };
   });
+  const tokens = (query.get("t") ?? "").split(".").map((id) => parseInt(id, RADIX)).filter((id) => id >= 0);
+  return { ids: tokens, from: number("from") ?? 0, at: number("at") };
 }

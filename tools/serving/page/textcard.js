@@ -30,9 +30,8 @@ export function showText(tints) {
     tokens.show(text.value.tokens, busy);
     if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
     box.classList.toggle("writing", busy);
-    tokens.mark(at.value);
     const shown = tints();
-    tokens.tint(shown);
+    tokens.mark(at.value, shown);
     byId("legend").hidden = !shown.some((tint) => tint && tint.side === undefined);
   });
 }
@@ -92,9 +91,7 @@ function edit(i = text.peek().tokens.length) {
 }
 
 /** @param {import("./store.js").Token[]} tokens */
-function spelled(tokens) {
-  return tokens.map((token) => token.text).join("");
-}
+const spelled = (tokens) => tokens.map((token) => token.text).join("");
 
 /** Take the text over from the field. Return whether there is one. */
 async function settle() {
@@ -104,17 +101,12 @@ async function settle() {
     say("Type the beginning of a text first.");
     return false;
   }
-  try {
-    const same = typed === spelled(tokens);
-    const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
-    batch(() => {
-      editing.value = false;
-      if (!same) change({ tokens: next, from: next.length, by, seed });
-    });
-  } catch (error) {
-    say(error.message, true);
-    return false;
-  }
+  const same = typed === spelled(tokens);
+  const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
+  batch(() => {
+    editing.value = false;
+    if (!same) change({ tokens: next, from: next.length, by, seed });
+  });
   say("");
   return true;
 }
@@ -124,8 +116,7 @@ async function go() {
   if (why) say(why, true);
   if (why || writing.peek() || starting) return;
   starting = true;
-  const there = await settle();
-  starting = false;
+  const there = await settle().finally(() => { starting = false; });
   if (there) await write();
 }
 

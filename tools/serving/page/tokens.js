@@ -58,16 +58,6 @@ export function show(tokens, growing) {
   if (focused && !box.contains(document.activeElement)) focus(current);
 }
 
-/** Mark the chosen token. @param {number} i */
-export function mark(i) {
-  current = Math.min(i, spans.length - 1);
-  for (const [n, span] of spans.entries()) {
-    span.classList.toggle("chosen", n === current);
-    span.ariaCurrent = n === current ? "true" : null;
-    span.tabIndex = n === current ? 0 : -1;
-  }
-}
-
 /** @param {number} i */
 export function focus(i) {
   const span = spans[Math.max(0, Math.min(spans.length - 1, i))];
@@ -75,9 +65,13 @@ export function focus(i) {
   span?.scrollIntoView({ block: "nearest" });
 }
 
-/** @param {Tint[]} tints by token; what is missing has none */
-export function tint(tints) {
+/** Mark the chosen token, and tint all. @param {number} at @param {Tint[]} tints what is missing has none */
+export function mark(at, tints) {
+  current = Math.min(at, spans.length - 1);
   for (const [i, span] of spans.entries()) {
+    span.classList.toggle("chosen", i === current);
+    span.ariaCurrent = i === current ? "true" : null;
+    span.tabIndex = i === current ? 0 : -1;
     const tint = tints[i], name = shown[i] === NEXT ? "what comes next" : `token ${visible(shown[i].text)}`;
     span.style.setProperty("--strength", (tint?.strength ?? 0).toFixed(3));
     span.dataset.side = tint?.side ?? "";

@@ -11,6 +11,11 @@ export function say(text, bad = false) {
   said.value = { text, bad };
 }
 
+addEventListener("unhandledrejection", (event) => {
+  event.preventDefault();
+  say(event.reason.message, true);
+});
+
 export function stop() {
   writing.peek()?.abort();
 }
@@ -53,8 +58,8 @@ async function goOn(begun) {
     say(made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
       : "The model ended the text here.");
   } catch (error) {
-    if (error.name === "AbortError") say(`stopped after ${text.peek().tokens.length - begun.from} tokens`);
-    else say(error.message, true);
+    if (error.name !== "AbortError") throw error;
+    say(`stopped after ${text.peek().tokens.length - begun.from} tokens`);
   } finally {
     batch(() => {
       writing.value = null;
