@@ -17,15 +17,19 @@ import jax
 import numpy as np
 from pydantic import Field
 
-from config.command_line import Count, NonNegative, Seed, UserError, command, given
+from config.command_line import INT32, Count, Fraction, NonNegative, Seed, UserError, command, given
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import generate
+from generation.sampling import Settings
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 
 SEPARATOR = "---------------"  # after each sample, as in nanoGPT
+TopK = Annotated[int, Field(ge=-1, lt=INT32)]
 Probability = Annotated[float, Field(gt=0, le=1)]
+Repetition = Annotated[float, Field(ge=0.01, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 @dataclass(frozen=True)
@@ -39,8 +43,12 @@ class SampleOptions(ModelOptions):
     num_samples: Count = 10  # samples to draw
     max_new_tokens: Count = 500  # tokens in each, after the prompt
     temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
-    top_k: Count | None = None  # draw from the top_k likeliest tokens; None: 200, or all if they are fewer
-    top_p: Probability | None = None  # draw from the fewest that together reach top_p; None or 1: from all
+    top_k: TopK = 200  # draw from the top_k likeliest tokens; 0 or -1: from all
+    top_p: Probability = 1.0  # draw from the fewest that together reach top_p
+    min_p: Fraction = 0.0  # draw from those at least min_p times as likely as the likeliest
+    repetition_penalty: Repetition = 1.0  # above 1: tokens of the prompt and the text become less likely
+    presence_penalty: Penalty = 0.0  # is subtracted from the logits of tokens of the text
+    frequency_penalty: Penalty = 0.0  # is subtracted as often as they are in it
     seed: Seed = 1337  # the same seed draws the same text
 
 
@@ -65,9 +73,7 @@ def main(argv: list[str]) -> None:
         np.tile(prompt, (options.num_samples, 1)),
         key=jax.random.key(options.seed),
         max_new_tokens=options.max_new_tokens,
-        temperature=options.temperature,
-        top_k=min(options.top_k or 200, known),
-        top_p=options.top_p,
+        settings=Settings(*(getattr(options, name) for name in Settings._fields)),
         vocab_size=known,
     )
     write_samples(text, chunks, tokenizer)

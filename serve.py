@@ -23,7 +23,7 @@ def main(argv: list[str]) -> None:
             f"--beside={options.beside}: it is compared with a run: give --out_dir, not --init_from"
         )
     with listen(options) as listener:
-        server = Server(options.hosts, listener)
+        server = Server(options.hosts, options.origins, listener)
         print(f"starting at {server.address}", flush=True)
 
         def work() -> None:

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
-from generation.sampling import sample
+from generation.sampling import GREEDY, PLAIN, Settings, Tally, penalize, sample
 from layers.products import is_linear
 from model import GPT, Block
 
@@ -39,17 +39,15 @@ class Rows(NamedTuple):
     left: Int[np.ndarray, " W"]  # tokens to draw in this call; 0: none
     made: Int[np.ndarray, " W"]  # tokens drawn in earlier calls
     key: Int[np.ndarray, "W 2"]  # the data of its random key
-    temperature: Float[np.ndarray, " W"]
-    top_k: Int[np.ndarray, " W"]
-    top_p: Float[np.ndarray, " W"]
+    settings: Float[np.ndarray, "W 7"]  # the columns are fields of Settings
+    tally: Tally
 
     @classmethod
-    def empty(cls, W: int) -> "Rows":
-        token, length, left, made, top_k = np.zeros((5, W), np.int32)
-        temperature, top_p = np.zeros((2, W), np.float32)
+    def empty(cls, W: int, V: int) -> "Rows":
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         key = np.zeros((W, *one.shape), one.dtype)
-        return cls(token, length, left, made, key, temperature, top_k + 1, top_p + 1)
+        settings = np.tile(np.array(GREEDY, np.float32), (W, 1))  # what costs least
+        return cls(*np.zeros((4, W), np.int32), key, settings, Tally.empty(W, V))
 
 
 @partial(jax.jit, static_argnames=("W", "S", "vocab_size"))
@@ -86,7 +84,7 @@ def decode(
 
     def draw_next(i, state):
         tokens, token, cache = state
-        token, _, cache = draw_token(decoder, cache, rows, token, i)
+        token, _, cache = draw_token(decoder, cache, rows, tokens, token, i)
         return tokens.at[:, i].set(token), token, cache
 
     tokens = jnp.zeros((len(rows.token), CHUNK), jnp.int32)
@@ -95,15 +93,22 @@ def decode(
 
 
 def draw_token(
-    decoder: Decoder, cache: Cache, rows: Rows, token: Int[Array, " W"], i: Int[Array, ""]
+    decoder: Decoder,
+    cache: Cache,
+    rows: Rows,
+    tokens: Int[Array, "W CHUNK"],
+    token: Int[Array, " W"],
+    i: Int[Array, ""],
 ) -> tuple[Int[Array, " W"], Float[Array, "W 1 V"], Cache]:
-    """Read each row's last token and draw the next, number i of a call. Return also its logits."""
+    """Read each row's last token and draw the next, after i `tokens` of a call. Return also its logits."""
     rows = jax.tree.map(jnp.asarray, rows)
     length = rows.length + jnp.minimum(i, rows.left)
     x, cache = forward_with_cache(*decoder, token[:, None], cache, length)
     logits = decoder.model.logits(x)
     keys = jax.vmap(jax.random.fold_in)(jax.random.wrap_key_data(rows.key), rows.made + i)
-    return sample(logits[:, 0], keys, rows.temperature, rows.top_k, rows.top_p), logits, cache
+    settings = Settings(*rows.settings.T)
+    penalized = penalize(logits[:, 0], rows.tally, tokens, i, settings)
+    return sample(penalized, keys, settings), logits, cache
 
 
 def generate(
@@ -112,9 +117,7 @@ def generate(
     *,
     key: PRNGKeyArray,
     max_new_tokens: int,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
+    settings: Settings = PLAIN,
     vocab_size: int | None = None,
 ) -> Iterator[Int[np.ndarray, "B _"]]:
     """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
@@ -125,11 +128,10 @@ def generate(
     """
     (B, P), S, V = prompt.shape, model.config.block_size, vocab_size or model.config.vocab_size
     decoder, cache = start(model, B, min(S, 1 << (P + max_new_tokens).bit_length()), V)
-    rows = Rows.empty(B)
+    rows = Rows.empty(B, V)
     rows.key[:] = [jax.random.key_data(row_key) for row_key in keys_of_rows(key, B)]
-    rows.temperature[:] = temperature
-    rows.top_k[:] = min(top_k or V, V)
-    rows.top_p[:] = 1.0 if top_p is None else top_p
+    rows.settings[:] = settings
+    np.put_along_axis(rows.tally.prompt, prompt, True, axis=1)
     context, made, unread = prompt[:, -S:], 0, True
     while made < max_new_tokens:
         if unread:
@@ -142,6 +144,7 @@ def generate(
         new = np.asarray(tokens)[:, :n]
         yield new
         made += n
+        np.add.at(rows.tally.drawn, (np.arange(B)[:, None], new), 1)
         context = np.concatenate([context, new], axis=1)
         unread = context.shape[1] > S
         if unread:

@@ -10,17 +10,19 @@ prompts, and then draws one token for each sequence whose prompt is read; withou
 A request's tokens are those of `generate` (generation/decode.py), whatever else is in the engine.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product, takewhile
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
 from generation.decode import CHUNK, PREFILL_CHUNK, Rows, keys_of_rows, start
+from generation.sampling import GREEDY, PLAIN, Settings, Tally
 from generation.slots import Likelihood, decode_slots, prefill_slots
 from model import GPT
 
@@ -38,12 +40,15 @@ class Request:
     prompt: Int[np.ndarray, " P"]  # one token or more
     key: PRNGKeyArray
     max_new_tokens: int
-    temperature: float = 1.0  # see `sample` for these three
-    top_k: int | None = None
-    top_p: float | None = None
+    settings: Settings = PLAIN
+    bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of tokens
     stop: tuple[int, ...] = ()  # the first of these tokens ends the continuation, as its last one
     logprobs: bool = False  # return log-probabilities of the new tokens
     prompt_logprobs: bool = False  # and of the prompt, from its second token on
+
+    @property
+    def penalized(self) -> bool:
+        return self.settings[-3:] != PLAIN[-3:] or len(self.bias) > 0
 
 
 class Piece(NamedTuple):
@@ -80,13 +85,19 @@ class Engine:
         self.slots = slots
         self.sequences: dict[int, Sequence] = {}  # by their slots
         self.unread: list[int] = []  # slots whose prompt is not read yet, in order
-        self.rows = Rows.empty(slots)
+        self.rows = Rows.empty(slots, self.vocab_size)
+        self.no_tally = {W: on_device(Tally.empty(W, self.vocab_size)) for W in self.widths}
         self.wants_logprobs = np.zeros(slots, bool)
         self.decoder, self.cache = start(model, slots, self.block_size, self.vocab_size)
 
     @property
     def free(self) -> int:
         return self.slots - len(self.sequences)
+
+    @property
+    def filled(self) -> float:
+        """How much of the cache is."""
+        return float(self.rows.length.mean()) / self.block_size
 
     @property
     def idle(self) -> bool:
@@ -121,9 +132,11 @@ class Engine:
         self.rows.token[slot] = context[-1]
         self.rows.length[slot] = self.rows.made[slot] = 0
         self.rows.key[slot] = jax.random.key_data(request.key)
-        self.rows.temperature[slot] = request.temperature
-        self.rows.top_k[slot] = min(request.top_k or self.vocab_size, self.vocab_size)
-        self.rows.top_p[slot] = 1.0 if request.top_p is None else request.top_p
+        self.rows.settings[slot] = request.settings
+        for x in self.rows.tally:
+            x[slot] = 0
+        self.rows.tally.prompt[slot, request.prompt] = True
+        self.rows.tally.bias[slot, list(request.bias)] = list(request.bias.values())
         self.wants_logprobs[slot] = request.logprobs
         self.unread.append(slot)
         return slot
@@ -132,7 +145,7 @@ class Engine:
         """Free a slot, even before its sequence is complete."""
         del self.sequences[slot]
         self.rows.left[slot] = self.rows.length[slot] = 0
-        self.rows.temperature[slot] = 0
+        self.rows.settings[slot] = GREEDY
         self.wants_logprobs[slot] = False
         if slot in self.unread:
             self.unread.remove(slot)
@@ -228,8 +241,13 @@ class Engine:
         return [self._take(int(slot), tokens[slot], likelihood) for slot in np.flatnonzero(self.rows.left)]
 
     def _call_decode(self, W: int, bucket: int, n: int) -> tuple[jax.Array, Likelihood]:
-        rows = Rows(*(x[:W] for x in self.rows)), self.wants_logprobs[:W]
-        tokens, likelihood, self.cache = decode_slots(self.decoder, self.cache, *rows, np.int32(n), bucket)
+        rows, wanted = jax.tree.map(lambda x: x[:W], (self.rows, self.wants_logprobs))
+        penalized = any(request.penalized for request, _ in self.sequences.values())
+        # A tally that changes nothing is not sent to the device again.
+        rows = rows._replace(tally=on_device(rows.tally) if penalized else self.no_tally[W])
+        tokens, likelihood, self.cache = decode_slots(
+            self.decoder, self.cache, rows, wanted, np.int32(n), bucket
+        )
         return tokens, likelihood
 
     def _bucket(self, longest: int, n: int) -> tuple[int, int]:
@@ -248,6 +266,7 @@ class Engine:
             new = new[: stops[0] + 1]
         n = len(new)
         context += new.tolist()
+        np.add.at(rows.tally.drawn[slot], new, 1)
         rows.token[slot], rows.left[slot] = new[-1], 0
         rows.length[slot] += n
         rows.made[slot] += n
@@ -264,3 +283,7 @@ class Engine:
 
 def part_of(likelihood: Likelihood, row: int, tokens: slice) -> Likelihood:
     return Likelihood(*(np.array(x[row, tokens]) for x in likelihood))
+
+
+def on_device(tally: Tally) -> Tally:
+    return jax.tree.map(jnp.asarray, tally)

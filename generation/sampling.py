@@ -1,42 +1,86 @@
-"""Draw the next token from a model's logits: temperature, top k, top p, as in the transformers library.
+"""Draw the next token from a model's logits, by settings that transformers and OpenAI's API define.
 
 Each row has its own settings, as data, so that one program serves all. What no row asks for is not computed.
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
+Setting = float | Float[Array, " B"]
 
-def sample(
+
+class Settings(NamedTuple):
+    """How a request's tokens are drawn, or those of B rows. The defaults change no probability."""
+
+    temperature: Setting = 1.0  # 0: the likeliest token
+    top_k: Setting = 0.0  # below 1: all
+    top_p: Setting = 1.0
+    min_p: Setting = 0.0
+    repetition_penalty: Setting = 1.0
+    presence_penalty: Setting = 0.0
+    frequency_penalty: Setting = 0.0
+
+
+PLAIN, GREEDY = Settings(), Settings(temperature=0)
+
+
+class Tally(NamedTuple):
+    """What the logits of B rows are changed by, beside their settings."""
+
+    bias: Float[np.ndarray, "B V"]
+    prompt: Bool[np.ndarray, "B V"]  # whether a token is in the prompt
+    drawn: Int[np.ndarray, "B V"]  # how often it was drawn
+
+    @classmethod
+    def empty(cls, B: int, V: int) -> "Tally":
+        return cls(*(np.zeros((B, V), dtype) for dtype in (np.float32, bool, np.int32)))
+
+
+def penalize(
     logits: Float[Array, "B V"],
-    keys: PRNGKeyArray,
-    temperature: Float[Array, " B"],
-    top_k: Int[Array, " B"],
-    top_p: Float[Array, " B"],
-) -> Int[Array, " B"]:
-    """Draw a token for each row, with its key and settings. A `temperature` of 0 takes the likeliest."""
+    tally: Tally,
+    tokens: Int[Array, "B T"],
+    n: Int[Array, ""],
+    settings: Settings,
+) -> Float[Array, "B V"]:
+    """Add the bias, and penalize what stands in the text. Of `tokens`, n were drawn since the tally."""
+    repetition, presence, frequency = map(column, settings[-3:])
+
+    def penalized(logits):
+        rows, new = jnp.arange(len(tokens))[:, None], jnp.arange(tokens.shape[1]) < n
+        drawn = jnp.asarray(tally.drawn).at[rows, tokens].add(new)
+        repeated = jnp.where(logits > 0, logits / repetition, logits * repetition)  # arXiv:1909.05858
+        logits = jnp.where(tally.prompt | (drawn > 0), repeated, logits)
+        return logits - frequency * drawn - presence * (drawn > 0)
+
+    used = (repetition != 1) | (presence != 0) | (frequency != 0)
+    return lax.cond(used.any(), penalized, lambda logits: logits, logits + tally.bias)
+
+
+def sample(logits: Float[Array, "B V"], keys: PRNGKeyArray, settings: Settings) -> Int[Array, " B"]:
+    """Draw a token for each row, with its key and settings."""
     greedy = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+    warm = jnp.asarray(settings.temperature) > 0
 
     def draw():
-        kept = drawn_from(logits, temperature, top_k, top_p)
-        return jax.vmap(jax.random.categorical)(keys, kept).astype(jnp.int32)
+        return jax.vmap(jax.random.categorical)(keys, drawn_from(logits, settings)).astype(jnp.int32)
 
-    drawn = lax.cond((temperature > 0).any(), draw, lambda: greedy)
-    return jnp.where(temperature == 0, greedy, drawn)
+    return jnp.where(warm, lax.cond(warm.any(), draw, lambda: greedy), greedy)
 
 
-def drawn_from(
-    logits: Float[Array, "B V"],
-    temperature: Float[Array, " B"],
-    top_k: Int[Array, " B"],
-    top_p: Float[Array, " B"],
-) -> Float[Array, "B V"]:
+def drawn_from(logits: Float[Array, "B V"], settings: Settings) -> Float[Array, "B V"]:
     """Return the scaled logits of the kept tokens, -inf for others. A temperature of 0 counts as 1."""
+    temperature, top_k, top_p, min_p = map(jnp.asarray, settings[:4])
     kept = scale(logits, jnp.where(temperature == 0, 1, temperature))
+    top_k = jnp.where(top_k > 0, top_k, jnp.inf)
     kept = lax.cond((top_k < logits.shape[1]).any(), keep_top_k, lambda kept, _: kept, kept, top_k)
-    return lax.cond((top_p < 1).any(), keep_top_p, lambda kept, _: kept, kept, top_p)
+    kept = lax.cond((top_p < 1).any(), keep_top_p, lambda kept, _: kept, kept, top_p)
+    return lax.cond((min_p > 0).any(), keep_min_p, lambda kept, _: kept, kept, min_p)
 
 
 def scale(logits: Float[Array, "B V"], temperature: Float[Array, " B"] | float) -> Float[Array, "B V"]:
@@ -44,7 +88,7 @@ def scale(logits: Float[Array, "B V"], temperature: Float[Array, " B"] | float) 
     return (logits - logits.max(axis=-1, keepdims=True)) / column(temperature)
 
 
-def keep_top_k(logits: Float[Array, "B V"], k: Int[Array, " B"] | int) -> Float[Array, "B V"]:
+def keep_top_k(logits: Float[Array, "B V"], k: Float[Array, " B"] | int) -> Float[Array, "B V"]:
     """Set all but the k largest logits to -inf. Ties with the k-th are kept."""
     kept = likeliest(logits, jnp.ones_like(logits), column(k))
     return jnp.where(kept, logits, -jnp.inf)
@@ -56,8 +100,13 @@ def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Fl
     return jnp.where(kept, logits, -jnp.inf)
 
 
+def keep_min_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Float[Array, "B V"]:
+    """Set tokens less likely than p times the likeliest one (arXiv:2407.01082) to -inf. 0 keeps all."""
+    return jnp.where(logits >= logits.max(axis=-1, keepdims=True) + jnp.log(column(p)), logits, -jnp.inf)
+
+
 def likeliest(
-    logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"] | Int[Array, "_ 1"]
+    logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"]
 ) -> Bool[Array, "B V"]:
     """Return the fewest likeliest tokens whose weights add up to `enough`, or all.
 

@@ -79,7 +79,7 @@ def decode_slots(
 
     def draw_next(i, state):
         drawn, token, part = state
-        token, logits, part = draw_token(decoder, part, rows, token, i)
+        token, logits, part = draw_token(decoder, part, rows, drawn[0], token, i)
         likelihood = lax.cond(
             wants_logprobs.any(),
             Likelihood.of,

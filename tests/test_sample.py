@@ -146,6 +146,10 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
     [
         ("--num_samples=100000000", "too little memory: RESOURCE_EXHAUSTED"),
         ("--top_p=0", "--top_p is 0: it should be greater than 0"),
+        ("--top_k=3000000000", "--top_k is 3000000000: it should be less than 2147483648"),
+        ("--min_p=1", "--min_p is 1: it should be less than 1"),
+        ("--repetition_penalty=0", "--repetition_penalty is 0: it should be greater than or equal to 0.01"),
+        ("--presence_penalty=3", "--presence_penalty is 3: it should be less than or equal to 2"),
         ("--start=", "--start='': gives no token"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),

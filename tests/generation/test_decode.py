@@ -13,6 +13,7 @@ import pytest
 from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
 from generation.decode import CHUNK, generate, prepare
+from generation.sampling import Settings
 from model import GPT, GPTConfig
 from tests.models import changed
 
@@ -49,9 +50,11 @@ def prompt(B, P, seed=0):
     return np.random.default_rng(seed).integers(0, SHAPE["vocab_size"], (B, P), dtype=np.int32)
 
 
-def generated(model, prompt, n, *, key=KEY, **settings):
+def generated(model, prompt, n, *, key=KEY, vocab_size=None, **settings):
     """The new tokens, (B, n)."""
-    return np.concatenate(list(generate(model, prompt, key=key, max_new_tokens=n, **settings)), axis=1)
+    settings = Settings(**settings)
+    chunks = generate(model, prompt, key=key, max_new_tokens=n, settings=settings, vocab_size=vocab_size)
+    return np.concatenate(list(chunks), axis=1)
 
 
 def contexts(prompt, new, S):

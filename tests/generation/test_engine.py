@@ -8,6 +8,7 @@ import pytest
 
 from generation.decode import generate, keys_of_rows
 from generation.engine import Engine, Request
+from generation.sampling import PLAIN, Settings
 from generation.slots import LIKELIEST, decode_slots, prefill_slots
 from parallel.mesh import make_mesh
 from parallel.sharding import shard
@@ -29,9 +30,16 @@ def request(seed: int, **settings) -> Request:
     random = np.random.default_rng(seed)
     settings = {
         "max_new_tokens": int(random.integers(1, 60)),
-        "temperature": [0.0, 0.7, 1.3][seed % 3],
-        "top_k": [None, 5, 30][seed // 3 % 3],
-        "top_p": [None, 0.8][seed % 2],
+        "settings": Settings(
+            temperature=[0.0, 0.7, 1.3][seed % 3],
+            top_k=[0, 5, 30][seed // 3 % 3],
+            top_p=[1, 0.8][seed % 2],
+            min_p=[0, 0.1][seed % 7 == 3],
+            repetition_penalty=[1, 1.5][seed % 5 == 1],
+            presence_penalty=[0, 1.5][seed % 5 == 2],
+            frequency_penalty=[0, 0.5][seed % 10 == 2],
+        ),
+        "bias": [{}, {3: 5.0}][seed % 6 == 5],
         "logprobs": seed % 4 == 1,
     } | settings
     prompt = random.integers(0, V, random.integers(1, 2 * S), dtype=np.int32)
@@ -73,7 +81,7 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
 @pytest.mark.parametrize("P", [1, 7, S - 1, S, S + 1, 3 * S])
 def test_it_draws_what_sample_py_draws(model, P):
     prompt, key = np.arange(P, dtype=np.int32) % V, jax.random.key(3)
-    settings = dict(max_new_tokens=50, temperature=0.8, top_k=20, top_p=0.95)
+    settings = dict(max_new_tokens=50, settings=Settings(0.8, 20, 0.95, 0.05, 1.5, 0.5, 0.25))
     rows = np.concatenate(list(generate(model, np.tile(prompt, (3, 1)), key=key, **settings)), axis=1)
     requests = [Request(prompt, row_key, **settings) for row_key in keys_of_rows(key, 3)]
     assert together(Engine(model, 4), requests) == rows.tolist()
@@ -156,7 +164,7 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
 
 @pytest.mark.parametrize("mesh", ["data:1", pytest.param("tensor:2", marks=pytest.mark.slow)])
 def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
-    """Prompts have any length, come alone or together, and ask for log-probabilities or not."""
+    """Prompts have any length, come alone or together, and ask for log-probabilities and penalties or not."""
     with jax.set_mesh(make_mesh(mesh)):
         engine = Engine(jax.jit(shard)(large(replace(CONFIG, block_size=64, n_layer=1))), 2)
         for program in engine.programs():
@@ -165,12 +173,10 @@ def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
         caplog.clear()
         with jax.log_compiles():
             for prompts in ([3], [40], [2, 3], [60, 30], [1], [20, 20]):
-                for logprobs in (False, True):
+                for told, settings in ((False, PLAIN), (True, Settings(top_k=5, presence_penalty=1))):
                     for P, key in zip(prompts, keys_of_rows(jax.random.key(2**32 - 1), 2), strict=False):
                         prompt = np.arange(P, dtype=np.int32)
-                        engine.add(
-                            Request(prompt, key, 60, top_k=5, logprobs=logprobs, prompt_logprobs=logprobs)
-                        )
+                        engine.add(Request(prompt, key, 60, settings, logprobs=told, prompt_logprobs=told))
                     while not engine.idle:
                         engine.step()
     assert not [record.message for record in caplog.records if "Compiling" in record.message]
@@ -201,9 +207,10 @@ def test_a_stop_token_is_the_last(model):
 
 @pytest.mark.parametrize("shape", [{}, MODERN | dict(mup_base_width=8)])
 def test_it_says_how_likely_tokens_are(shape):
-    """Of the prompt and of the new tokens, by the model's own logits, before temperature and top-k."""
+    """Of the prompt and of the new tokens, by the model's own logits, before penalties and the like."""
     model = large(changed(CONFIG, **shape))
-    asked = request(1, max_new_tokens=6, temperature=0.7, top_k=3, logprobs=True, prompt_logprobs=True)
+    settings = Settings(0.7, top_k=3, presence_penalty=1)
+    asked = request(1, max_new_tokens=6, settings=settings, logprobs=True, prompt_logprobs=True)
     asked = replace(asked, prompt=asked.prompt[:15])
     engine = Engine(model, 2)
     engine.add(replace(asked, logprobs=False, prompt_logprobs=False))

@@ -5,10 +5,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from transformers import (
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from generation import sampling
-from generation.sampling import keep_top_k, keep_top_p
+from generation.sampling import PLAIN, Settings, Tally, keep_min_p, keep_top_k, keep_top_p
 
 B, V = 200, 65
 LOGITS = np.random.default_rng(0).normal(scale=3, size=(B, V)).astype(np.float32)
@@ -18,10 +24,13 @@ def keys(n, seed=0):
     return jax.random.split(jax.random.key(seed), n)
 
 
-def sample(logits, keys, temperature=1.0, top_k=V, top_p=1.0):
-    """Draw with the same settings for all rows."""
-    settings = np.float32(temperature), np.int32(top_k), np.float32(top_p)
-    return sampling.sample(logits, keys, *(jnp.full(len(logits), x) for x in settings))
+def of_rows(n, **settings):
+    """Return the same settings for n rows."""
+    return Settings(*(jnp.full(n, x) for x in Settings(**settings)))
+
+
+def sample(logits, keys, **settings):
+    return sampling.sample(logits, keys, of_rows(len(logits), **settings))
 
 
 def kept_by(warper):
@@ -38,6 +47,63 @@ def test_top_k_keeps_what_transformers_keeps(k):
 @pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.95, 0.999])
 def test_top_p_keeps_what_transformers_keeps(p):
     np.testing.assert_array_equal(np.isfinite(keep_top_p(LOGITS, p)), kept_by(TopPLogitsWarper(p)))
+
+
+@pytest.mark.parametrize("p", [0.0, 1e-3, 0.1, 0.5, 1.0])
+def test_min_p_keeps_what_transformers_keeps(p):
+    np.testing.assert_array_equal(np.isfinite(keep_min_p(LOGITS, p)), kept_by(MinPLogitsWarper(p)))
+
+
+def penalized(prompt, text, bias=(), tallied=2, **settings):
+    """Penalize rows of one prompt and text, of which the tally has `tallied` tokens."""
+    tally = Tally.empty(B, V)
+    tally.prompt[:, prompt] = True
+    np.add.at(tally.drawn, (slice(None), np.array(text[:tallied], int)), 1)
+    for token, value in bias:
+        tally.bias[:, token] = value
+    new = text[tallied:]
+    tokens = np.tile(np.array(new + [17] * (4 - len(new)), np.int32), (B, 1))
+    rest = jnp.asarray(tokens), jnp.asarray(len(new)), of_rows(B, **settings)
+    return sampling.penalize(jnp.asarray(LOGITS), tally, *rest)
+
+
+@pytest.mark.parametrize("tallied", [0, 1, 3])
+@pytest.mark.parametrize("penalty", [0.8, 1.3])
+def test_a_repetition_penalty_changes_what_transformers_changes(penalty, tallied):
+    given = torch.tensor([[3, 9, 9, 5, 9]]).repeat(B, 1)
+    expected = RepetitionPenaltyLogitsProcessor(penalty)(given, torch.tensor(LOGITS)).numpy()
+    changed = penalized([3, 9], [9, 5, 9], tallied=tallied, repetition_penalty=penalty)
+    np.testing.assert_allclose(changed, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tallied", [0, 1, 3])
+def test_presence_and_frequency_penalties_are_those_of_openai(tallied):
+    """Its documents: mu[j] -> mu[j] - c[j] * alpha_frequency - float(c[j] > 0) * alpha_presence."""
+    counts = np.zeros(V, np.float32)
+    counts[[5, 9]] = 1, 2
+    expected = LOGITS - counts * 0.25 - (counts > 0) * 0.5
+    changed = penalized([3, 9], [9, 5, 9], tallied=tallied, presence_penalty=0.5, frequency_penalty=0.25)
+    np.testing.assert_allclose(changed, expected, rtol=1e-6, atol=1e-6)
+
+
+def test_a_bias_is_added_before_other_penalties():
+    biased = LOGITS.copy()
+    biased[:, 7] += 4
+    np.testing.assert_array_equal(penalized([7], [], bias=[(7, 4.0)]), biased)
+    expected = RepetitionPenaltyLogitsProcessor(2.0)(torch.tensor([[7]]).repeat(B, 1), torch.tensor(biased))
+    changed = penalized([7], [], bias=[(7, 4.0)], repetition_penalty=2.0)
+    np.testing.assert_allclose(changed, expected.numpy(), rtol=1e-6)
+
+
+def test_a_row_without_penalties_keeps_every_bit_beside_one_that_has_some():
+    np.testing.assert_array_equal(penalized([3, 9], [9, 5]), LOGITS)
+    mixed = Settings(*(jnp.full(B, x).at[0].set(2) for x in PLAIN))
+    tally = Tally.empty(B, V)
+    tally.drawn[:] = 1
+    tokens = jnp.zeros((B, 4), jnp.int32)
+    changed = np.asarray(sampling.penalize(jnp.asarray(LOGITS), tally, tokens, jnp.asarray(0), mixed))
+    np.testing.assert_array_equal(changed[1:], LOGITS[1:])
+    assert (changed[0] != LOGITS[0]).all()
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 5}, {"top_p": 0.7}, {"top_k": 8, "top_p": 0.8}])
@@ -72,7 +138,9 @@ def test_the_narrowest_settings_leave_only_the_likeliest(settings):
     np.testing.assert_array_equal(sample(LOGITS, keys(B), **settings), LOGITS.argmax(axis=-1))
 
 
-@pytest.mark.parametrize("settings", [{"top_k": V}, {"top_p": 1.0}, {"top_k": V, "top_p": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"top_k": V}, {"top_k": 0}, {"top_k": -1}, {"top_p": 1.0}, {"top_k": V, "top_p": 1.0}]
+)
 def test_the_widest_settings_change_nothing(settings):
     np.testing.assert_array_equal(sample(LOGITS, keys(B), **settings), sample(LOGITS, keys(B)))
 

@@ -21,6 +21,7 @@ from jax import lax
 from config.command_line import UserError
 from config.options import Options
 from generation.decode import generate
+from generation.sampling import GREEDY
 from model import GPT, GPTConfig
 from training.state import create_state
 
@@ -53,7 +54,7 @@ def report_decoding(config: GPTConfig, options: Options) -> list[dict[str, Any]]
 
 def decode(model: GPT, n: int) -> np.ndarray:
     prompt, key = np.zeros((n, 1), np.int32), jax.random.key(0)
-    return np.hstack(list(generate(model, prompt, key=key, max_new_tokens=NEW, temperature=0)))
+    return np.hstack(list(generate(model, prompt, key=key, max_new_tokens=NEW, settings=GREEDY)))
 
 
 def recompute(model: GPT) -> list[int]:

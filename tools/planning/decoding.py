@@ -39,7 +39,7 @@ def plan_decoding(options: Options, target: Target, meta: Meta) -> str:
                 lambda: start(config.build(jax.random.key(0)), B, config.block_size, config.vocab_size)
             ),
         )
-        compiled = decode.lower(decoder, cache, Rows.empty(B), np.int32(1)).compile()
+        compiled = decode.lower(decoder, cache, Rows.empty(B, config.vocab_size), np.int32(1)).compile()
     memory = compiled.memory_analysis()
     assert memory is not None, "XLA plans the memory for GPUs and TPUs"
     needed = memory.argument_size_in_bytes + memory.temp_size_in_bytes

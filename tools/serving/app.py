@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from generation.engine import FIRST
@@ -49,6 +50,13 @@ async def health(served: Here) -> JSONResponse:
     figures["version"] = worker.version
     ready = worker.works and worker.compiled >= FIRST  # for a first answer
     return JSONResponse({"status": worker.status, **figures}, 200 if ready else 503)
+
+
+@api.get("/metrics")
+async def metrics(served: Here) -> Response:
+    """Figures for Prometheus."""
+    figures = generate_latest(served.worker.metrics.registry)
+    return Response(figures, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 @api.get("/v1/models")

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from config.command_line import UserError, spell
 from generation.decode import generate
-from generation.sampling import drawn_from
+from generation.sampling import Settings, drawn_from
 from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, heads, lens, padded
@@ -251,9 +251,7 @@ def write(served: Here, fields: WriteBody) -> Response:
             ids[None],
             key=jax.random.key(fields.seed),
             max_new_tokens=fields.max_tokens,
-            temperature=fields.temperature,
-            top_k=fields.top_k,
-            top_p=fields.top_p,
+            settings=fields.settings,
             vocab_size=served.vocab_size,
         )
         new = np.concatenate(list(drawn), axis=1)[0]
@@ -303,8 +301,7 @@ def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int
 
 def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing, vocab_size: int) -> Places:
     """Compute the last places, up to the one behind the text, where token 0 stands for the one to come."""
-    top_k = min(drawing.top_k or vocab_size, vocab_size)
-    settings = np.float32(drawing.temperature), np.int32(top_k), np.float32(drawing.top_p or 1)
+    settings = np.array(drawing.settings, np.float32)
     following, found = np.append(ids[1:], np.int32(0)), []
     for start, first, last in windows(len(ids), prompt, model.config.block_size):
         rows = padded(model, ids[start:last]), padded(model, following[start:last])[0]
@@ -318,16 +315,14 @@ def _places(
     model: GPT,
     tokens: Int[Array, "1 T"],
     following: Int[Array, " T"],
-    settings: tuple[Float[Array, ""], Int[Array, ""], Float[Array, ""]],
+    settings: Float[Array, " 7"],
     vocab_size: int,
 ) -> Places:
-    temperature, top_k, top_p = settings
-
     def place(x: Float[Array, " D"], chosen: Int[Array, ""]) -> Places:
         logits = model.logits(x[None, None])[0, :, :vocab_size]  # (1, V)
-        kept = drawn_from(logits, temperature[None], top_k[None], top_p[None])
+        kept = drawn_from(logits, Settings(*settings[:, None]))
         greedy = jax.nn.one_hot(jnp.argmax(logits), vocab_size)
-        after = jnp.where(temperature == 0, greedy, jax.nn.softmax(kept[0]))
+        after = jnp.where(settings[0] == 0, greedy, jax.nn.softmax(kept[0]))
         before = jax.nn.softmax(logits[0])
         likeliest, ids = lax.top_k(before, min(LIKELIEST, vocab_size))
         return Places(ids, likeliest, after[ids], before[chosen], after[chosen])

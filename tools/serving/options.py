@@ -10,6 +10,9 @@ from config.options import ModelOptions
 
 Port = Annotated[int, Field(ge=0, lt=2**16)]
 ApiKey = Annotated[str, matching(r"[!-~]{8,}", "8 characters or more of ASCII, no spaces")]
+Origins = Annotated[
+    str, matching(r"(https?://[\w.:\[\]-]+,?)*", "origins as in https://a.org,http://localhost:3000")
+]
 
 LOOPBACK = ["localhost", "127.0.0.1"]
 
@@ -27,6 +30,7 @@ class ServeOptions(ModelOptions):
     port: Port = 8000  # port to listen at; 0: any that is free
     api_key: ApiKey | None = None  # what clients have to send; None: nothing
     allowed_hosts: str = ""  # without an api_key: more names, with commas, that it is called by; *: any
+    allow_origins: Origins = ""  # with commas: other sites whose pages may ask
     slots: Count = 16  # requests computed together
     max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
     max_tokens: Count = 4096  # new tokens that one request may ask for
@@ -38,3 +42,7 @@ class ServeOptions(ModelOptions):
         """Return the names by which clients may call the server; "*": any."""
         # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
         return ["*"] if self.api_key else LOOPBACK + self.allowed_hosts.replace(",", " ").split()
+
+    @property
+    def origins(self) -> list[str]:
+        return [origin for origin in self.allow_origins.lower().split(",") if origin]

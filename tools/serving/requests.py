@@ -1,6 +1,7 @@
 """Read the requests of clients: their fields and limits, and the same in the engine's terms."""
 
 import secrets
+from collections.abc import Iterable
 from typing import Annotated, Any, ClassVar, Literal
 
 import jax
@@ -10,6 +11,7 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 
 from config.command_line import UserError, spell
 from generation.engine import Request
+from generation.sampling import Settings
 from tools.serving.errors import ApiError
 from tools.serving.served import Served
 
@@ -18,8 +20,8 @@ SEQUENCES = 128  # of one request: prompts times n
 # OpenAI's fields that this server lacks: ignored, or accepted with a value that asks for nothing.
 IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
 NEUTRAL = {
-    **{"presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "best_of": 1, "suffix": ""},
-    **{"response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "store": False},
+    **{"best_of": 1, "suffix": "", "response_format": {"type": "text"}},
+    **{"tools": [], "tool_choice": "none", "store": False},
 }
 
 
@@ -38,6 +40,7 @@ class Body(BaseModel):
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 NotEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -46,11 +49,16 @@ def as_list(value: Any) -> Any:
 
 
 class Drawing(Body):
-    """How tokens are drawn: see `generation.sampling.sample`."""
+    """How tokens are drawn."""
 
     temperature: float = Field(1.0, ge=0, le=2)
-    top_k: int | None = Field(None, ge=1, lt=2**31)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int = Field(0, ge=-1, lt=2**31)
+    top_p: float = Field(1.0, gt=0, le=1)
+    min_p: float = Field(0.0, ge=0, lt=1)
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(**self.model_dump(include=set(Settings._fields)))
 
 
 class StreamOptions(Body):
@@ -65,6 +73,11 @@ class Common(Drawing):
     n: int = Field(1, ge=1, le=SEQUENCES)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[NotEmpty], Field(max_length=4), BeforeValidator(as_list)] = []
+    stop_token_ids: Annotated[Ids, Field(max_length=128)] = []
+    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31, strict=False)], Bias] = {}
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -111,7 +124,9 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
     """Return what the engine is asked, n times each prompt, and the texts that end one. Raises ApiError."""
     check_model(fields.model, served)
     stops = fields.stop
-    ends = () if served.eot is None else (served.eot,)
+    ends = (*fields.stop_token_ids, *([] if served.eot is None else [served.eot]))
+    check_ids(served, "stop_token_ids", fields.stop_token_ids)
+    check_ids(served, "logit_bias", fields.logit_bias)
     if isinstance(fields, ChatBody):
         prompts = [read_ids(served, "messages", served.chat.prompt([x.plain() for x in fields.messages]))]
         default = served.model.config.block_size
@@ -132,9 +147,8 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
             prompt,
             key_of_row(np.uint32(seed), np.uint32(row)),  # so choice i is sample i of sample.py
             wanted,
-            fields.temperature,
-            fields.top_k,
-            fields.top_p,
+            fields.settings,
+            fields.logit_bias,
             ends,
             logprobs=fields.likeliest is not None,
             prompt_logprobs=fields.likeliest is not None and fields.echo,
@@ -168,7 +182,11 @@ def read_ids(served: Served, param: str, given: str | list[int]) -> Int[np.ndarr
             ids = [served.eot]
     if not ids:
         raise ApiError(f"{param} is empty: it needs at least one token", param)
-    if max(ids) >= served.vocab_size:
-        message = f"{param} has {max(ids)}, expected token ids from 0 to {served.vocab_size - 1}"
-        raise ApiError(message, param, code="invalid_value")
+    check_ids(served, param, ids)
     return np.array(ids, np.int32)
+
+
+def check_ids(served: Served, param: str, ids: Iterable[int]) -> None:
+    if (largest := max(ids, default=0)) >= served.vocab_size:
+        message = f"{param} has {largest}, expected token ids from 0 to {served.vocab_size - 1}"
+        raise ApiError(message, param, code="invalid_value")

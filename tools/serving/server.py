@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import Mount
@@ -32,16 +33,17 @@ class Server(uvicorn.Server):
     Until there is a model, `app` is the page alone, and whatever else is asked for is told the status.
     """
 
-    def __init__(self, hosts: list[str], listener: socket.socket):
-        """`hosts` are names by which clients may call it; "*": any."""
+    def __init__(self, hosts: list[str], origins: list[str], listener: socket.socket):
+        """`hosts` are names by which clients may call it; "*": any. Pages of `origins` may ask."""
         self.address = "http://{}:{}".format(*listener.getsockname())
         self.status = "starting"
         self.stop_work: Callable[[], None] = lambda: None
         self.error: BaseException | None = None  # of the thread that loads and computes
         page = Mount("/", StaticFiles(directory=PAGE, html=True))
         self.app: ASGIApp = Starlette(routes=[page], exception_handlers={HTTPException: self.tell_status})
+        checked = TrustedHostMiddleware(same_site(self.answer, origins), hosts, www_redirect=False)
         settings = uvicorn.Config(
-            TrustedHostMiddleware(same_site(self.answer), hosts, www_redirect=False),
+            CORSMiddleware(checked, origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -69,8 +71,8 @@ class Server(uvicorn.Server):
         return JSONResponse(starting.body() | {"status": self.status}, 503, starting.headers)
 
 
-def same_site(app: ASGIApp) -> ASGIApp:
-    """Refuse what a page of another site asks for, by the `Origin` that browsers send.
+def same_site(app: ASGIApp, origins: list[str]) -> ASGIApp:
+    """Refuse what pages of other sites than `origins` ask for, by the `Origin` that browsers send.
 
     Whatever else comes is read as JSON, also the form that `curl -d` says it is.
     """
@@ -78,7 +80,8 @@ def same_site(app: ASGIApp) -> ASGIApp:
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = MutableHeaders(scope=scope)
         origin = headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != headers.get("host"):
+        own = origin is None or origin.partition("://")[2] == headers.get("host")
+        if not own and origin not in origins:
             refused = ApiError("a page of another site may not ask", status=403, code="forbidden")
             return await refused.response()(scope, receive, send)
         headers["content-type"] = "application/json"

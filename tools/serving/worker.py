@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from config.command_line import UserError
 from config.files import first_line
@@ -15,6 +15,7 @@ from generation.decode import CHUNK
 from generation.engine import Engine, Piece, Request
 from model import GPT
 from tools.serving.errors import ApiError
+from tools.serving.metrics import Metrics
 
 CALL = 0.02  # seconds for a call that draws several tokens: see docs/serving.md
 STOP = 10.0  # seconds that it is given to end
@@ -27,6 +28,7 @@ class Job:
     request: Request
     index: int
     made: asyncio.Queue[tuple["Job", Piece | ApiError]]
+    submitted: float | None = field(default_factory=time.perf_counter)  # None: a token was drawn since
 
 
 class Worker:
@@ -57,6 +59,14 @@ class Worker:
         except Exception as error:
             raise cannot_start(error) from None
         self.slots = self.engine.slots
+        self.metrics = Metrics(
+            {
+                "slots": ("Requests computed together", lambda: self.slots),
+                "running": ("Requests in slots", lambda: len(self.running)),
+                "waiting": ("Requests without a slot", lambda: len(self.waiting)),
+                "cache_used_ratio": ("Part of the cache that is filled", lambda: self.engine.filled),
+            }
+        )
         self.room = self.slots + max_waiting
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
@@ -75,6 +85,8 @@ class Worker:
         self.pending.update(jobs)
         self.waiting.extend(jobs)
         self.wake.set()
+        self.metrics.requests.inc(len(requests))
+        self.metrics.prompt_tokens.inc(sum(len(request.prompt) for request in requests))
         return jobs
 
     def cancel(self, job: Job) -> None:
@@ -87,6 +99,11 @@ class Worker:
                 job.made.put_nowait((job, piece))
                 if isinstance(piece, ApiError) or piece.finished:
                     self.pending.discard(job)
+                if isinstance(piece, Piece) and len(piece.tokens):
+                    self.metrics.new_tokens.inc(len(piece.tokens))
+                    if job.submitted is not None:
+                        self.metrics.first_token.observe(time.perf_counter() - job.submitted)
+                        job.submitted = None
 
     @property
     def works(self) -> bool:

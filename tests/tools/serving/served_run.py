@@ -48,7 +48,7 @@ def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.thread.start()
-        server = HttpServer(options.hosts, listener)
+        server = HttpServer(options.hosts, options.origins, listener)
         server.app = make_app(served)
         server.config.timeout_graceful_shutdown = 1
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -76,11 +76,14 @@ def test_models(client):
 
 def test_a_completion_is_what_sample_py_writes(complete, byte_run, capsys):
     """Past block_size, too: the same seed, the same text."""
-    settings = {"temperature": 0.9, "top_p": 0.95, "seed": 5}
-    answer = complete(n=2, max_tokens=100, **settings)
+    settings = {"temperature": 0.9, "top_p": 0.95, "seed": 5, "presence_penalty": 0.5}
+    settings["frequency_penalty"] = 0.25
+    others = {"min_p": 0.01, "repetition_penalty": 1.2}
+    answer = complete(n=2, max_tokens=100, **settings, extra_body={"top_k": 0} | others)
+    settings |= others
     flags = [f"--{name}={value}" for name, value in settings.items()]
     options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=2", "--max_new_tokens=100"]
-    sample.main([*options, *flags, f"--start={PROMPT}", "--top_k=260"])
+    sample.main([*options, *flags, f"--start={PROMPT}", "--top_k=-1"])
     *texts, _ = capsys.readouterr().out.split(f"\n{sample.SEPARATOR}\n")
     assert [PROMPT + choice.text for choice in answer.choices] == texts
     assert [choice.index for choice in answer.choices] == [0, 1]
@@ -114,6 +117,13 @@ def test_temperature_0_and_top_k_1_are_greedy(complete):
     greedy = complete(temperature=0).choices[0].text
     assert complete(extra_body={"top_k": 1}).choices[0].text == greedy == complete(top_p=1e-9).choices[0].text
     assert complete().choices[0].text != greedy
+
+
+def test_a_bias_chooses_the_token_and_a_stop_token_ends_the_text(complete, ids):
+    (token,) = ids("q")
+    assert complete(logit_bias={str(token): 100}, max_tokens=3).choices[0].text == "qqq"
+    choice = complete(logit_bias={str(token): 100}, extra_body={"stop_token_ids": [token]}).choices[0]
+    assert (choice.text, choice.finish_reason) == ("", "stop")
 
 
 def test_the_end_of_text_ends_it(complete):
@@ -256,7 +266,12 @@ IMAGE = {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}
         ({"prompt": [1, "a"]}, "prompt", "Input should be a valid string or Input should be a valid integer"),
         ({"prompt": [100000]}, "prompt", "token ids from 0 to"),
         ({"extra_body": {"tempurature": 1}}, "tempurature", "not permitted"),
-        ({"presence_penalty": 1}, "presence_penalty", "not permitted"),
+        ({"presence_penalty": 3}, "presence_penalty", "less than or equal to 2"),
+        ({"extra_body": {"min_p": 1}}, "min_p", "less than 1"),
+        ({"extra_body": {"top_k": -2}}, "top_k", "greater than or equal to -1"),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", "greater than or equal to 0.01"),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", "expected token ids from 0"),
+        ({"extra_body": {"stop_token_ids": [99999]}}, "stop_token_ids", "expected token ids from 0"),
         ({"messages": []}, "messages", "messages: List should have at least 1 item"),
         ({"messages": [{"content": "hi"}]}, "messages", "messages.0.role: Field required"),
         (IMAGE, "messages", "should be 'text'"),

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 import serve as command
 from generation.engine import Engine
@@ -111,6 +112,40 @@ def test_another_sites_page_is_refused(keyless, headers, status):
     assert httpx.get(f"{keyless}/health", headers=headers).status_code == status
 
 
+NAMED = ["https://chat.example", "http://localhost:3000"]
+
+
+@pytest.fixture(scope="module")
+def open_to_some(char_run):
+    with serving(out_dir=str(char_run), allow_origins=",".join(NAMED)) as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize(
+    "origin, status", [(NAMED[0], 200), (NAMED[1], 200), ("https://evil.example", 403), ("null", 403)]
+)
+def test_pages_of_named_sites_may_ask(open_to_some, origin, status):
+    """A browser asks before (preflight), and lets a page read an answer only if its origin stands in it."""
+    allows, path = "access-control-allow-origin", f"{open_to_some}/v1/completions"
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-stainless-os"}
+    before = httpx.options(path, headers={"Origin": origin} | asked)
+    answer = httpx.post(path, headers={"Origin": origin}, json={"prompt": "a", "max_tokens": 1})
+    refused = httpx.post(path, headers={"Origin": origin}, json={"prompt": 1.5})
+    assert answer.status_code == status and before.status_code == (200 if status == 200 else 400)
+    expected = origin if status == 200 else None
+    assert [x.headers.get(allows) for x in (before, answer, refused)] == 3 * [expected]
+    if expected:
+        assert before.headers["access-control-allow-headers"] == "x-stainless-os"
+        assert "POST" in before.headers["access-control-allow-methods"]
+        assert "access-control-allow-credentials" not in before.headers
+
+
+def test_by_default_no_preflight_is_answered(keyless):
+    asked = {"Origin": NAMED[0], "Access-Control-Request-Method": "POST"}
+    answer = httpx.options(f"{keyless}/v1/completions", headers=asked)
+    assert answer.status_code == 400 and "access-control-allow-origin" not in answer.headers
+
+
 def test_a_path_or_method_that_there_is_not(url, post):
     assert error(post("/v1/nothing"))[0] == 404
     assert error(httpx.get(f"{url}/v1/nothing"))[0] == 404
@@ -126,6 +161,8 @@ def test_a_path_or_method_that_there_is_not(url, post):
         (["--api_key=short"], "--api_key is ***: expected 8 characters or more of ASCII"),
         (["--port=70000"], "--port is 70000: it should be less than 65536"),
         (["--mesh=data:2"], "use tensor or fsdp"),
+        (["--allow_origins=*"], "--allow_origins is '*': expected origins as in https://a.org"),
+        (["--allow_origins=https://a.org/page"], "expected origins as in"),
         (["--follow=True", "--init_from=gpt2"], "init_from=gpt2 is none"),
     ],
 )
@@ -137,6 +174,38 @@ def test_a_port_that_is_taken_is_one_line(char_run, url):
     assert "already in use" in refusal(
         command.main, [f"--out_dir={char_run}", f"--port={urlsplit(url).port}"]
     )
+
+
+# --- figures ----------------------------------------------------------------------------------------------
+
+
+def test_prometheus_reads_what_the_server_does(char_run):
+    def figures():
+        answer = httpx.get(f"{url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
+        assert answer.headers["content-type"].startswith("text/plain; version=")
+        families = text_string_to_metric_families(answer.text)
+        return {x.name.removeprefix("nanojaxgpt_"): x.value for family in families for x in family.samples}
+
+    with serving(out_dir=str(char_run), slots=3, api_key=KEY, max_tokens=1000000) as (url, _):
+        client = served_run.client(url, KEY)
+        assert error(httpx.get(f"{url}/metrics"))[0] == 401
+        before = figures()
+        assert (before["slots"], before["running"], before["waiting"], before["cache_used_ratio"]) == (
+            3,
+            0,
+            0,
+            0,
+        )
+        client.completions.create(model="chars", prompt=["abc", "a"], n=2, max_tokens=5)
+        after = figures()
+        assert after["requests_total"] == after["first_token_seconds_count"] == 4
+        assert (after["prompt_tokens_total"], after["new_tokens_total"]) == (8, 20)
+        assert 0 < after["first_token_seconds_sum"] < 4 * DEADLINE
+        with open_stream(url, n=5, max_tokens=1000000):
+            wait_until(lambda: figures()["cache_used_ratio"] > 0.1)
+            during = figures()
+            assert (during["running"], during["waiting"]) == (3, 2)
+        wait_until(lambda: figures()["running"] == 0)
 
 
 # --- limits -----------------------------------------------------------------------------------------------
