@@ -198,7 +198,7 @@ def check_name(name: str, origin: str, cls: type[Any]) -> str:
     """Return `name` if it is an option of `cls`. Raises UserError after `origin`: `--`, or a file."""
     if name not in option_types(cls):
         nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else f"python {cls.program} --help lists them all"
+        advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
         raise UserError(f"{origin}{name} is not an option; {advice}")
     return name
 

@@ -34,6 +34,7 @@ FLAGS = [f"--{name}={value}" for name, value in (TINY | {"vocab_size": 512}).ite
             "--on=H100: with --budget or --hours, all devices are planned; leave it out",
         ),
         (["--until=val3.28"], "--until needs --budget or --hours; see --help"),
+        (["--budgt=5"], "--budgt is not an option; see --help"),
         (["--budget=-5"], "--budget is -5: it should be greater than 0"),
         (["--budget=5", "--until=soon"], "--until=soon: expected a val loss, as in val3.28, or tokens, "),
         (["--budget=5", "--until=val2"], "--until=val2: 1M parameters come to "),

@@ -153,7 +153,7 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
         ("--start=", "--start='': gives no token"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
-        ("--batch_size=1", "--batch_size is not an option; python sample.py --help lists them all"),
+        ("--batch_size=1", "--batch_size is not an option; see --help"),
     ],
 )
 def test_a_bad_option_is_one_line(run, argument, says):
