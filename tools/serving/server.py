@@ -36,12 +36,13 @@ class Server(uvicorn.Server):
     def __init__(self, hosts: list[str], origins: list[str], listener: socket.socket):
         """`hosts` are names by which clients may call it; "*": any. Pages of `origins` may ask."""
         self.address = "http://{}:{}".format(*listener.getsockname())
-        self.status = "starting"
+        self.status = "loading JAX"
         self.stop_work: Callable[[], None] = lambda: None
         self.error: BaseException | None = None  # of the thread that loads and computes
         page = Mount("/", StaticFiles(directory=PAGE, html=True))
         self.app: ASGIApp = Starlette(routes=[page], exception_handlers={HTTPException: self.tell_status})
-        checked = TrustedHostMiddleware(same_site(self.answer, origins), hosts, www_redirect=False)
+        ours = same_site(lambda *call: self.app(*call), origins)
+        checked = TrustedHostMiddleware(ours, hosts, www_redirect=False)
         settings = uvicorn.Config(
             CORSMiddleware(checked, origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
             log_level="warning",
@@ -56,9 +57,6 @@ class Server(uvicorn.Server):
             lifespan="off",
         )
         super().__init__(settings)
-
-    async def answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self.app(scope, receive, send)
 
     def say(self, status: str) -> None:
         """Tell the page, and the terminal, what the server does."""
