@@ -8,7 +8,7 @@ It takes Playwright and chromium, and trains the two runs that the pictures show
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 from playwright.sync_api import Page, sync_playwright
@@ -22,11 +22,10 @@ TEXT = """def read(self, size=-1):
 """
 WORD = TEXT.index("file") + 1  # the chosen character: an `i`
 RUNS = {"out-inside": ["--eval_interval=125"], "out-two-layers": ["--n_layer=2"]}
-SCREEN = {"width": 1200, "height": 900}
 
 
 @contextmanager
-def served() -> Iterator[str]:
+def served() -> Generator[str]:
     """Serve both runs, and yield the address."""
     for name, options in RUNS.items():
         if not (ROOT / name / "checkpoints").is_dir():
@@ -76,7 +75,7 @@ def take(page: Page) -> None:
 if __name__ == "__main__":
     with served() as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport=SCREEN)
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.set_default_timeout(120_000)
         page.goto(address)
         take(page)
