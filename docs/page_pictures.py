@@ -35,8 +35,10 @@ def served() -> Generator[str]:
     command = [sys.executable, "serve.py", f"--out_dir={first}", f"--beside={second}", "--port=0"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
-        yield next(line.split()[-1] for line in server.stdout if line.startswith("serving "))
-        server.terminate()
+        try:
+            yield next(line.split()[-1] for line in server.stdout if line.startswith("serving "))
+        finally:
+            server.terminate()
 
 
 def picture(page: Page, name: str, ready: str) -> None:
@@ -50,13 +52,14 @@ def picture(page: Page, name: str, ready: str) -> None:
 
 def take(page: Page) -> None:
     page.wait_for_selector(".place .choice")
+    page.wait_for_selector("#status:empty", state="attached")  # all is compiled
     page.keyboard.type("d")  # a text of one's own begins
     page.locator("#area").fill(TEXT)
     page.click("#edit")
     page.locator("#tokens .token").nth(WORD).click()
     picture(page, "write", ".path button")
     page.click("#tab-attention")
-    page.locator("#matrix").wait_for()
+    page.wait_for_selector("#most:has-text('this head read')")
     page.locator("#frame").focus()
     page.keyboard.press("ArrowLeft")
     picture(page, "attention", ".arithmetic")
@@ -64,7 +67,7 @@ def take(page: Page) -> None:
     picture(page, "lens", "#lens .norms")
     page.click("#tab-loss")
     page.locator("#other").select_option("iter-125")
-    picture(page, "loss", "#loss-chart circle:nth-of-type(30)")
+    picture(page, "loss", "#loss-chart circle:nth-of-type(24)")
     page.locator("#other").select_option("out-two-layers (beside)/iter-1000")
     page.click("#both")
     picture(page, "runs", "#pair-texts .token")
