@@ -43,14 +43,13 @@ from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device
-from runs.sizes import flops_per_token
+from runs.hardware import choose_device, describe_cpu
+from runs.sizes import count_parameters, flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
 from tools.benchmarks.report import ten_losses, write_report
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
-from tools.planning.machine import describe_cpu
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
@@ -190,13 +189,11 @@ def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
 
 def describe(config: GPTConfig, options: Options) -> str:
     device = jax.devices()[0]
-    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
-    parameters = sum(x.size for x in jax.tree.leaves(model))
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     return (
         f"{jax.sharding.get_mesh().size} x {device.device_kind}, {describe_cpu()}, "
         f"JAX {jax.__version__}, Python {platform.python_version()}\n"
-        f"{parameters / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
+        f"{count_parameters(config) / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
         f"{A} x {B} x {T} = {A * B * T:,} tokens per step"
     )
 

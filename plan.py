@@ -21,7 +21,6 @@ if that is not prepared), and these of its own:
     --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or
                       has read as many tokens, as in 10e9; without this, for max_iters steps
     --for=CONFIG      a config file, as without the option's name
-    --largest         find the largest microbatch that fits as well
     --decode          sampling instead: what a token reads, and so how many a second at most
     --json=FILE       write all figures there as well
     --hlo=FILE        write the compiled program there, as text
@@ -32,7 +31,7 @@ does. The compilers are a download of their own: pip install -r requirements-pla
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -42,7 +41,7 @@ from config.options import Options, parse_options
 from data.dataset import load_meta
 from runs.hardware import choose_device
 from tools.planning.decoding import plan_decoding
-from tools.planning.fit import Planned, changes_that_save, largest, plan, replan
+from tools.planning.fit import Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
 from tools.planning.here import this_machine
 from tools.planning.report import as_json, describe, summary
@@ -60,7 +59,6 @@ class PlanOptions:
     budget: Positive | None = None
     hours: Positive | None = None
     until: Name | None = None
-    largest: bool = False
     decode: bool = False
     json: Name | None = None
     hlo: Name | None = None
@@ -71,6 +69,8 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     own, argv = split_options([word.removeprefix("--for=") for word in argv], PlanOptions)
     options = parse_options(argv)
+    for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
+        check_writable(Path(file))
     if own.budget or own.hours:
         return show_ways(own, options)
     if own.until:
@@ -78,8 +78,6 @@ def main(argv: list[str]) -> None:
     if own.on is None:
         raise UserError("--on is missing: the device to plan for, as in --on=H100; see --help")
     target = parse_target(own.on) if own.on != "here" else None
-    for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
-        check_writable(Path(file))
     if target:
         prepare_to_compile()
     else:
@@ -94,11 +92,7 @@ def main(argv: list[str]) -> None:
         write_whole(Path(own.json), json.dumps(as_json(planned), indent=1))
     if own.hlo and planned.text:
         write_whole(Path(own.hlo), planned.text)
-    if own.largest:
-        best = largest(planned)
-        found = f"--batch_size={best.options.batch_size}\n{summary(best)}" if best else "not even one row"
-        print(f"\nThe largest microbatch that fits: {found}")
-    elif not planned.memory.fits:
+    if not planned.memory.fits:
         show_remedies(planned)
 
 
@@ -124,7 +118,7 @@ def show_remedies(planned: Planned) -> None:
     fitting = []
     for changes in changes_that_save(planned):
         try:
-            other = replan(planned, **changes)
+            other = plan(replace(planned.options, **changes), planned.target, planned.meta)
         except UserError:  # a mesh that the model cannot be split over
             continue
         name = " ".join(f"--{option}={value}" for option, value in changes.items())

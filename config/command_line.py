@@ -216,6 +216,16 @@ def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
         raise UserError(f"{origin}{name} is {shown}: {why.replace('Input', 'it')}") from None
 
 
+def first_problem(error: ValidationError) -> str:
+    """Say in words what pydantic found wrong first: the field, what it is, and why that cannot be."""
+    first = error.errors()[0]
+    why = first["msg"].removeprefix("Value error, ").replace("Input", "it")
+    if not first["loc"]:  # of the whole
+        return why
+    is_what = f" is {spell(first['input'])}" if first["type"] != "missing" else ""
+    return f"{'.'.join(map(str, first['loc']))}{is_what}: {why}"
+
+
 value_reader = cache(TypeAdapter)  # of a type
 
 _cut = reprlib.Repr()

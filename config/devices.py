@@ -34,6 +34,10 @@ class Device:
         return not self.kind.startswith("TPU")
 
     @property
+    def family(self) -> str:
+        return "gpu" if self.is_gpu else "tpu"
+
+    @property
     def usable(self) -> int:
         """Bytes that a program may use: of a GPU's, the driver and the libraries take about a twentieth."""
         return int(0.95 * self.memory) if self.is_gpu else self.memory

@@ -13,9 +13,16 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from layers.compute import cpu_flags
+from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
+
+
+def describe_cpu() -> str:
+    """Return the CPU's name, cores and instructions that multiply bfloat16."""
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
+    name = cpu_info("model name") or platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
 
 
 def peak_memory() -> int:
@@ -83,13 +90,16 @@ def add_xla_flag(name: str, value: int | str) -> None:
         os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
 
 
+def cache_folder() -> Path:
+    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
+
+
 def keep_compiled_programs() -> None:
     """Have JAX keep what it compiles in the user's cache folder, a part for each kind of CPU."""
     if jax.config.jax_compilation_cache_dir is not None:  # ty: ignore[missing-attribute]
         return
-    cache = Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
     try:
-        folder = cache / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
+        folder = cache_folder() / f"compiled-{platform.machine()}-{zlib.crc32(cpu_flags().encode()):08x}"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return

@@ -1,10 +1,15 @@
-"""The FLOPs of a model, counted from its shapes."""
+"""The parameters and the FLOPs of a model, counted from its shapes."""
 
 import equinox as eqx
 import jax
 
 from model import GPTConfig
 from parallel.sharding import is_matrix
+
+
+def count_parameters(config: GPTConfig) -> int:
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(model))
 
 
 def flops_per_token(config: GPTConfig, T: int) -> int:

@@ -78,7 +78,7 @@ def test_a_missing_compiler_is_one_line_that_says_what_to_install(on, package, m
 
     monkeypatch.setattr(target.metadata, "distribution", missing)
     expected = f"--on={on}: its compiler, {package}, is not installed: pip install -r requirements-plan.txt"
-    assert refusal(target.absent_devices, on) == expected
+    assert refusal(lambda: parse_target(on).devices) == expected
 
 
 def test_a_target_is_a_device_and_how_many():

@@ -35,7 +35,7 @@ def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:
     program = parse_program(step.train_step.as_text() or "")
     cost = estimate(program, this_machine(fresh), dict(mesh.shape))
     measured, classes = trace(step, cost), {}
-    for row in cost.by_class() if measured else ():  # a device may have a trace without operations
+    for row in cost.by_class() if measured else ():  # a device's trace may have no operations
         ours, theirs = row.seconds / cost.seconds, measured[row.name] / measured.total()
         classes[row.name] = {"planned": ours, "measured": theirs}
     return {"planned_ms": 1e3 * cost.seconds, "classes": classes}
@@ -46,7 +46,8 @@ def trace(step: JaxStep, cost: Cost) -> Counter[str]:
 
     A CPU runs several at once: they add up to more than the steps. A loop is no operation: its body's are.
     """
-    classes = {price.operation.instruction.name: price.name for price in cost.prices}
+    names = [x.instruction.name for x in cost.operations]
+    classes = dict(zip(names, cost.names, strict=True))
     computes = "/host:" if jax.devices()[0].platform == "cpu" else "/device:"
     measured: Counter[str] = Counter()
     with TemporaryDirectory() as folder:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 import jax
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field, model_validator
 
-from config.command_line import Count, Positive, UserError, matching, spell
+from config.command_line import Count, Positive, UserError, first_problem, matching, spell
 from config.files import read_json, write_whole
 from config.options import Options
 from runs.hardware import peak_memory
@@ -111,10 +111,7 @@ def read_report(path: Path) -> Report:
             raise UserError(f"{path}: its form is {spell(form)}, and this version reads {FORM}; {again}")
         return Report.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        first = error.errors()[0]
-        name, why = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
-        is_what = f" is {spell(first['input'])}" if first["type"] != "missing" and name else ""
-        raise UserError(f"{path}: {name}{is_what}: {why.replace('Input', 'it')}; {again}") from None
+        raise UserError(f"{path}: {first_problem(error)}; {again}") from None
     except ValueError as error:
         raise UserError(f"{path}: cannot be read as a report: {error}; {again}") from None
 

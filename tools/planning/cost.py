@@ -6,19 +6,19 @@
 These are lower bounds: docs/planning.md has the rules, and what they leave out.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 
 from model import GPTConfig
 from tools.planning.operations import KINDS, Operation, operations, unknown_loops
 from tools.planning.program import Program
-from tools.planning.speeds import Speeds, Work, gather, hidden_seconds, step_seconds
+from tools.planning.speeds import Speeds, Work, gather
 from tools.planning.target import GPUS_PER_HOST, Target
 
 ROOT = f"{Path(__file__).resolve().parents[2]}/"
@@ -26,18 +26,7 @@ ROOT = f"{Path(__file__).resolve().parents[2]}/"
 GENERAL = {"layers/products.py", "Linear.__call__", "compile_step"}
 
 
-class Price(NamedTuple):
-    """An operation with what it asks of the device, and the time of all its runs in a step."""
-
-    operation: Operation
-    name: str  # its class of work
-    work: Work
-    bound: str  # by products, memory, network or start
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The sum of some operations in one step."""
 
     name: str
@@ -46,88 +35,76 @@ class Row:
     bytes: float
     sent: float
     kernels: int
-    bound: str  # of the operation that takes longest
+    bound: str  # of the operation that takes longest: by products, memory, network or start
 
 
 @dataclass(frozen=True)
 class Cost:
-    prices: list[Price]
+    operations: list[Operation]
+    names: list[str]  # the class of work of each
+    works: Work  # of all operations
     speeds: Speeds
     unknown_loops: int  # whose trip count is not known; their bodies count once
-
-    @cached_property
-    def works(self) -> Work:
-        return gather([x.work for x in self.prices])
 
     @property
     def seconds(self) -> float:
         """The seconds of a step that does one thing after another."""
-        return float(step_seconds(self.works, replace(self.speeds, hidden=0.0))[0])
+        return float(self.speeds.alone(self.works).sum())
 
     @property
     def hidden_seconds(self) -> float:
         """The seconds of a step that hides messages, and a TPU's copies to the chip, as far as it can."""
-        return float(hidden_seconds(self.works, self.speeds)[0])
+        return self.speeds.overlapped(self.works)
 
     def by_class(self) -> list[Row]:
         """Return the classes of work in the order of KINDS, then communication by mesh axes."""
-        rows = self.rows(lambda x: x.name)
-        return sorted(rows, key=lambda row: ([*KINDS, row.name].index(row.name), row.name))
+        order = [*KINDS, *sorted(self.names)]
+        return sorted(self.rows(self.names), key=lambda row: order.index(row.name))
 
     def by_line(self) -> list[Row]:
         """Return the lines of this project, forward and backward apart, the costliest first."""
-        return sorted(self.rows(lambda x: line_of(x.operation)), key=lambda row: -row.seconds)
+        return sorted(self.rows(map(line_of, self.operations)), key=lambda row: -row.seconds)
 
-    def rows(self, name: Callable[[Price], str]) -> list[Row]:
-        groups: dict[str, list[Price]] = {}
-        for x in self.prices:
-            groups.setdefault(name(x), []).append(x)
-        return [
-            Row(
-                name,
-                seconds=sum(x.seconds for x in group),
-                flops=sum(x.operation.flops * x.operation.times for x in group),
-                bytes=sum(x.operation.bytes * x.operation.times for x in group),
-                sent=sum(x.work.sent * x.work.times for x in group),
-                kernels=sum(x.operation.times for x in group),
-                bound=max(group, key=lambda x: x.seconds).bound,
-            )
-            for name, group in groups.items()
-        ]
+    def rows(self, names: Iterable[str]) -> list[Row]:
+        """Sum the operations that have the same name."""
+        works, alone = self.works, self.speeds.alone(self.works)
+        bounds = pd.DataFrame(self.speeds.bounds(works))
+        columns = {
+            "seconds": alone,
+            "flops": works.times * works.flops,
+            "bytes": works.times * works.bytes,
+            "sent": works.times * works.sent,
+            "kernels": works.times,
+            "bound": bounds.idxmax(axis=1).where(bounds.max(axis=1) >= self.speeds.starts(works), "start"),
+        }
+        table = pd.DataFrame(columns).assign(name=list(names)).sort_values("seconds", ascending=False)
+        sums = table.groupby("name").agg(dict.fromkeys(columns, "sum") | {"bound": "first"})
+        return [Row(*row) for row in sums.itertuples()]
 
     def sent_along(self, axes: str) -> float:
         """Return the bytes that a device sends along these mesh axes together."""
-        return sum(x.work.sent * x.work.times for x in self.prices if x.name == f"network: {axes}")
+        return sum(row.sent for row in self.by_class() if row.name == f"network: {axes}")
 
 
 def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Cost:
     """Price a program for the devices of a mesh, whose axes' sizes are given in order."""
-    prices = [price(x, target, mesh_shape) for x in operations(program)]
-    return Cost(prices, target.speeds, unknown_loops(program))
+    found = operations(program)
+    axes = [mesh_axes(x, mesh_shape) if x.collective else "" for x in found]
+    names = [f"network: {along}" if x.collective else x.kind for x, along in zip(found, axes, strict=True)]
+    works = gather([work_of(x, target, along) for x, along in zip(found, axes, strict=True)])
+    return Cost(found, names, works, target.speeds, unknown_loops(program))
 
 
-def price(x: Operation, target: Target, mesh_shape: dict[str, int]) -> Price:
-    axes = mesh_axes(x, mesh_shape) if x.collective else ""
-    work = message(x, target, axes) if x.collective else compute(x)
-    name = f"network: {axes}" if x.collective else x.kind
-    seconds = target.speeds.seconds(work)
-    start = seconds.pop("start")
-    bound = max(seconds, key=lambda name: seconds[name])
-    longest = seconds[bound]
-    return Price(x, name, work, "start" if longest < start else bound, x.times * (longest + start))
-
-
-def compute(x: Operation) -> Work:
-    under = x.runs_under_others
-    return Work(x.times, x.flops, x.dtype == "f32", x.bytes, x.exponentials, under_others=under)
-
-
-def message(x: Operation, target: Target, axes: str) -> Work:
+def work_of(x: Operation, target: Target, axes: str) -> Work:
+    """Return what an operation asks of a device, a message along these mesh axes of its network."""
+    if not x.collective:
+        under = x.runs_under_others
+        return Work(x.times, x.flops, x.dtype == "f32", x.bytes, x.exponentials, under_others=under)
     groups = x.groups or (range(target.count),)  # none: all devices together
     n = max(map(len, groups))
     hosts = max(len({i // GPUS_PER_HOST for i in group}) for group in groups)
     # Each GPU sends its share to another machine through its own network card.
-    between = bytes_sent(x, n, hosts) if hosts > 1 and target.device.between_hosts else 0.0
+    between = bytes_sent(x, n, hosts) if hosts > 1 else 0.0
     sent, hidden = bytes_sent(x, n, n), axes != "tensor"  # the next product waits for a sum over `tensor`
     return Work(x.times, sent=sent, between_hosts=between, collective=True, under_others=hidden)
 

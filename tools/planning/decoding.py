@@ -4,8 +4,6 @@ Two counts stand side by side: the least, by the shapes alone, and what the comp
 `generation/decode.py` reads and writes. Sequences share the reading of the weights. Sampling uses one device.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,10 +64,10 @@ def decoding_table(config: GPTConfig, device: Device, B: int, needed: int, cost:
     ]
     for length in (T // 4, T // 2, T):
         least = weights + B * length * cache
-        seconds = cost.speeds.seconds(Work(1, bytes=least))["memory"]
+        seconds = float(cost.speeds.bounds(Work(1, bytes=least))["memory"])
         lines.append(row(f"at least, {length:,} in the cache", seconds, least))
     classes = cost.by_class()
-    lines.append(row("as compiled", cost.seconds, math.fsum(x.bytes for x in classes)))
+    lines.append(row("as compiled", cost.seconds, sum(x.bytes for x in classes)))
     lines += [f"  {x.name:38}{1e3 * x.seconds:10.3f}{x.bytes / 1e9:10.3f}" for x in classes]
     return "\n".join([*lines, lines_table(cost)])
 

@@ -5,21 +5,26 @@ import re
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import jax
+import numpy as np
 
 from config.command_line import UserError
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
 from parallel.mesh import mesh_of, parse
+from runs.sizes import count_parameters
 from runs.start import choose_config
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
+from tools.planning.speeds import Work
 from tools.planning.target import Target
+from training import recipe
 from training.recipe import compile_step
-from training.state import state_shapes
+from training.state import model_config, state_shapes
 
 
 @dataclass(frozen=True)
@@ -35,11 +40,6 @@ class Memory:
     @property
     def fits(self) -> bool:
         return self.temporaries is not None and self.peak <= self.available
-
-    @property
-    def rest(self) -> int:
-        """Bytes of the batch, a TPU's code, and what fills up its tiles."""
-        return self.peak - self.weights - self.optimizer - (self.temporaries or 0)
 
 
 @dataclass(frozen=True)
@@ -65,11 +65,6 @@ class Planned:
         """The tokens of a step."""
         options = self.options
         return options.gradient_accumulation_steps * options.batch_size * options.block_size
-
-
-def count_parameters(config: GPTConfig) -> int:
-    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
-    return sum(x.size for x in jax.tree.leaves(model))
 
 
 def plan(options: Options, target: Target, meta: Meta) -> Planned:
@@ -124,8 +119,33 @@ def needed_bytes(message: str) -> int | None:
     return None
 
 
-def replan(planned: Planned, **changes: Any) -> Planned:
-    return plan(replace(planned.options, **changes), planned.target, planned.meta)
+class Counts(NamedTuple):
+    """What a step asks of each device."""
+
+    works: Work
+    peak: float  # bytes of memory
+
+
+def count_by_depth(options: Options, target: Target, meta: Meta) -> Counts | None:
+    """Count a deep step from two shallow ones, which each layer makes larger by the same.
+
+    They compile in a fraction of the time. None: these need too much memory already.
+    """
+    shallow = max(2, parse(options.mesh, target.count)["stage"])
+    share = (options.n_layer - shallow) / shallow  # 1 is as deep as the deeper one
+    weights = {shallow: 1 - share, 2 * shallow: share} if share > 1 else {options.n_layer: 1.0}
+    config = model_config(replace(options, document_mask=False), options.vocab_size or meta.vocab_size)
+    works, peak = [], 0.0
+    for depth, weight in weights.items():
+        # Whether weights are gathered once a step depends on the size of the model: of the deep one.
+        part = count_parameters(replace(config, n_layer=depth)) / count_parameters(config)
+        with patch.object(recipe, "GATHERED_FRACTION", part * recipe.GATHERED_FRACTION):
+            planned = plan(replace(options, n_layer=depth), target, meta)
+        if planned.cost is None:
+            return None
+        works.append(planned.cost.works._replace(times=weight * planned.cost.works.times))
+        peak += weight * planned.memory.peak
+    return Counts(Work(*map(np.concatenate, zip(*works, strict=True))), peak)
 
 
 def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
@@ -148,19 +168,3 @@ def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
         found += [split | dict(remat="dots"), split | dict(remat="block")]
         found += [smaller | dict(remat="block")] if smaller else []
     return list(filter(None, found))
-
-
-def largest(planned: Planned) -> Planned | None:
-    """Return the plan with the largest microbatch that fits, to a sixteenth; None if none does."""
-    rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
-    n = planned.options.batch_size // rows
-    fitting, too_large, best = (n, None, planned) if planned.memory.fits else (0, n, None)
-    while too_large is None or too_large - fitting > max(1, fitting // 16):
-        n = 2 * fitting if too_large is None else (fitting + too_large) // 2
-        print(f"trying --batch_size={n * rows}", flush=True)
-        tried = replan(planned, batch_size=n * rows)
-        if tried.memory.fits:
-            fitting, best = n, tried
-        else:
-            too_large = n
-    return best

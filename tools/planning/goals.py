@@ -1,26 +1,30 @@
 """Find the devices that train a model within a budget or a time: plan.py --budget=50 --until=val3.28.
 
-Each device is planned alone, in a machine of eight, or as a small slice of TPUs; weights are split (`fsdp`)
-where they do not fit otherwise.
+Each device is planned alone and in eights, from two shallow models (tools/planning/fit.py); weights are split
+(`fsdp`) where they do not fit otherwise. GPUs of one generation share a program.
 """
 
+import multiprocessing
 import re
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
+
+import jax
 
 from config.command_line import UserError
 from config.devices import PRICES_READ
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
-from runs.sizes import flops_per_token
+from runs.sizes import count_parameters, flops_per_token
 from tools.planning.expected import COVERED, Expected, expect
-from tools.planning.fit import Planned, count_parameters, plan
-from tools.planning.report import short
-from tools.planning.target import DEVICES, Target, parse_target
+from tools.planning.fit import Counts, count_by_depth
+from tools.planning.target import DEVICES, GPUS, Target, parse_target, prepare_to_compile
 from training.state import model_config
 
-COUNTS = {"gpu": ("1", "8"), "tpu": ("1x1", "2x2", "2x4"), "v5p": ("1x1x1", "2x2x1", "2x2x2")}
+COUNTS = {"gpu": ("1", "8"), "tpu": ("1x1", "2x4"), "v5p": ("1x1x1", "2x2x2")}
 # The val loss of a GPT of N parameters that read D tokens of the web, GPT-2's: E + A / N^a + B / D^b.
 # A, B, a and b are Chinchilla's, estimated again (arXiv:2404.10102). With E, GPT-2 124M comes to 3.28 after
 # 10 billion tokens (github.com/karpathy/llm.c/discussions/481). That author's 350M model has 2.92 after 50
@@ -48,46 +52,74 @@ def tokens_until(text: str, config: GPTConfig) -> float:
 class Way(NamedTuple):
     """One way to train a model: devices, a mesh, and what it should take."""
 
-    planned: Planned
+    target: Target
+    mesh: str
     expected: Expected
-    hours: float
-    dollars: float
+    steps: float
+
+    def hours(self, seconds: float) -> float:
+        """Return the hours of a run whose step takes so many seconds."""
+        return self.steps * seconds / 3600
+
+    def dollars(self, seconds: float) -> float:
+        return self.hours(seconds) * self.target.count * self.target.device.price
 
 
 def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: float) -> list[Way]:
     """Plan the devices that could do it, and return those that are expected to, the cheapest first."""
-    config = model_config(options, meta.vocab_size)
-    flops = tokens * flops_per_token(config, options.block_size)
-    found = []
+    rows = options.gradient_accumulation_steps * options.batch_size
+    steps = tokens / (rows * options.block_size)
+    flops = tokens * flops_per_token(model_config(options, meta.vocab_size), options.block_size)
+    found, left = [], []
     for device in DEVICES.values():
-        for count in COUNTS["v5p" if device.name == "v5p" else "gpu" if device.is_gpu else "tpu"]:
+        least = flops / device.peak / 3600  # hours of devices at their peak
+        for count in COUNTS.get(device.name, COUNTS[device.family]):
             target = parse_target(f"{device.name}:{count}")
-            least = flops / device.peak / 3600  # hours of devices at their peak
-            if least * device.price > budget or least / target.count > hours:
-                continue
-            print(f"planning {target.text}", flush=True)
-            planned = first_that_fits(options, target, meta)
-            if planned and planned.cost:
-                expected = expect(planned.cost, device)
-                took = tokens / planned.tokens * expected.seconds / 3600
-                found.append(Way(planned, expected, took, took * target.count * device.price))
-    return sorted((x for x in found if x.dollars <= budget and x.hours <= hours), key=lambda x: x.dollars)
+            if least * device.price <= budget and least / target.count <= hours:
+                left.append(target)
+    for axis in ("data", "fsdp"):
+        counts = count_all(options, left, axis, meta)
+        for target in left:
+            counted = counts[program_of(target)]
+            if counted and counted.peak <= target.device.usable:
+                way = Way(target, f"{axis}:{target.count}", expect(counted.works, target.device), steps)
+                found.append(way)
+        left = [x for x in left if x.count > 1 and x not in [way.target for way in found]]
+    reach = [
+        x for x in found if x.dollars(x.expected.seconds) <= budget and x.hours(x.expected.seconds) <= hours
+    ]
+    return sorted(reach, key=lambda x: x.dollars(x.expected.seconds))
 
 
-def first_that_fits(options: Options, target: Target, meta: Meta) -> Planned | None:
-    """Plan the step with whole weights on each device, then with split ones; None if it does not fit."""
-    A, B, n = options.gradient_accumulation_steps, options.batch_size, target.count
+def program_of(target: Target) -> tuple:
+    """Return what decides a target's program: all GPUs of a generation have the same."""
+    gpu = target.device.is_gpu
+    return GPUS[target.device.name].capability if gpu else target.device.name, target.count
+
+
+def count_all(options: Options, targets: list[Target], axis: str, meta: Meta) -> dict[tuple, Counts | None]:
+    """Count the step of each program on a mesh of one axis, two at a time."""
+    programs = {program_of(target): target for target in targets}
+    context = multiprocessing.get_context("spawn")  # compilers are threads, which a fork would lose
+    with ProcessPoolExecutor(2, mp_context=context) as pool:
+        counts = pool.map(partial(count, options, axis, meta), programs.values())
+        return dict(zip(programs, counts, strict=True))
+
+
+def count(options: Options, axis: str, meta: Meta, target: Target) -> Counts | None:
+    """Count the step on a mesh of one axis. None: it does not split evenly, or needs too much memory."""
+    prepare_to_compile()
+    # XLA for TPUs compiles in an eighth of the time, a step that takes a tenth more (docs/planning.md).
+    jax.config.update("jax_exec_time_optimization_effort", -1.0)
+    A, B, n = options.gradient_accumulation_steps, options.batch_size, len(target.devices)
+    print(f"planning {target.text}, {axis}:{n}", flush=True)
     if A % n == 0:  # as nanoGPT does: the step stays as large, and a device's microbatch
         A, B = A // n, B * n
-    for mesh in (f"data:{n}", f"fsdp:{n}")[: 1 if n == 1 else 2]:
-        try:
-            changes = dict(mesh=mesh, gradient_accumulation_steps=A, batch_size=B)
-            planned = plan(replace(options, **changes), target, meta)
-        except UserError:  # rows or a width that do not split evenly
-            continue
-        if planned.memory.fits:
-            return planned
-    return None
+    changes = dict(mesh=f"{axis}:{n}", gradient_accumulation_steps=A, batch_size=B)
+    try:
+        return count_by_depth(replace(options, **changes), target, meta)
+    except UserError:  # rows or a width that do not split evenly
+        return None
 
 
 def goal_table(found: list[Way], tokens: float, goal: str) -> str:
@@ -97,18 +129,13 @@ def goal_table(found: list[Way], tokens: float, goal: str) -> str:
     lines = [
         f"{tokens / 1e9:.3g} billion tokens, {goal}. Between brackets: where {COVERED:.0%} of published runs "
         f"would lie.\n",
-        f"{'devices':20}{'mesh':10}{'ms a step':>10}  {'hours':32}{'dollars':32}price and evidence",
+        f"{'devices':16}{'mesh':10}{'ms a step':>10}  {'hours':24}{'dollars':24}price and evidence",
     ]
     for way in found:
-        device, expected = way.planned.target.device, way.expected
-        low, high = expected.low / expected.seconds, expected.high / expected.seconds
-
-        def spread(x: float, low: float = low, high: float = high) -> str:
-            return f"{short(x)} ({short(low * x)} to {short(high * x)})"
-
+        device, expected = way.target.device, way.expected
         lines.append(
-            f"{way.planned.target.text:20}{way.planned.options.mesh:10}{1e3 * expected.seconds:10,.1f}  "
-            f"{spread(way.hours):32}{spread(way.dollars):32}"
+            f"{way.target.text:16}{way.mesh:10}{1e3 * expected.seconds:10,.1f}  "
+            f"{expected.spread(way.hours):24}{expected.spread(way.dollars, unit='$'):24}"
             f"${device.price:.2f} an hour ({device.price_source}); {expected.evidence}"
         )
     return "\n".join([*lines, f"\nPrices were read in {PRICES_READ}. Nothing was run."])

@@ -7,12 +7,12 @@ by size: of products by their FLOPs, of memory by the bytes that are read and wr
 """
 
 import json
+import math
 import os
 import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -20,43 +20,53 @@ from jax import Array
 
 from config.devices import Device, known_device
 from config.files import read_json, write_whole
-from runs.hardware import reuse_freed_memory
-from tools.planning.machine import describe_cpu
-from tools.planning.speeds import HERE, Speeds
+from runs.hardware import cache_folder, describe_cpu, reuse_freed_memory
+from tools.planning.speeds import Speeds
 from tools.planning.target import Target
 
 WIDTHS = (64, 128, 256, 512, 1024)  # of square products
 LENGTHS = (2**14, 2**17, 2**20, 2**22, 2**24)  # of float32 vectors
 SMALL = 64  # small operations, one after another
 BUDGET = 0.08  # seconds for each
+# What a step reaches of these peaks on a CPU, fitted to the steps in docs/planning.md.
+SHARES = {"bfloat16": 0.8, "float32": 0.8, "memory": 0.4}
+SHARE_OF_EXPONENTIALS = 0.3
 
 
 def this_machine(fresh: bool = False) -> Target:
     """Return the devices of this machine, with peaks measured now (`fresh`) or the last time."""
     first = jax.devices()[0]
     kind = describe_cpu() if first.platform == "cpu" else first.device_kind
-    measured = measured_peaks(kind, fresh)
+    peaks = measured_peaks(kind, fresh)
     known = known_device(first.device_kind)
     memory = known.memory if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    peak, bandwidth = (max(rate for _, rate in measured[name]) for name in ("bfloat16", "memory"))
+    peak, bandwidth = (max(rate for _, rate in peaks[name]) for name in ("bfloat16", "memory"))
     link = known.link if known else bandwidth
-    device = Device("here", kind, "", peak, memory, bandwidth, link, 0.0, known.price if known else 0.0, "")
-    return Target("here", device, (jax.device_count(),), Speeds.measured(measured, HERE))
+    device = Device("here", kind, "", peak, memory, bandwidth, link, None, known.price if known else 0.0, "")
+    curves = {name: [(size, share * rate) for size, rate in peaks[name]] for name, share in SHARES.items()}
+    speeds = Speeds(
+        bfloat16=curves["bfloat16"],
+        float32=curves["float32"],
+        memory=curves["memory"],
+        exponentials=SHARE_OF_EXPONENTIALS * peaks["exponentials"],
+        link=link,
+        between_hosts=math.inf,
+        kernel=peaks["kernel"],
+        message=peaks["kernel"],
+    )
+    return Target("here", device, (jax.device_count(),), speeds)
 
 
 def measured_peaks(kind: str, fresh: bool) -> dict:
     """Measure the peaks, or read what was measured on a device of this kind."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "nanojaxgpt"
-    file = cache / f"peaks-{zlib.crc32(f'{kind} {jax.__version__}'.encode()):08x}.json"
+    file = cache_folder() / f"peaks-{zlib.crc32(f'{kind} {jax.__version__}'.encode()):08x}.json"
     with suppress(ValueError):  # none is kept yet, or a damaged one
         if not fresh:
             return read_json(file)
     peaks = measure_peaks()
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with suppress(OSError):  # a machine without a home folder measures each time
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_whole(file, json.dumps(peaks))
-    except OSError:  # a machine without a home folder measures each time
-        pass
     return peaks
 
 

@@ -1,6 +1,5 @@
 """Format a plan as text and as JSON. Every figure is planned; none was measured."""
 
-from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -9,7 +8,7 @@ import jax
 from config.devices import GIB, PRICES_READ
 from runs.sizes import flops_per_token
 from tools.planning.cost import Cost, least_sent
-from tools.planning.expected import COVERED, Expected, expect
+from tools.planning.expected import COVERED, Expected, expect, short
 from tools.planning.fit import Memory, Planned
 from tools.planning.target import Target
 
@@ -30,8 +29,9 @@ def describe(planned: Planned) -> str:
     parts = [head, memory_table(planned.memory, target)]
     if planned.cost:
         cost = planned.cost
-        parts += [time_table(cost), assumptions(target), lines_table(cost), run_table(planned)]
-        parts += [] if target.measured else [expected_table(planned, expect(cost, target.device))]
+        parts += [time_table(cost), assumptions(target), lines_table(cost), named(run_lines(planned, cost))]
+        if not target.measured:
+            parts += [named(expected_lines(planned, expect(cost.works, target.device)))]
     return "\n".join(parts)
 
 
@@ -43,7 +43,7 @@ def memory_table(memory: Memory, target: Target) -> str:
         "weights": memory.weights,
         "optimizer": memory.optimizer,
         "temporaries": memory.temporaries,
-        "batch, code, padding": memory.rest,
+        "batch, code, padding": memory.peak - memory.weights - memory.optimizer - memory.temporaries,
         "peak": memory.peak,
     }
     lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
@@ -90,49 +90,40 @@ def lines_table(cost: Cost) -> str:
     return "\n".join(lines)
 
 
-def run_table(planned: Planned) -> str:
-    figures, device, steps = run_figures(planned), planned.target.device, planned.options.max_iters
-    lines = {"tokens/s, at most": f"{figures['tokens_per_second']:,.0f}"}
-    if "mfu" in figures:
-        lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.3g} TFLOP/s"
-    lines[f"{steps:,} steps, at least"] = f"{short(figures['hours'])} h"
-    if "dollars" in figures:
-        lines[f"{steps:,} steps, at least"] += (
-            f", ${short(figures['dollars'])} at ${device.price:.2f} an hour a device "
-            f"({device.price_source}, {PRICES_READ})"
-        )
-    lines["tokens"] = (
-        f"{short(figures['tokens'] / 1e9)} billion, {short(figures['tokens_per_parameter'])} per parameter "
-        f"(Chinchilla: {CHINCHILLA})"
-    )
-    for axis, (sent, least) in sent_figures(planned).items():
-        times = f", {sent / least:.2f} times the least, {least / 1e9:.2f}" if least else ""
-        lines[f"sent along {axis}"] = f"{sent / 1e9:.2f} GB a step{times}"
+def named(lines: dict[str, str]) -> str:
     return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
 
 
-def expected_table(planned: Planned, expected: Expected) -> str:
-    """Format how fast the step would be with the speeds of published runs."""
-    steps = planned.options.max_iters
-    price = steps / 3600 * planned.target.count * planned.target.device.price  # of a second more in each step
+def run_lines(planned: Planned, cost: Cost) -> dict[str, str]:
+    figures, device = run_figures(planned, cost), planned.target.device
+    steps = f"{planned.options.max_iters:,} steps, at least"
+    lines = {"tokens/s, at most": f"{figures['tokens_per_second']:,.0f}"}
+    if figures["mfu"]:
+        lines["MFU, at most"] = f"{figures['mfu']:.1%} of {device.peak / 1e12:.3g} TFLOP/s"
+    lines[steps] = f"{short(figures['hours'])} h"
+    if device.price:
+        price = f"${device.price:.2f} an hour a device ({device.price_source}, {PRICES_READ})"
+        lines[steps] += f", ${short(figures['dollars'])} at {price}"
+    tokens = figures["tokens"]
+    each = f"{short(tokens / planned.parameters)} per parameter (Chinchilla: {CHINCHILLA})"
+    lines["tokens"] = f"{short(tokens / 1e9)} billion, {each}"
+    for axes, (sent, least) in figures["sent"].items():
+        times = f", {sent / least:.2f} times the least, {least / 1e9:.2f}" if least else ""
+        lines[f"sent along {axes}"] = f"{sent / 1e9:.2f} GB a step{times}"
+    return lines
 
-    def spread(of: Callable[[float], float], unit: str = "") -> str:
-        """Format a figure of the seconds of a step: as expected, and between its ends."""
-        low, high = sorted([of(expected.low), of(expected.high)])
-        return f"{unit}{short(of(expected.seconds))} ({unit}{short(low)} to {unit}{short(high)})"
 
-    lines = {
-        "ms a step, expected": f"{spread(lambda s: 1e3 * s)}: {COVERED:.0%} of published runs would lie so",
-        "tokens/s, expected": spread(lambda s: planned.tokens / s),
-        f"{steps:,} steps, expected": f"{spread(lambda s: steps * s / 3600)} h, "
-        + spread(lambda s: price * s, unit="$"),
+def expected_lines(planned: Planned, expected: Expected) -> dict[str, str]:
+    """Say how fast the step would be with the speeds of published runs."""
+    steps, target = planned.options.max_iters, planned.target
+    price = steps / 3600 * target.count * target.device.price  # of a second more in each step
+    step, hours = expected.spread(lambda s: 1e3 * s), expected.spread(lambda s: steps * s / 3600)
+    return {
+        "ms a step, expected": f"{step}: {COVERED:.0%} of published runs would lie so",
+        "tokens/s, expected": expected.spread(lambda s: planned.tokens / s),
+        f"{steps:,} steps, expected": f"{hours} h, {expected.spread(lambda s: price * s, unit='$')}",
         "evidence": expected.evidence,
     }
-    return "\n" + "\n".join(f"{name:32}{text}" for name, text in lines.items())
-
-
-def short(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 def summary(planned: Planned) -> str:
@@ -143,65 +134,47 @@ def summary(planned: Planned) -> str:
     return f"{need}, {1e3 * seconds:.1f} ms a step, {planned.tokens / seconds:,.0f} tokens/s at most"
 
 
-def run_figures(planned: Planned) -> dict[str, float]:
+def run_figures(planned: Planned, cost: Cost) -> dict[str, Any]:
     """Return what the step's time means for a run; `mfu` only where the known peak is that of the dtype."""
-    assert planned.cost is not None
-    options, cost, target = planned.options, planned.cost, planned.target
-    tokens = float(planned.tokens * options.max_iters)
-    hours = cost.hidden_seconds * options.max_iters / 3600
-    figures = {
-        "tokens_per_second": planned.tokens / cost.hidden_seconds,
+    options, config, target = planned.options, planned.config, planned.target
+    seconds, device = cost.hidden_seconds, target.device
+    hours = seconds * options.max_iters / 3600
+    flops = planned.tokens * flops_per_token(config, options.block_size) / target.count
+    microbatches, whole = options.gradient_accumulation_steps, not options.lora_rank  # all weights learn
+    least = least_sent(config, planned.mesh_shape, microbatches, planned.parameters) if whole else {}
+    sent = {axes: (cost.sent_along(axes), least.get(axes)) for axes in (*least, "data,fsdp")}
+    return {
+        "tokens_per_second": planned.tokens / seconds,
         "hours": hours,
-        "tokens": tokens,
-        "tokens_per_parameter": tokens / planned.parameters,
+        "dollars": hours * target.count * device.price,
+        "tokens": float(planned.tokens * options.max_iters),
+        "mfu": flops / seconds / device.peak if config.compute.dtype == "bfloat16" and whole else None,
+        "sent": {axes: figures for axes, figures in sent.items() if any(figures)},  # in bytes, and at least
     }
-    if target.device.price:
-        figures["dollars"] = hours * target.count * target.device.price
-    if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:
-        flops = flops_per_token(planned.config, options.block_size) * planned.tokens
-        figures["mfu"] = flops / cost.hidden_seconds / target.count / target.device.peak
-    return figures
-
-
-def sent_figures(planned: Planned) -> dict[str, tuple[float, float | None]]:
-    """Return what a device sends along each mesh axis, and the least, in bytes. With LoRA none is known."""
-    cost, options = planned.cost, planned.options
-    if cost is None or options.lora_rank:
-        return {}
-    microbatches = options.gradient_accumulation_steps
-    least = least_sent(planned.config, planned.mesh_shape, microbatches, planned.parameters)
-    figures = {axis: (cost.sent_along(axis), size) for axis, size in least.items()}
-    together = cost.sent_along("data,fsdp")
-    return figures | ({"data,fsdp": (together, None)} if together else {})
 
 
 def as_json(planned: Planned) -> dict[str, Any]:
-    """Return all that is printed, in bytes, seconds, FLOPs and dollars."""
-    cost, compute = planned.cost, planned.config.compute
-    found: dict[str, Any] = {
+    """Return what is printed, in bytes, seconds, FLOPs and dollars."""
+    cost, target = planned.cost, planned.target
+    found = {
         "about": "planned by XLA's compiler for devices that are not there; nothing was measured",
-        "device": planned.target.device.name,
-        "devices": planned.target.count,
+        "device": target.device.name,
+        "devices": target.count,
         "mesh": planned.mesh_shape,
         "options": vars(planned.options),
-        "attention": compute.attention,
-        "dtype": compute.dtype,
+        "compute": asdict(planned.config.compute),
         "parameters": planned.parameters,
         "jax": jax.__version__,
-        "compile_seconds": planned.seconds,
         "memory": asdict(planned.memory) | {"fits": planned.memory.fits},
-        "shares": asdict(planned.target.shares),
     }
     if cost:
-        sent = sent_figures(planned).items()
         found |= {
             "seconds": cost.seconds,
             "seconds_network_hidden": cost.hidden_seconds,
             "unknown_loops": cost.unknown_loops,
-            "classes": [asdict(row) for row in cost.by_class()],
-            "lines": [asdict(row) for row in cost.by_line()],
-            "run": run_figures(planned),
-            "expected": None if planned.target.measured else expect(cost, planned.target.device)._asdict(),
-            "sent": {axis: {"bytes": size, "least": least} for axis, (size, least) in sent},
+            "classes": [row._asdict() for row in cost.by_class()],
+            "lines": [row._asdict() for row in cost.by_line()],
+            "run": run_figures(planned, cost),
+            "expected": None if target.measured else expect(cost.works, target.device)._asdict(),
         }
     return found

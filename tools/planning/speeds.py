@@ -1,10 +1,10 @@
 """How fast a device works: what operations ask of it, and the seconds that they take.
 
     speeds = Speeds.of(device, AT_BEST["gpu"])        shares of its data sheet's peaks
-    step_seconds(works, speeds)
+    speeds.step(works)                                the seconds of a step
 
 The shares at best are what a good kernel reaches. Those of published runs are fitted
-(tools/planning/published.py), and the peaks of the machine at hand are measured (tools/planning/here.py).
+(tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/here.py).
 """
 
 from dataclasses import dataclass
@@ -37,8 +37,7 @@ def gather(works: list[Work]) -> Work:
 BALANCED = 150.0  # FLOPs at the peak for each byte: an A100's
 
 
-@dataclass(frozen=True)
-class Shares:
+class Shares(NamedTuple):
     """Says what a step reaches of a device's peaks, and how long kernels and messages take to start."""
 
     products: float  # of the peak, on a device that does BALANCED operations for each byte of bandwidth
@@ -46,9 +45,8 @@ class Shares:
     network: float  # of the links, within a machine and between machines
     kernel: float  # seconds to start a kernel
     message: float  # seconds to start a collective
-    balance: float = 0.0  # the exponent by which products' share falls on a device that does more
-    exponentials: float = 1.0  # of the rate that was measured
     hidden: float = 1.0  # of the time of messages, and a TPU's copies to the chip, that could be hidden
+    balance: float = 0.0  # the exponent by which products' share falls on a device that does more
 
 
 # A TPU runs the step as one program.
@@ -56,13 +54,11 @@ AT_BEST = {
     "gpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=1.5e-6, message=1.5e-6),
     "tpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=0.0, message=0.0),
 }
-# A CPU's are of the peaks that tools/planning/here.py measures, fitted to the steps in docs/planning.md.
-HERE = Shares(products=0.8, memory=0.4, network=1.0, kernel=0.0, message=0.0, exponentials=0.3)
-Curve = tuple[tuple[float, float], ...]  # the rate at some sizes, and between and beyond them
+Curve = list[tuple[float, float]]  # the rate at some sizes
 
 
 def rate(curve: Curve, size: Any) -> Any:
-    """Return the rate at a size, on straight lines over the size's logarithm."""
+    """Return the rate at a size, on straight lines over the size's logarithm, and level beyond the ends."""
     if len(curve) == 1:
         return curve[0][1]
     sizes, rates = zip(*curve, strict=True)
@@ -78,7 +74,7 @@ class Speeds:
     between_hosts: float
     kernel: float  # seconds
     message: float
-    hidden: float
+    hidden: float = 1.0
     exponentials: float = np.inf  # per second
 
     @classmethod
@@ -86,10 +82,10 @@ class Speeds:
         balance = device.peak / device.bandwidth / BALANCED
         products = shares.products * device.peak * balance**-shares.balance
         return cls(
-            bfloat16=((1.0, products),),
+            bfloat16=[(1.0, products)],
             # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
-            float32=((1.0, products / 2 if device.is_gpu else products),),
-            memory=((1.0, shares.memory * device.bandwidth),),
+            float32=[(1.0, products / 2 if device.is_gpu else products)],
+            memory=[(1.0, shares.memory * device.bandwidth)],
             link=shares.network * device.link,
             between_hosts=shares.network * (device.between_hosts or np.inf),
             kernel=shares.kernel,
@@ -97,59 +93,30 @@ class Speeds:
             hidden=shares.hidden,
         )
 
-    @classmethod
-    def measured(cls, peaks: dict[str, Any], shares: Shares) -> "Speeds":
-        """Return shares of the peaks that tools/planning/here.py measured."""
+    def bounds(self, works: Work) -> dict[str, Any]:
+        """Return the seconds of all runs of each operation by what may bound them, without their start."""
+        products = np.where(works.float32, rate(self.float32, works.flops), rate(self.bfloat16, works.flops))
+        memory = works.bytes / rate(self.memory, works.bytes) + works.exponentials / self.exponentials
+        network = np.maximum(works.sent / self.link, works.between_hosts / self.between_hosts)
+        seconds = {"products": works.flops / products, "memory": memory, "network": network}
+        return {name: works.times * each for name, each in seconds.items()}
 
-        def curve(name: str, share: float) -> Curve:
-            return tuple((size, share * rate) for size, rate in peaks[name])
+    def starts(self, works: Work) -> Any:
+        """Return the seconds that all runs of each operation take to start."""
+        return works.times * np.where(works.collective, self.message, self.kernel)
 
-        return cls(
-            bfloat16=curve("bfloat16", shares.products),
-            float32=curve("float32", shares.products),
-            memory=curve("memory", shares.memory),
-            link=peaks["memory"][-1][1],
-            between_hosts=np.inf,
-            kernel=peaks["kernel"],
-            message=peaks["kernel"],
-            hidden=1.0,
-            exponentials=shares.exponentials * peaks["exponentials"],
-        )
+    def alone(self, works: Work) -> Any:
+        """Return the seconds of all runs of each operation, one after another."""
+        return np.maximum.reduce(list(self.bounds(works).values())) + self.starts(works)
 
-    def seconds(self, work: Work) -> dict[str, Any]:
-        """Return the seconds of one run by what may bound it, in the order that decides a tie."""
-        return {
-            "products": work.flops
-            / np.where(work.float32, rate(self.float32, work.flops), rate(self.bfloat16, work.flops)),
-            "memory": work.bytes / rate(self.memory, work.bytes) + work.exponentials / self.exponentials,
-            "network": np.maximum(work.sent / self.link, work.between_hosts / self.between_hosts),
-            "start": np.where(work.collective, self.message, self.kernel),
-        }
+    def overlapped(self, works: Work) -> float:
+        """Return the seconds of a step that hides messages, and a TPU's copies to the chip, all it can."""
+        alone = self.alone(works)
+        copied = works.times * works.bytes / rate(self.memory, works.bytes)
+        computing, sending = np.where(works.under_others, 0.0, alone), np.where(works.collective, alone, 0.0)
+        return float(max(each.sum() for each in (computing, copied, sending)))
 
-
-def step_seconds(works: Work, speeds: Speeds, starts: Any = (0,)) -> Any:
-    """Return the seconds of each step that hides what it can as far as these speeds say.
-
-    `works` has the steps' operations one after another, and `starts` where each step begins.
-    """
-    alone = seconds_alone(works, speeds)
-    total, hidden = np.add.reduceat(alone, starts), hidden_seconds(works, speeds, starts)
-    return total - speeds.hidden * (total - hidden)
-
-
-def seconds_alone(works: Work, speeds: Speeds) -> Any:
-    """Return the seconds of all runs of each operation, one after another."""
-    times = speeds.seconds(works)
-    start = times.pop("start")
-    return works.times * (np.maximum.reduce(list(times.values())) + start)
-
-
-def hidden_seconds(works: Work, speeds: Speeds, starts: Any = (0,)) -> Any:
-    """Return the seconds of steps that hide messages, and a TPU's copies to the chip, as far as they can."""
-    alone = seconds_alone(works, speeds)
-    bounds = (
-        np.where(works.under_others, 0.0, alone),
-        works.times * works.bytes / rate(speeds.memory, works.bytes),
-        np.where(works.collective, alone, 0.0),
-    )
-    return np.maximum.reduce([np.add.reduceat(bound, starts) for bound in bounds])
+    def step(self, works: Work) -> float:
+        """Return the seconds of a step that hides what it can as far as these speeds say."""
+        total = float(self.alone(works).sum())
+        return total - self.hidden * (total - self.overlapped(works))

@@ -2,7 +2,7 @@
 
     target = parse_target("H100:8")                   which device, and how many
     prepare_to_compile()                              before JAX looks for devices
-    devices = absent_devices("H100:8")                for a mesh: parallel.mesh.mesh_of(devices, sizes)
+    target.devices                                    for a mesh: parallel.mesh.mesh_of(devices, sizes)
 
 No array can be put there. The compilers come with requirements-plan.txt; they need no driver and no card.
 """
@@ -72,7 +72,7 @@ class Target:
 
     @property
     def shares(self) -> Shares:
-        return AT_BEST["gpu" if self.device.is_gpu else "tpu"]
+        return AT_BEST[self.device.family]
 
     @property
     def speeds(self) -> Speeds:
@@ -82,7 +82,20 @@ class Target:
     @property
     def devices(self) -> list[jax.Device]:
         """The devices, for a mesh. Raises UserError."""
-        return jax.devices() if self.measured else absent_devices(self.text)
+        if self.measured:
+            return jax.devices()
+        packages = ("jax-cuda13-plugin", "nvidia-cudnn-cu13") if self.device.is_gpu else ("libtpu",)
+        try:
+            for package in packages:
+                metadata.distribution(package)
+            return topologies.get_topology_desc(**topology(self)).devices
+        except metadata.PackageNotFoundError as error:
+            advice = "pip install -r requirements-plan.txt"
+            raise UserError(
+                f"--on={self.text}: its compiler, {error.name}, is not installed: {advice}"
+            ) from None
+        except RuntimeError as error:
+            raise UserError(f"--on={self.text}: its compiler does not start: {first_line(error)}") from error
 
     @property
     def hosts(self) -> int:
@@ -124,21 +137,6 @@ def prepare_to_compile() -> None:
     if "xla_gpu_autotune_level" not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()
     jax.config.update("jax_platforms", "cpu")
-
-
-def absent_devices(text: str) -> list[jax.Device]:
-    """Return the devices that `--on` names. Raises UserError."""
-    target = parse_target(text)
-    packages = ("jax-cuda13-plugin", "nvidia-cudnn-cu13") if target.device.is_gpu else ("libtpu",)
-    try:
-        for package in packages:
-            metadata.distribution(package)
-        return topologies.get_topology_desc(**topology(target)).devices
-    except metadata.PackageNotFoundError as error:
-        advice = "pip install -r requirements-plan.txt"
-        raise UserError(f"--on={text}: its compiler, {error.name}, is not installed: {advice}") from None
-    except RuntimeError as error:
-        raise UserError(f"--on={text}: its compiler does not start: {first_line(error)}") from error
 
 
 def topology(target: Target) -> dict[str, Any]:

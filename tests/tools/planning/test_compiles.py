@@ -8,7 +8,7 @@ import pytest
 
 from config.options import Options
 from parallel.mesh import mesh_of, parse
-from tools.planning.target import absent_devices, prepare_to_compile
+from tools.planning.target import parse_target, prepare_to_compile
 from training.recipe import compile_step
 from training.state import model_config, state_shapes
 
@@ -45,7 +45,7 @@ MESHES = [  # every two of mesh, schedule, attention and remat meet
 @cache
 def devices(target):
     prepare_to_compile()
-    return absent_devices(target)
+    return parse_target(target).devices
 
 
 @pytest.mark.parametrize("mesh, changes", MESHES)
