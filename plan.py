@@ -3,7 +3,6 @@
     python plan.py config/train_gpt2.py --on=H100                    one GPU
     python plan.py config/train_gpt2.py --on=H100:8 --mesh=fsdp:8    eight
     python plan.py config/train_gpt2.py --on=v5e:4x8                 a slice of a TPU pod
-    python plan.py config/train_gpt2.py --on=H100 --decode --batch_size=8
     python plan.py config/quickstart.py --on=here                    this machine
     python plan.py config/train_gpt2.py --budget=50 --until=val3.28  which devices do it, the cheapest first
 
@@ -21,7 +20,6 @@ if that is not prepared), and these of its own:
     --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or
                       has read as many tokens, as in 10e9; without this, for max_iters steps
     --for=CONFIG      a config file, as without the option's name
-    --decode          sampling instead: what a token reads, and so how many a second at most
     --json=FILE       write all figures there as well
     --hlo=FILE        write the compiled program there, as text
 
@@ -40,7 +38,6 @@ from config.files import check_writable, write_whole
 from config.options import Options, parse_options
 from data.dataset import load_meta
 from runs.hardware import choose_device
-from tools.planning.decoding import plan_decoding
 from tools.planning.fit import Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
 from tools.planning.here import this_machine
@@ -59,7 +56,6 @@ class PlanOptions:
     budget: Positive | None = None
     hours: Positive | None = None
     until: Name | None = None
-    decode: bool = False
     json: Name | None = None
     hlo: Name | None = None
 
@@ -84,8 +80,6 @@ def main(argv: list[str]) -> None:
         choose_device(options.device)
         target = this_machine()
     meta = load_meta(options.dataset, options.vocab_size)
-    if own.decode:
-        return print(plan_decoding(options, target, meta))
     planned = plan(options, target, meta)
     say(describe(planned))
     if own.json:

@@ -21,9 +21,7 @@ ALLOWED = {
     "runs": {"config", "data", "hub", "layers", "model", "parallel", "training"},
     # The tools: the core goes on without them, and without what follows.
     "tools.inside": {"layers", "model"},
-    "tools.planning": {
-        *("config", "data", "generation", "layers", "model", "parallel", "runs", "training"),
-    },
+    "tools.planning": {"config", "data", "layers", "model", "parallel", "runs", "training"},
     "tools.benchmarks": {
         *("config", "data", "generation", "layers", "model", "parallel", "runs", "training"),
         "tools.planning",

@@ -127,24 +127,13 @@ def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
 
 
 @pytest.mark.accelerator
-def test_sampling_is_planned_at_least_and_as_compiled():
-    printed = planned("--on=H100", "--decode", "--batch_size=4")
-    assert "weights that a token reads" in printed and "Nothing was run" in printed
-    most, compiled = (
-        int(re.search(rf"^{name}.* ([\d,]+)$", printed, re.M)[1].replace(",", ""))
-        for name in ("at least, 32 in", "as compiled")
-    )
-    assert 0 < compiled <= most  # tokens/s
-
-
-@pytest.mark.accelerator
 def test_the_devices_that_reach_a_goal_are_named_the_cheapest_first():
     # All of them take a quarter of an hour.
     two = "goals.DEVICES = {name: goals.DEVICES[name] for name in ('H100', 'v5e')}"
     words = [*FLAGS, "--budget=1", "--until=1e8"]
     program = f"import plan; from tools.planning import goals; {two}; plan.main({words})"
     done = run_python("-c", program, JAX_DISABLE_MOST_OPTIMIZATIONS=0)
-    rows = re.findall(r"^(\S+:\S+) +(?:data|fsdp):\d+ +[\d.,]+ +\S+ \(.*?\) +(\S+) \(", done.stdout, re.M)
+    rows = re.findall(r"^(\S+:\S+) +(?:data|fsdp):\d+ +[\d.,]+ +\S+ \(.*?\) +\$(\S+) \(", done.stdout, re.M)
     dollars = [float(cost) for _, cost in rows]
     assert {name.partition(":")[0] for name, _ in rows} == {"H100", "v5e"}, done.stderr
     assert dollars == sorted(dollars) and max(dollars) <= 1

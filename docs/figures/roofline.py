@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from layers.compute import Compute
 from model import GPTConfig
-from runs.sizes import flops_per_token
-from tools.planning.decoding import cache_bytes, weight_bytes
+from runs.sizes import cache_bytes, flops_per_token, weight_bytes
 from tools.planning.target import DEVICES
 
 GPT2 = GPTConfig(mlp="gelu", compute=Compute("bfloat16", "bfloat16"))

@@ -79,12 +79,11 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
                 left.append(target)
     for axis in ("data", "fsdp"):
         counts = count_all(options, left, axis, meta)
-        for target in left:
-            counted = counts[program_of(target)]
-            if counted and counted.peak <= target.device.usable:
-                way = Way(target, f"{axis}:{target.count}", expect(counted.works, target.device), steps)
-                found.append(way)
-        left = [x for x in left if x.count > 1 and x not in [way.target for way in found]]
+        fits = [x for x in left if (of := counts[program_of(x)]) and of.peak <= x.device.usable]
+        for target in fits:
+            expected = expect(counts[program_of(target)].works, target.device)
+            found.append(Way(target, f"{axis}:{target.count}", expected, steps))
+        left = [x for x in left if x.count > 1 and x not in fits]
     reach = [
         x for x in found if x.dollars(x.expected.seconds) <= budget and x.hours(x.expected.seconds) <= hours
     ]

@@ -35,21 +35,20 @@ SHARE_OF_EXPONENTIALS = 0.3
 
 def this_machine(fresh: bool = False) -> Target:
     """Return the devices of this machine, with peaks measured now (`fresh`) or the last time."""
-    first = jax.devices()[0]
-    kind = describe_cpu() if first.platform == "cpu" else first.device_kind
-    peaks = measured_peaks(kind, fresh)
-    known = known_device(first.device_kind)
-    memory = known.memory if known else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    peak, bandwidth = (max(rate for _, rate in peaks[name]) for name in ("bfloat16", "memory"))
-    link = known.link if known else bandwidth
-    device = Device("here", kind, "", peak, memory, bandwidth, link, None, known.price if known else 0.0, "")
-    curves = {name: [(size, share * rate) for size, rate in peaks[name]] for name, share in SHARES.items()}
+    kind = jax.devices()[0].device_kind
+    known = known_device(kind)
+    name = kind if known else describe_cpu()
+    peaks = measured_peaks(name, fresh)
+    curves = {key: [(size, share * rate) for size, rate in peaks[key]] for key, share in SHARES.items()}
+    peak, bandwidth = (max(rate for _, rate in peaks[key]) for key in ("bfloat16", "memory"))
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    device = known or Device("here", name, "", peak, memory, bandwidth, bandwidth, None, 0.0, "")
     speeds = Speeds(
         bfloat16=curves["bfloat16"],
         float32=curves["float32"],
         memory=curves["memory"],
         exponentials=SHARE_OF_EXPONENTIALS * peaks["exponentials"],
-        link=link,
+        link=device.link,
         between_hosts=math.inf,
         kernel=peaks["kernel"],
         message=peaks["kernel"],

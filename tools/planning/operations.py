@@ -28,16 +28,7 @@ SLICES = {"slice", "dynamic-slice", "gather"}
 UPDATES = {"dynamic-update-slice", "scatter"}
 PASSED_ON = {"tuple", "custom-call"} | COLLECTIVES  # a fusion does not read what it gives to these
 SAME_BYTES = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
-TRANSCENDENTAL = {
-    "exponential",
-    "exponential-minus-one",
-    "log",
-    "log-plus-one",
-    "tanh",
-    "logistic",
-    "power",
-    "erf",
-}
+TRANSCENDENTAL = set("exponential exponential-minus-one log log-plus-one tanh logistic power erf".split())
 TPU_MARKS = {  # custom calls that start no kernel, or one whose collective is counted by itself
     *("AllocateBuffer", "ConcatBitcast", "AssumeGatherIndicesInBound"),
     *("AsyncCollectiveStart", "AsyncCollectiveDone"),
