@@ -129,11 +129,12 @@ class Counts(NamedTuple):
 def count_by_depth(options: Options, target: Target, meta: Meta) -> Counts | None:
     """Count a deep step from two shallow ones, which each layer makes larger by the same.
 
-    They compile in a fraction of the time. None: these need too much memory already.
+    A dozen layers compile as soon as these two. None: they need too much memory already.
     """
     shallow = max(2, parse(options.mesh, target.count)["stage"])
     share = (options.n_layer - shallow) / shallow  # 1 is as deep as the deeper one
-    weights = {shallow: 1 - share, 2 * shallow: share} if share > 1 else {options.n_layer: 1.0}
+    deep = options.n_layer > max(12, 2 * shallow)
+    weights = {shallow: 1 - share, 2 * shallow: share} if deep else {options.n_layer: 1.0}
     config = model_config(replace(options, document_mask=False), options.vocab_size or meta.vocab_size)
     works, peak = [], 0.0
     for depth, weight in weights.items():

@@ -1,7 +1,7 @@
 """Find the devices that train a model within a budget or a time: plan.py --budget=50 --until=val3.28.
 
-Each device is planned alone and in eights, from two shallow models (tools/planning/fit.py); weights are split
-(`fsdp`) where they do not fit otherwise. GPUs of one generation share a program.
+Each device is planned alone and in eights, a deep model from two shallow ones (tools/planning/fit.py); weights
+are split (`fsdp`) where they do not fit otherwise. GPUs of one generation share a program.
 """
 
 import multiprocessing

@@ -94,20 +94,21 @@ class Speeds:
         )
 
     def bounds(self, works: Work) -> dict[str, Any]:
-        """Return the seconds of all runs of each operation by what may bound them, without their start."""
+        """Return the seconds of one run of each operation by what may bound it, without its start."""
         products = np.where(works.float32, rate(self.float32, works.flops), rate(self.bfloat16, works.flops))
-        memory = works.bytes / rate(self.memory, works.bytes) + works.exponentials / self.exponentials
-        network = np.maximum(works.sent / self.link, works.between_hosts / self.between_hosts)
-        seconds = {"products": works.flops / products, "memory": memory, "network": network}
-        return {name: works.times * each for name, each in seconds.items()}
+        return {
+            "products": works.flops / products,
+            "memory": works.bytes / rate(self.memory, works.bytes) + works.exponentials / self.exponentials,
+            "network": np.maximum(works.sent / self.link, works.between_hosts / self.between_hosts),
+        }
 
     def starts(self, works: Work) -> Any:
-        """Return the seconds that all runs of each operation take to start."""
-        return works.times * np.where(works.collective, self.message, self.kernel)
+        """Return the seconds that each operation takes to start."""
+        return np.where(works.collective, self.message, self.kernel)
 
     def alone(self, works: Work) -> Any:
         """Return the seconds of all runs of each operation, one after another."""
-        return np.maximum.reduce(list(self.bounds(works).values())) + self.starts(works)
+        return works.times * (np.maximum.reduce(list(self.bounds(works).values())) + self.starts(works))
 
     def overlapped(self, works: Work) -> float:
         """Return the seconds of a step that hides messages, and a TPU's copies to the chip, all it can."""
