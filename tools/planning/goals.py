@@ -1,7 +1,7 @@
 """Find the devices that train a model within a budget or a time: plan.py --budget=50 --until=val3.28.
 
-Each device is planned alone and in eights, a deep model from two shallow ones (tools/planning/fit.py); weights
-are split (`fsdp`) where they do not fit otherwise. GPUs of one generation share a program.
+Each device is planned alone and in eights, a deep model from two shallow ones (tools/planning/fit.py).
+Weights are split (`fsdp`) where they do not fit otherwise. GPUs of one generation share a program.
 """
 
 import multiprocessing
@@ -79,11 +79,13 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
                 left.append(target)
     for axis in ("data", "fsdp"):
         counts = count_all(options, left, axis, meta)
-        fits = [x for x in left if (of := counts[program_of(x)]) and of.peak <= x.device.usable]
-        for target in fits:
-            expected = expect(counts[program_of(target)].works, target.device)
-            found.append(Way(target, f"{axis}:{target.count}", expected, steps))
-        left = [x for x in left if x.count > 1 and x not in fits]
+        for target in left:
+            counted = counts[program_of(target)]
+            if counted and counted.peak <= target.device.usable:
+                expected = expect(counted.works, target.device)
+                found.append(Way(target, f"{axis}:{target.count}", expected, steps))
+        done = [way.target for way in found]
+        left = [target for target in left if target.count > 1 and target not in done]
     reach = [
         x for x in found if x.dollars(x.expected.seconds) <= budget and x.hours(x.expected.seconds) <= hours
     ]
