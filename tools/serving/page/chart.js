@@ -14,9 +14,9 @@ const LEAST = 8; // pixels of a drag that zooms
 /** Charts with the same `at`, the x below the pointer, and `range` move together. Return the element, and what shows
  * other series. */
 export function chart({ title, small = false, format = plain, tools = false, at = state(null), range = state(null) }) {
-  const height = small ? 150 : 300;
+  const height = small ? 150 : 300, unit = parseFloat(getComputedStyle(document.body).fontSize) / 16; // more at 4K
   const series = state(/** @type {Series[]} */ ([])), width = state(0), log = state(false), smoothing = state(0);
-  const picture = svg("svg", { class: "chart", role: "img", "aria-label": title, height });
+  const picture = svg("svg", { class: "chart", role: "img", "aria-label": title, height: height * unit });
   const told = el("p", { class: "faint told" });
   const reset = button({ onclick: () => { range.value = null; } }, "Whole range");
   const element = el("figure", {}, el("figcaption", {}, title, el("span", { class: "chart-tools" }, reset,
@@ -28,7 +28,7 @@ export function chart({ title, small = false, format = plain, tools = false, at 
   const plot = derived(() => plotted(series.value, range.value,
     { width: width.value, height, log: log.value, smoothing: smoothing.value, format }));
 
-  const place = (event) => event.clientX - picture.getBoundingClientRect().left;
+  const place = (event) => (event.clientX - picture.getBoundingClientRect().left) / unit;
   let from = 0;
   picture.addEventListener("pointerdown", (event) => {
     from = place(event);
@@ -40,7 +40,8 @@ export function chart({ title, small = false, format = plain, tools = false, at 
     const ends = [from, place(event)].sort((a, b) => a - b);
     if (plot.peek() && ends[1] - ends[0] >= LEAST) range.value = ends.map(plot.peek().value);
   });
-  new ResizeObserver(() => { width.value = picture.clientWidth; }).observe(picture);
+  new ResizeObserver(() => { width.value = picture.clientWidth / unit; }).observe(picture);
+  effect(() => picture.setAttribute("viewBox", `0 0 ${width.value || 1} ${height}`));
   effect(() => { reset.hidden = !range.value; });
   effect(() => picture.replaceChildren(...(plot.value?.marks ?? []), cross));
   effect(() => { // the values of all curves at the pointer, or their last
