@@ -17,7 +17,7 @@ from jaxtyping import UInt
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from config.command_line import UserError
+from config.command_line import UserError, first_problem
 from config.files import refusing
 from data.tokenizer import check_description
 
@@ -88,11 +88,8 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
         try:
             meta = TypeAdapter(Meta).validate_json(path.read_bytes())
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise UserError(
-                f"{path}: {where} cannot be used ({first['msg']}): run prepare.py again to write it anew"
-            ) from None
+            again = "run prepare.py again to write it anew"
+            raise UserError(f"{path}: {first_problem(error)}; {again}") from None
     elif (folder / "meta.pkl").exists():
         raise UserError(
             f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: prepare the text again with "

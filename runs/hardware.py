@@ -13,16 +13,9 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from layers.compute import cpu_flags, cpu_info
+from layers.compute import cpu_flags
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
-
-
-def describe_cpu() -> str:
-    """Return the CPU's name, cores and instructions that multiply bfloat16."""
-    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
-    name = cpu_info("model name") or platform.processor() or platform.machine()
-    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
 
 
 def peak_memory() -> int:

@@ -1,8 +1,7 @@
-"""What a model has, computes and reads, counted from its shapes."""
+"""The parameters and the FLOPs of a model, counted from its shapes."""
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 
 from model import GPTConfig
 from parallel.sharding import is_matrix
@@ -26,20 +25,3 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
     matrices = blocks + config.vocab_size * config.n_embd
     N = min(config.window or T, T)
     return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * config.n_embd
-
-
-def weight_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the weights that a token has to read, in the dtype of the products.
-
-    A token reads one row of the embeddings, which is not counted, unless they are the head too.
-    """
-    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
-    read = sum(x.size for x in jax.tree.leaves(model))
-    read -= 0 if model.wpe is None else model.wpe.size
-    read -= 0 if model.lm_head is None else model.wte.size
-    return jnp.dtype(config.compute.dtype).itemsize * read
-
-
-def cache_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the keys and values of one token."""
-    return 2 * config.n_layer * config.kv_heads * config.head_size * jnp.dtype(config.compute.dtype).itemsize

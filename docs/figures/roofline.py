@@ -5,12 +5,14 @@ python -m docs.figures.roofline
 Both axes are counted: FLOPs and bytes by shapes, peaks from config/devices.csv. Nothing was measured.
 """
 
+import jax
+import jax.numpy as jnp
 from matplotlib.axes import Axes
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from layers.compute import Compute
 from model import GPTConfig
-from runs.sizes import cache_bytes, flops_per_token, weight_bytes
+from runs.sizes import flops_per_token
 from tools.planning.target import DEVICES
 
 GPT2 = GPTConfig(mlp="gelu", compute=Compute("bfloat16", "bfloat16"))
@@ -21,6 +23,23 @@ LEFT, RIGHT = 0.15, 3000  # FLOPs a byte
 def product(m: int, k: int, n: int) -> float:
     """Return the FLOPs a byte of an (m, k) by (k, n) product in bfloat16, each array moved once."""
     return 2 * m * k * n / (2 * (m * k + k * n + m * n))
+
+
+def weight_bytes(config: GPTConfig) -> int:
+    """Return the bytes of the weights that a token has to read, in the dtype of the products.
+
+    A token reads one row of the embeddings, which is not counted, unless they are the head too.
+    """
+    model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
+    read = sum(x.size for x in jax.tree.leaves(model))
+    read -= 0 if model.wpe is None else model.wpe.size
+    read -= 0 if model.lm_head is None else model.wte.size
+    return jnp.dtype(config.compute.dtype).itemsize * read
+
+
+def cache_bytes(config: GPTConfig) -> int:
+    """Return the bytes of the keys and values of one token."""
+    return 2 * config.n_layer * config.kv_heads * config.head_size * jnp.dtype(config.compute.dtype).itemsize
 
 
 def decoding(B: int, length: int) -> float:

@@ -216,7 +216,7 @@ def test_a_pickle_is_never_read(tmp_path):
 def test_a_wrong_entry_in_meta_is_named(dataset, changes, named):
     edit_meta(dataset, **changes)
     said = refusal(batches, dataset)
-    assert said.startswith(f"{dataset / 'meta.json'}: {named} cannot be used (") and "prepare.py" in said
+    assert said.startswith(f"{dataset / 'meta.json'}: {named} is ") and "prepare.py" in said
 
 
 def test_any_damage_to_meta_is_one_line(dataset):
