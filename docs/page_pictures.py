@@ -21,7 +21,7 @@ TEXT = """def read(self, size=-1):
     return self.file.read(size)
 """
 WORD = TEXT.index("file") + 1  # the chosen character: an `i`
-RUNS = {"out-inside": ["--eval_interval=125"], "out-two-layers": ["--n_layer=2"]}
+RUNS: dict[str, list[str]] = {"out-quickstart": [], "out-two-layers": ["--n_layer=2"]}
 
 
 @contextmanager
@@ -36,7 +36,9 @@ def served() -> Generator[str]:
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout
         try:
-            yield next(line.split()[-1] for line in server.stdout if line.startswith("serving "))
+            address = next(line.split()[-1] for line in server.stdout if line.startswith("serving "))
+            next(line for line in server.stdout if line.startswith("compiled "))  # and says so no more
+            yield address
         finally:
             server.terminate()
 
@@ -66,8 +68,8 @@ def take(page: Page) -> None:
     page.click("#tab-lens")
     picture(page, "lens", "#lens .norms")
     page.click("#tab-loss")
-    page.locator("#other").select_option("iter-125")
-    picture(page, "loss", "#loss-chart circle:nth-of-type(24)")
+    page.locator("#other").select_option("iter-80")
+    picture(page, "loss", "#loss-chart circle:nth-of-type(52)")
     page.locator("#other").select_option("out-two-layers (beside)/iter-1000")
     page.click("#both")
     picture(page, "runs", "#pair-texts .token")
