@@ -9,7 +9,6 @@ let running = null;
 const due = new Set();
 let held = 0; // effects wait while it is above 0
 
-
 /** A value. Effects that read `value` run again when it is set to another; `peek()` reads it without that.
  * @template T @param {T} value @returns {State<T>} */
 export function state(value) {
