@@ -130,13 +130,13 @@ def goal_table(found: list[Way], tokens: float, goal: str) -> str:
     lines = [
         f"{tokens / 1e9:.3g} billion tokens, {goal}. Between brackets: where {COVERED:.0%} of published runs "
         f"would lie.\n",
-        f"{'devices':16}{'mesh':10}{'ms a step':>10}  {'hours':24}{'dollars':24}price and evidence",
+        f"{'devices':16}{'mesh':10}{'ms a step':>10}  {'hours':30}{'dollars':30}price and evidence",
     ]
     for way in found:
         device, expected = way.target.device, way.expected
         lines.append(
             f"{way.target.text:16}{way.mesh:10}{1e3 * expected.seconds:10,.1f}  "
-            f"{expected.spread(way.hours):24}{expected.spread(way.dollars, unit='$'):24}"
+            f"{expected.spread(way.hours):30}{expected.spread(way.dollars, unit='$'):30}"
             f"${device.price:.2f} an hour ({device.price_source}); {expected.evidence}"
         )
     return "\n".join([*lines, f"\nPrices were read in {PRICES_READ}. Nothing was run."])
