@@ -133,7 +133,8 @@ class Options(ModelShape):
         """Make options from JSON values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        return cls(**check_values(values, f"{origin}: ", cls))
+        kept = {name: value for name, value in values.items() if name != "profile"}  # an option until 11/2026
+        return cls(**check_values(kept, f"{origin}: ", cls))
 
 
 @dataclass(frozen=True)

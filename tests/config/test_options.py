@@ -67,6 +67,7 @@ def error(*argv):
 def test_defaults_are_nanogpts_and_pass_their_own_checks():
     assert parse_options(flags(NANOGPT_DEFAULTS)) == parse_options([]) == Options()
     assert Options.from_json(vars(Options()), origin="defaults") == Options()
+    assert Options.from_json(vars(Options()) | {"profile": None}, origin="an older run") == Options()
 
 
 def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):

@@ -200,6 +200,7 @@ def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_pag
     starting = Server(tmp_path / "run", "--slots=1", "--follow=True", until="waiting ")
     waiting = "no model yet · waiting for the first checkpoint of run"
     page = open_page(expected=["503"], empty=False, at=starting.url, shows=waiting)
+    assert page.locator("#save").get_attribute("aria-disabled") == "true"
     page.locator("textarea").fill("the ")
     page.keyboard.press("Control+Enter")
     page.wait_for_selector(".message.bad:has-text('try again later')")
@@ -209,6 +210,7 @@ def test_a_page_opened_before_there_is_a_model_becomes_usable_by_itself(open_pag
     page.keyboard.press("Control+Enter")
     written(page, 100)
     assert text_of(page).startswith("the ")
+    assert page.locator("#save").get_attribute("aria-disabled") == "false"
 
 
 # --- one token in five views --------------------------------------------------------------------------------

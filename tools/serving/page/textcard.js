@@ -6,7 +6,7 @@ import { begin } from "./history.js";
 import { batch, effect, state } from "./reactive.js";
 import { saveText, saveView } from "./save.js";
 import { wrong } from "./settings.js";
-import { at, change, future, merged, past, text, undo, writing } from "./store.js";
+import { at, change, future, merged, model, past, text, undo, writing } from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, stop, write } from "./writing.js";
 
@@ -43,7 +43,8 @@ effect(() => {
   able(byId("again"), !busy && !editing.value && from < tokens.length && !example);
   able(byId("undo"), !busy && (past.value.length > 0 || editing.value));
   able(byId("redo"), !busy && future.value.length > 0 && !editing.value);
-  for (const name of ["edit", "new", "save"]) able(byId(name), !busy);
+  for (const name of ["edit", "new"]) able(byId(name), !busy);
+  able(byId("save"), !busy && model.value);
   byId("by").textContent = by ? `written by ${by}, with the seed ${seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
   byId("message").textContent = said.value.text;
