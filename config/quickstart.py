@@ -5,9 +5,9 @@ CPython 3.11.7 it comes to a val loss of 1.27 (docs/benchmarks.md).
 """
 
 out_dir = "out-quickstart"
-eval_interval = 80
+eval_interval = 50
 eval_iters = 20
-keep_checkpoints = 20  # all 13, of 6.4 MB each: serve.py's page shows the loss of a text at each
+keep_checkpoints = 20  # all, of 6.4 MB each: serve.py's page shows the loss of a text at each
 log_interval = 10
 
 dataset = "python_char"

@@ -22,7 +22,7 @@ from runs.metrics import read_records
 QUICKSTART = Experiment(
     name="quickstart",
     question="What do runs of the quickstart come to?",
-    sets={"as it is": {"eval_interval": 250}},  # the config's 80, for its checkpoints, take longer
+    sets={"as it is": {"eval_interval": 250}},  # the config's 50, for its checkpoints, take longer
     program="reference",
     config="config/quickstart.py",
 )
