@@ -220,7 +220,7 @@ def first_problem(error: ValidationError) -> str:
     """Say in words what pydantic found wrong first: the field, what it is, and why that cannot be."""
     first = error.errors()[0]
     why = first["msg"].removeprefix("Value error, ").replace("Input", "it")
-    if not first["loc"]:  # of the whole
+    if not first["loc"]:  # no field is at fault alone
         return why
     is_what = f" is {spell(first['input'])}" if first["type"] != "missing" else ""
     return f"{'.'.join(map(str, first['loc']))}{is_what}: {why}"

@@ -30,7 +30,7 @@ PLAIN, GREEDY = Settings(), Settings(temperature=0)
 
 
 class Tally(NamedTuple):
-    """What the logits of B rows are changed by, beside their settings."""
+    """Holds what changes the logits of B rows, beside their settings."""
 
     bias: Float[np.ndarray, "B V"]
     prompt: Bool[np.ndarray, "B V"]  # whether a token is in the prompt

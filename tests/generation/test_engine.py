@@ -207,7 +207,7 @@ def test_a_stop_token_is_the_last(model):
 
 @pytest.mark.parametrize("shape", [{}, MODERN | dict(mup_base_width=8)])
 def test_it_says_how_likely_tokens_are(shape):
-    """Of the prompt and of the new tokens, by the model's own logits, before penalties and the like."""
+    """The model's own logits decide them, for the prompt and the new tokens, before any penalty."""
     model = large(changed(CONFIG, **shape))
     settings = Settings(0.7, top_k=3, presence_penalty=1)
     asked = request(1, max_new_tokens=6, settings=settings, logprobs=True, prompt_logprobs=True)

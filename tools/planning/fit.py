@@ -120,7 +120,7 @@ def needed_bytes(message: str) -> int | None:
 
 
 class Counts(NamedTuple):
-    """What a step asks of each device."""
+    """Count what a step asks of each device."""
 
     works: Work
     peak: float  # bytes of memory

@@ -29,7 +29,7 @@ WIDTHS = (64, 128, 256, 512, 1024)  # of square products
 LENGTHS = (2**14, 2**17, 2**20, 2**22, 2**24)  # of float32 vectors
 SMALL = 64  # small operations, one after another
 BUDGET = 0.08  # seconds for each
-# What a step reaches of these peaks on a CPU, fitted to the steps in docs/planning.md.
+# A step on a CPU reaches these shares of the peaks, as fitted to the steps in docs/planning.md.
 SHARES = {"bfloat16": 0.8, "float32": 0.8, "memory": 0.4}
 SHARE_OF_EXPONENTIALS = 0.3
 

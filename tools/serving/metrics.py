@@ -1,4 +1,4 @@
-"""What the server counts, for Prometheus."""
+"""The server counts requests and tokens, and Prometheus reads the counts."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What tests do on the page: Debian's chromium, headless, driven by Playwright."""
+"""Helpers drive the page with Playwright, in Debian's headless chromium."""
 
 import pytest
 

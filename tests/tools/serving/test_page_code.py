@@ -10,7 +10,7 @@ from tools.serving.app import PAGE
 
 TYPES = "--allowJs --checkJs --strict false --noEmit --target esnext --module esnext".split()
 TYPES += ["--moduleResolution", "bundler"]
-# What a linter finds as well.
+# These flags find what a linter would.
 LINT = "--noUnusedLocals --noUnusedParameters --noImplicitReturns --noFallthroughCasesInSwitch".split()
 LINT += "--allowUnreachableCode false --allowUnusedLabels false".split()
 
