@@ -11,13 +11,24 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import jax
 import numpy as np
-from pydantic import Field
 
-from config.command_line import INT32, Count, Fraction, NonNegative, Seed, UserError, command, given
+from config.command_line import (
+    Count,
+    Fraction,
+    NonNegative,
+    Penalty,
+    Repetition,
+    Seed,
+    TopK,
+    TopP,
+    UserError,
+    command,
+    given,
+)
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import generate
@@ -26,10 +37,6 @@ from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 
 SEPARATOR = "---------------"  # after each sample, as in nanoGPT
-TopK = Annotated[int, Field(ge=-1, lt=INT32)]
-Probability = Annotated[float, Field(gt=0, le=1)]
-Repetition = Annotated[float, Field(ge=0.01, le=100)]
-Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class SampleOptions(ModelOptions):
     max_new_tokens: Count = 500  # tokens in each, after the prompt
     temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
     top_k: TopK = 200  # draw from the top_k likeliest tokens; 0 or -1: from all
-    top_p: Probability = 1.0  # draw from the fewest that together reach top_p
+    top_p: TopP = 1.0  # draw from the fewest that together reach top_p
     min_p: Fraction = 0.0  # draw from those at least min_p times as likely as the likeliest
     repetition_penalty: Repetition = 1.0  # above 1: tokens of the prompt and the text become less likely
     presence_penalty: Penalty = 0.0  # is subtracted from the logits of tokens of the text

@@ -89,6 +89,10 @@ Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
 NonNegative = Annotated[float, Field(ge=0, le=FLOAT32)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
+TopK = Annotated[int, Field(ge=-1, lt=INT32)]
+TopP = Annotated[float, Field(gt=0, le=1)]
+Repetition = Annotated[float, Field(ge=0.01, le=100)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
 Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 
 Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from config.command_line import UserError, spell
+from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
 from generation.engine import Request
 from generation.sampling import Settings
 from tools.serving.errors import ApiError
@@ -52,9 +52,9 @@ class Drawing(Body):
     """How tokens are drawn."""
 
     temperature: float = Field(1.0, ge=0, le=2)
-    top_k: int = Field(0, ge=-1, lt=2**31)
-    top_p: float = Field(1.0, gt=0, le=1)
-    min_p: float = Field(0.0, ge=0, lt=1)
+    top_k: TopK = 0
+    top_p: TopP = 1.0
+    min_p: Fraction = 0.0
 
     @property
     def settings(self) -> Settings:
@@ -74,9 +74,9 @@ class Common(Drawing):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     stop: Annotated[list[NotEmpty], Field(max_length=4), BeforeValidator(as_list)] = []
     stop_token_ids: Annotated[Ids, Field(max_length=128)] = []
-    repetition_penalty: float = Field(1.0, ge=0.01, le=100)
-    presence_penalty: float = Field(0.0, ge=-2, le=2)
-    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: Repetition = 1.0
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
     logit_bias: dict[Annotated[int, Field(ge=0, lt=2**31, strict=False)], Bias] = {}
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
