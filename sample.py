@@ -10,6 +10,7 @@ The samples are drawn as one batch, and the first is printed as it is drawn.
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
@@ -17,12 +18,14 @@ import jax
 import numpy as np
 
 from config.command_line import (
+    Biases,
     Count,
     Fraction,
     NonNegative,
     Penalty,
     Repetition,
     Seed,
+    TokenIds,
     TopK,
     TopP,
     UserError,
@@ -56,6 +59,8 @@ class SampleOptions(ModelOptions):
     repetition_penalty: Repetition = 1.0  # above 1: tokens of the prompt and the text become less likely
     presence_penalty: Penalty = 0.0  # is subtracted from the logits of tokens of the text
     frequency_penalty: Penalty = 0.0  # is subtracted as often as they are in it
+    logit_bias: Biases = ""  # is added to the logits of tokens, as in 13:-100,262:2.5
+    stop_token_ids: TokenIds = ""  # a sample ends before one of these tokens, as in 50256,13
     seed: Seed = 1337  # the same seed draws the same text
 
 
@@ -73,6 +78,7 @@ def main(argv: list[str]) -> None:
         raise UserError(
             f"--start={options.start!r}: gives no token, or one that is not of the model's {known}"
         )
+    bias, ends = (tokens_of(options, name, known) for name in ("logit_bias", "stop_token_ids"))
     if len(prompt) > block_size:
         print(f"note: of {len(prompt)} tokens the model reads the last {block_size}", file=sys.stderr)
     chunks = generate(
@@ -81,9 +87,19 @@ def main(argv: list[str]) -> None:
         key=jax.random.key(options.seed),
         max_new_tokens=options.max_new_tokens,
         settings=Settings(*(getattr(options, name) for name in Settings._fields)),
+        bias=bias,
         vocab_size=known,
     )
-    write_samples(text, chunks, tokenizer)
+    write_samples(text, chunks, tokenizer, list(ends))
+
+
+def tokens_of(options: SampleOptions, name: str, known: int) -> dict[int, float]:
+    """Return the ids that an option names, each with its number, or 0 without one. Raises UserError."""
+    words = [word.partition(":") for word in getattr(options, name).split(",") if word]
+    found = {int(token): float(number or 0) for token, _, number in words}
+    if found and max(found) >= known:
+        raise UserError(f"--{name}: there is no token {max(found)}; the model's are 0 to {known - 1}")
+    return found
 
 
 def read_prompt(start: str) -> str:
@@ -92,17 +108,23 @@ def read_prompt(start: str) -> str:
     return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8", errors="replace")
 
 
-def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer) -> None:
-    """Write the prompt and each sample to stdout. A chunk is (B, n): the next n tokens of B samples."""
+def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer, ends: list[int]) -> None:
+    """Write the prompt and each sample to stdout, until one of the tokens that end it.
+
+    A chunk is (B, n): the next n tokens of B samples.
+    """
     print(text, end="", flush=True)
-    decode = tokenizer.stream()
-    others = []  # the tokens of all samples but the first
-    for tokens in chunks:
-        print(decode(tokens[0]), end="", flush=True)
-        others.append(tokens[1:])
+    decode, written = tokenizer.stream(), 0
+    for drawn in accumulate(chunks, lambda before, new: np.concatenate([before, new], axis=1)):
+        last = np.isin(drawn, ends)
+        lengths = np.where(last.any(axis=1), last.argmax(axis=1), drawn.shape[1])
+        print(decode(drawn[0, written : lengths[0]]), end="", flush=True)
+        written = lengths[0]
+        if last.any(axis=1).all():
+            break
     print(decode([], final=True), SEPARATOR, sep="\n", flush=True)
-    for row in np.concatenate(others, axis=1):
-        print(text + tokenizer.decode(row), SEPARATOR, sep="\n", flush=True)
+    for row, length in zip(drawn[1:], lengths[1:], strict=True):
+        print(text + tokenizer.decode(row[:length]), SEPARATOR, sep="\n", flush=True)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,11 @@ TopK = Annotated[int, Field(ge=-1, lt=INT32)]
 TopP = Annotated[float, Field(gt=0, le=1)]
 Repetition = Annotated[float, Field(ge=0.01, le=100)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+TokenIds = Annotated[str, matching(r"(\d{1,9}(,(?=\d)|$))*", "token ids, as in 50256,13")]
+Biases = Annotated[
+    str,
+    matching(r"(\d{1,9}:-?(100|\d\d?(\.\d+)?)(,(?=\d)|$))*", "-100 to 100 for tokens, as in 13:-100,262:2.5"),
+]
 Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 
 Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's

@@ -4,7 +4,7 @@ Both donate the cache, and are compiled once for a shape: settings are data. The
 length; those of generation/engine.py come and go (generation/slots.py).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -118,19 +118,22 @@ def generate(
     key: PRNGKeyArray,
     max_new_tokens: int,
     settings: Settings = PLAIN,
+    bias: Mapping[int, float] | None = None,
     vocab_size: int | None = None,
 ) -> Iterator[Int[np.ndarray, "B _"]]:
     """Yield the tokens that follow each row of the prompt as they are drawn: (B, n) int32, n varies.
 
-    The prompt has at least one token. A row's tokens depend neither on the other rows nor on
-    `max_new_tokens`. Where a text grows past block_size, its last block_size / 2 tokens become the context:
-    one token in block_size / 2 costs a prefill.
+    The prompt has at least one token. `bias` maps token ids to what is added to their logits. A row's tokens
+    depend neither on the other rows nor on `max_new_tokens`. Where a text grows past block_size, its last
+    block_size / 2 tokens become the context: one token in block_size / 2 costs a prefill.
     """
     (B, P), S, V = prompt.shape, model.config.block_size, vocab_size or model.config.vocab_size
     decoder, cache = start(model, B, min(S, 1 << (P + max_new_tokens).bit_length()), V)
     rows = Rows.empty(B, V)
     rows.key[:] = [jax.random.key_data(row_key) for row_key in keys_of_rows(key, B)]
     rows.settings[:] = settings
+    for token, added in (bias or {}).items():
+        rows.tally.bias[:, token] = added
     np.put_along_axis(rows.tally.prompt, prompt, True, axis=1)
     context, made, unread = prompt[:, -S:], 0, True
     while made < max_new_tokens:

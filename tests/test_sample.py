@@ -3,10 +3,12 @@
 The run it samples from is made here: a tiny model with random weights, saved as train.py saves one.
 """
 
+import re
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import sample
@@ -133,9 +135,31 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
             yield jnp.array(tokens)
             seen.append(capsys.readouterr().out)
 
-    sample.write_samples(">", chunks(), CharTokenizer("abcdef"))
+    sample.write_samples(">", chunks(), CharTokenizer("abcdef"), ends=[])
     assert seen == [">ab", "e"]
     assert capsys.readouterr().out == f"\n{sample.SEPARATOR}\n>cdf\n{sample.SEPARATOR}\n"
+
+
+def test_a_sample_ends_before_a_token_that_ends_it_and_the_others_go_on(write):
+    texts, _ = write(num_samples=3)
+    ends = [SYMBOLS.index(symbol) for symbol in "ab"]
+    cut = [text[0] + re.split("[ab]", text[1:])[0] for text in texts]
+    assert write(num_samples=3, stop_token_ids=",".join(map(str, ends)))[0] == cut != texts
+    assert any(len(text) < len(whole) for text, whole in zip(cut, texts, strict=True))
+
+
+def test_nothing_is_drawn_after_all_samples_have_ended(capsys):
+    chunks = iter([np.array([[0, 1], [1, 0]]), np.array([[2], [2]]), np.array([[3], [3]])])
+    sample.write_samples(">", chunks, CharTokenizer("abcdef"), ends=[2])
+    assert capsys.readouterr().out == f">ab\n{sample.SEPARATOR}\n>ba\n{sample.SEPARATOR}\n"
+    assert len(list(chunks)) == 1
+
+
+def test_a_bias_makes_tokens_likelier_or_keeps_them_out(write):
+    never, always = SYMBOLS.index("a"), SYMBOLS.index("R")
+    assert "a" in "".join(write(num_samples=4, temperature=2)[0])
+    assert "a" not in "".join(write(num_samples=4, temperature=2, logit_bias=f"{never}:-100")[0])
+    assert write(logit_bias=f"{always}:100,{never}:-3.5")[0] == ["\n" + NEW * "R"] * 2
 
 
 # --- bad requests -----------------------------------------------------------------------------------------
@@ -150,6 +174,10 @@ def test_the_first_sample_appears_as_it_is_made(capsys):
         ("--min_p=1", "--min_p is 1: it should be less than 1"),
         ("--repetition_penalty=0", "--repetition_penalty is 0: it should be greater than or equal to 0.01"),
         ("--presence_penalty=3", "--presence_penalty is 3: it should be less than or equal to 2"),
+        ("--stop_token_ids=a", "--stop_token_ids is 'a': expected token ids, as in 50256,13"),
+        ("--stop_token_ids=3,17", "--stop_token_ids: there is no token 17; the model's are 0 to 16"),
+        ("--logit_bias=3:101", "--logit_bias is '3:101': expected -100 to 100 for tokens, as in 13:-100,"),
+        ("--logit_bias=99:1", "--logit_bias: there is no token 99; the model's are 0 to 16"),
         ("--start=", "--start='': gives no token"),
         ("--start=Zoé", "lacks 'Z', 'o', 'é'"),
         ("--init_from=gpt3", "init_from=gpt3: there is no such folder"),
