@@ -66,7 +66,7 @@ def take(page: Page) -> None:
     page.keyboard.press("ArrowLeft")
     picture(page, "attention", ".arithmetic")
     page.click("#tab-lens")
-    picture(page, "lens", "#lens .norms")
+    picture(page, "lens", "#lens td.chosen")
     page.click("#tab-loss")
     page.locator("#other").select_option("iter-50")
     picture(page, "loss", "#loss-chart circle:nth-of-type(80)")

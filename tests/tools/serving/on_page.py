@@ -11,7 +11,7 @@ READY = {  # what is there once a view is
     "attention": ".grid canvas",
     "lens": "#lens td",
     "loss": "#loss circle",
-    "run": "#run .figures dd",
+    "run": "#run-figures dd",
 }
 
 
@@ -58,3 +58,8 @@ def chosen(page):
     return page.evaluate(
         "() => [...document.querySelectorAll('div.text > .token')].findIndex((x) => x.ariaCurrent)"
     )
+
+
+def chosen_head(page):
+    """The name of the head that Attention shows."""
+    return page.locator("#attention .grid button[aria-pressed=true]").get_attribute("aria-label")

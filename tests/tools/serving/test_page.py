@@ -12,6 +12,7 @@ from tests.tools.serving.on_page import (
     VIEWS,
     button,
     chosen,
+    chosen_head,
     expect,
     focused,
     show,
@@ -222,7 +223,7 @@ def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(open_page):
     page.locator(".token").nth(4).click()
     page.wait_for_selector(".path button")
     page.click("#tab-lens")
-    page.wait_for_selector("#lens h3:has-text('After ␣ comes q')")
+    page.wait_for_selector("#lens button.chosen[data-place='4']")
     page.keyboard.press("ArrowRight")  # to the next tab
     page.wait_for_selector("#attention:visible, #loss:visible")
     page.click("#tab-attention")
@@ -236,10 +237,10 @@ def test_a_chosen_token_is_the_same_in_all_views_and_in_the_url(open_page):
     page.wait_for_selector(".place h3:has-text('token 6')")
     page.wait_for_function("() => location.hash.includes('at=5')")
     page.click("#tab-lens")
-    page.wait_for_selector("#lens h3:has-text('After q comes u')")
+    page.wait_for_selector("#lens button.chosen[data-place='5']")
     page.wait_for_function("() => location.hash.startsWith('#/lens?')")
     other = open_page(page.url, empty=False)
-    other.wait_for_selector("#lens h3:has-text('After q comes u')")
+    other.wait_for_selector("#lens button.chosen[data-place='5']")
     assert text_of(other) == "the quick brown fox"
     page.go_back()
     page.wait_for_selector("#write:visible")
@@ -263,14 +264,14 @@ def test_how_a_token_came_to_be_is_played_stepped_and_stopped(open_page):
     steps.nth(2).click()
     button(page, "Look closer").click()
     page.wait_for_selector("#attention:visible")
-    assert page.get_by_label("Layer", exact=True).input_value() == "1"
+    assert chosen_head(page).startswith("layer 2, ")
 
 
 def test_attention_of_a_token_and_of_all_heads(open_page):
     page = open_page("attention")
     show(page, "the quick brown fox jumps")
     page.wait_for_selector("#attention .grid canvas")
-    assert page.locator("#attention .grid button").count() == 2 * (2 + 1)
+    assert page.locator("#attention .grid button").count() == 2 * 2
     page.locator(".token").nth(7).click()
     page.wait_for_selector("#attention .most:has-text('back')")
     told = page.locator("#attention .most").inner_text()
@@ -280,16 +281,25 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     shares = page.locator(".token").nth(6).get_attribute("aria-label")
     assert re.search(r"token i, [\d.<]+%? read", shares)
     sharpest = page.evaluate("() => document.querySelector('.matrix').toDataURL()")
-    pressed = page.locator("#attention .grid button[aria-pressed=true]")
-    assert pressed.count() == 1 and "average" not in pressed.get_attribute("aria-label")
-    page.locator("#attention .grid button").nth(2).click()  # the average of the first layer
-    assert [page.get_by_label(x, exact=True).input_value() for x in ("Layer", "Head")] == ["0", "2"]
+    before = chosen_head(page)
+    page.locator("#attention .grid button[tabindex='0']").focus()  # the one that Tab leads to
+    page.keyboard.press("ArrowRight")
+    assert focused(page) == chosen_head(page) != before and chosen_head(page)[:7] == before[:7]
+    page.keyboard.press("ArrowDown")
+    assert focused(page) == chosen_head(page) and chosen_head(page)[:7] != before[:7]
     assert page.evaluate("() => document.querySelector('.matrix').toDataURL()") != sharpest
     assert page.locator("#attention .most").inner_text() != told
     corner = "document.querySelector('.matrix').getContext('2d').getImageData(0, 0, 1, 1).data[3]"
     assert page.evaluate(corner) == 255  # the first token reads itself alone
     page.locator(".matrix").hover(position={"x": 3, "y": 3})
     page.wait_for_selector("#attention .told:has-text('t (token 1) reads 100% of t (token 1)')")
+
+
+def test_a_url_with_a_head_that_is_not_there_opens_on_the_sharpest(open_page):
+    page = open_page("attention?layer=1&head=2")
+    show(page, "the quick")
+    page.wait_for_selector("#attention .most:has-text('this head read')")
+    assert re.fullmatch("layer [12], head [12]", chosen_head(page))
 
 
 def test_a_cell_explains_its_arithmetic(open_page):
@@ -325,16 +335,17 @@ def test_a_text_that_is_too_long_for_a_view_is_looked_at_around_the_chosen_token
 def test_the_lens_layer_by_layer(open_page):
     page = open_page("lens")
     show(page, "the quick")
-    page.wait_for_selector("#lens .norms")
+    page.wait_for_selector("#lens td")
     assert page.locator("#lens .lens tbody tr").count() == 3  # the embedding and two layers
     expect(page.locator("#lens .lens tbody td")).to_have_count(3 * 9)
     assert "tied embeddings" in page.locator("#lens").inner_text()
     page.locator("#lens .lens tfoot button").nth(2).click()
-    heading = page.locator("#lens h3").nth(1)
-    assert heading.inner_text() == "After e comes ␣"
+    assert chosen(page) == 3
     page.keyboard.press("ArrowRight")
-    assert heading.inner_text() == "After ␣ comes q" and chosen(page) == 4
-    assert page.locator("#lens .norm").count() == 3 + 2 + 2
+    assert chosen(page) == 4
+    assert page.locator("#lens td.chosen").count() == 3
+    likeliest = page.locator("#lens td.chosen").first.get_attribute("title").splitlines()
+    assert len(likeliest) == 5 and all(re.fullmatch(r". [\d.<]+%|. 0", line) for line in likeliest)
 
 
 def test_the_slider_replays_the_training(open_page):
@@ -445,14 +456,14 @@ def test_to_see_which_of_two_runs_is_better_here_takes_three_clicks(open_page, t
 @pytest.mark.slow
 def test_the_curves_grow_while_the_run_trains(open_page, run):
     page = open_page("run", empty=False)
-    page.wait_for_selector("#run .figures dd")
-    assert page.locator("#run .figures dd").first.inner_text() == "20"
+    page.wait_for_selector("#run-figures dd")
+    assert page.locator("#run-figures dd").first.inner_text() == "20"
     assert re.search(r"multiplies in (float32|bfloat16)\.", page.locator("#run").inner_text())
     before = page.locator("#run path.c3").get_attribute("d")
     with open(run / "metrics.jsonl", "a") as file:
         file.write(json.dumps({"iter": 29, "loss": 0.5, "lr": 1e-3, "grad_norm": 1.0}) + "\n")
         file.write(json.dumps({"iter": 30, "val/loss": 0.75, "train/loss": 0.5}) + "\n")
-    page.wait_for_selector("#run .figures dd:has-text('0.750 at 30')")
+    page.wait_for_selector("#run-figures dd:has-text('0.750 at 30')")
     page.wait_for_selector("#run .message:has-text('training')")
     assert page.locator("#run path.c3").get_attribute("d") != before
     assert page.locator("#run .parameters tbody tr").count() == 12  # with positions, and an embedding
@@ -467,7 +478,7 @@ def test_the_curves_grow_while_the_run_trains(open_page, run):
 
 def test_a_chart_tells_all_curves_zooms_smooths_and_has_a_logarithmic_axis(open_page):
     page = open_page("run", empty=False)
-    page.wait_for_selector("#run .figures dd")
+    page.wait_for_selector("#run-figures dd")
     chart, told = page.locator("#run svg").first, page.locator("#run .told")
     chart.hover()
     page.wait_for_selector("#run .told:has-text(' at ')")
@@ -567,7 +578,7 @@ def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
     ("view", "marks"),
     [
         ("write", {"rect": 40, "text": 60}),
-        ("attention", {"image": 2 * 3 + 1}),
+        ("attention", {"image": 2 * 2 + 1}),
         ("lens", {"text": 3 * 9}),
         ("loss", {"path": 2, "circle": 2}),
         ("run", {"svg": 5, "path": 7}),
@@ -592,21 +603,31 @@ def test_a_view_is_saved_as_a_picture_of_its_own(open_page, view, marks):
 # --- the server ---------------------------------------------------------------------------------------------
 
 
-def test_the_key_is_asked_for_and_used(open_page, browser, run):
+def test_the_key_is_asked_for_and_used(browser, run):
     with serving(out_dir=str(run), api_key="a-secret-key") as (at, _):
         page = browser.new_context().new_page()
+        answers = iter(["another-key", "a-secret-key"])
+        page.on("dialog", lambda dialog: dialog.accept(next(answers)))  # a third would fail
         page.goto(at)
-        page.wait_for_selector("#key:visible")
-        page.fill("#key-field", "another-key")
-        page.keyboard.press("Enter")
-        page.wait_for_selector("#model:has-text('key is missing or wrong')")
-        page.fill("#key-field", "a-secret-key")
-        page.keyboard.press("Enter")
         page.wait_for_selector("#model:has-text('parameters')")
-        assert page.locator("#key").is_hidden()
         page.wait_for_selector(".by:has-text('An example')")
         button(page, "Write").click()
         written(page, 100)
+        page.reload()
+        page.wait_for_selector("#model:has-text('parameters')")
+        assert next(answers, None) is None
+        page.context.close()
+
+
+def test_a_reader_without_a_key_is_asked_once(browser, run):
+    with serving(out_dir=str(run), api_key="a-secret-key") as (at, _):
+        page = browser.new_context().new_page()
+        dialogs = []
+        page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
+        page.goto(at)
+        page.wait_for_selector("#model:has-text('Reload the page')")
+        page.wait_for_timeout(2500)  # the page has looked for a model again
+        assert len(dialogs) == 1
         page.context.close()
 
 

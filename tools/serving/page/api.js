@@ -1,19 +1,8 @@
 // Talks to the server: JSON questions, and the stream of a text being written. Errors carry what to do.
 
-import { state } from "./reactive.js";
-
 const BUSY = 429, TRIES = 6; // a busy server is asked again, so often
 
-export const keyWanted = state(false);
-
-let key = sessionStorage.getItem("api-key") ?? "";
-
-/** @param {string} value */
-export function useKey(value) {
-  key = value;
-  sessionStorage.setItem("api-key", value); // forgotten when the tab is closed
-  keyWanted.value = false;
-}
+let key = sessionStorage.getItem("api-key") ?? ""; // null: the reader gave none
 
 /** @param {string} path */
 export const get = async (path) => (await send(path, {})).json();
@@ -46,7 +35,7 @@ export async function* stream(path, body, signal) {
 
 /** @param {string} path @param {RequestInit} options @returns {Promise<Response>} */
 async function send(path, options, tries = TRIES) {
-  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  const tried = key, headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(path, { ...options, headers }).catch((error) => {
     if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer. See that serve.py still runs, and try again.");
@@ -56,7 +45,12 @@ async function send(path, options, tries = TRIES) {
     await new Promise((done) => setTimeout(done, 1000 * Number(answer.headers.get("Retry-After") ?? 1)));
     return send(path, options, tries - 1);
   }
-  if (answer.status === 401) keyWanted.value = true;
+  if (answer.status === 401) {
+    if (key === tried && key !== null) key = prompt("This server asks for a key: the one of --api_key.");
+    if (key === null) throw new Error("This server asks for a key. Reload the page to enter it.");
+    sessionStorage.setItem("api-key", key); // forgotten when the tab is closed
+    return send(path, options, tries);
+  }
   const said = await answer.json().catch(() => null);
   const message = said?.error?.message ?? `the server answered ${answer.status}`;
   const sentence = message[0].toUpperCase() + message.slice(1) + (/[.!?]$/.test(message) ? "" : ".");

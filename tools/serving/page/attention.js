@@ -1,21 +1,25 @@
-// The view Attention: what the model read when it chose the token at the chosen place, in one head or averaged over
-// those of a layer; all heads next to each other; the matrix of one, and the arithmetic of a cell of it.
+// The view Attention: what the model read when it chose the token at the chosen place, in one head; all heads
+// next to each other; the matrix of one, and the arithmetic of a cell of it.
 
 import { post } from "./api.js";
-import { arrows, bars, button, byId, code, el, number, offer, percent, ranked } from "./dom.js";
+import { arrows, button, byId, code, el, percent, ranked } from "./dom.js";
 import { asked, attention } from "./looked.js";
 import { cellAt, paint } from "./matrix.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, choose, head, model, read, text, view } from "./store.js";
 
-const FIRST = 5, SHARES = 8; // of the tokens that are read most
+const FIRST = 5; // of the tokens that are read most
 
 const colours = state(0); // counts their changes
 const over = state(/** @type {[number, number] | null} */ (null)); // the cell below the pointer
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours.value += 1; });
 
-/** The head that is shown; one past the last means the average of its layer. */
-const chosen = derived(() => head.value ?? attention.value?.sharpest ?? { layer: 0, head: 0 });
+/** The head that is shown: the sharpest until there is another, which a URL may name wrongly. */
+const chosen = derived(() => {
+  const seen = attention.value, wanted = head.value;
+  if (wanted && (!seen || (wanted.layer < seen.L && wanted.head < seen.H))) return wanted;
+  return seen?.sharpest ?? { layer: 0, head: 0 };
+});
 
 /** The token that reads, which stands before the chosen place, and how much of each it reads; null: there is none. */
 const reading = derived(() => {
@@ -32,15 +36,12 @@ function pick(t, s) {
 }
 
 export function showAttention() {
-  const { n_layer, n_head } = model.peek().config;
-  const layer = byId("layer"), number = byId("head"), matrix = byId("matrix");
-  offer(layer, Array.from({ length: n_layer }, (_, i) => [i, `layer ${i + 1}`]));
-  offer(number, [...Array.from({ length: n_head }, (_, i) => [i, `head ${i + 1}`]), [n_head, "average"]]);
-  for (const select of [layer, number]) {
-    select.addEventListener("change", () => {
-      head.value = { layer: Number(layer.value), head: Number(number.value) };
-    });
-  }
+  const matrix = byId("matrix"), grid = byId("grid");
+  arrows(grid, (right, down) => {
+    const { L, H } = attention.peek(), { layer, head: number } = chosen.peek();
+    head.value = { layer: (layer + down + L) % L, head: (number + right + H) % H };
+    grid.querySelector("[aria-pressed=true]").focus();
+  });
   const where = (event) => (attention.peek() ? cellAt(matrix, event, attention.peek().T) : null);
   matrix.addEventListener("click", () => over.peek() && pick(...over.peek()));
   for (const name of ["pointerdown", "pointermove"]) {
@@ -56,15 +57,17 @@ export function showAttention() {
   showCell();
   effect(() => {
     void colours.value;
-    layer.value = chosen.value.layer;
-    number.value = chosen.value.head;
-    for (const one of byId("grid").children) one.setAttribute("aria-pressed", isChosen(one.id));
-    byId("matrix-title").textContent = `The matrix of ${headName(chosen.value)}`;
-    if (attention.value) paintHead(matrix, chosen.value.layer, chosen.value.head);
+    if (attention.value) grid.replaceChildren(...drawHeads());
   });
   effect(() => {
     void colours.value;
-    if (attention.value) drawGrid();
+    const { layer, head: number } = chosen.value, name = headName(layer, number);
+    for (const one of grid.children) {
+      one.setAttribute("aria-pressed", String(one.title === name));
+      one.tabIndex = one.title === name ? 0 : -1;
+    }
+    byId("matrix-title").textContent = `The matrix of ${name}`;
+    if (attention.value) paintHead(matrix, layer, number);
   });
   effect(() => byId("most").replaceChildren(...sentence()));
   effect(tell);
@@ -82,17 +85,16 @@ function tints() {
   });
 }
 
-/** A row of heads for each layer, and their average. */
-function drawGrid() {
+/** A row of heads for each layer. */
+function drawHeads() {
   const { L, H } = attention.value;
-  byId("grid").style.setProperty("--heads", H + 1);
-  byId("grid").replaceChildren(...Array.from({ length: L * (H + 1) }, (_, i) => {
-    const layer = Math.floor(i / (H + 1)), number = i % (H + 1), picture = el("canvas"), id = `head-${layer}-${number}`;
+  byId("grid").style.setProperty("--heads", H);
+  return Array.from({ length: L * H }, (_, i) => {
+    const layer = Math.floor(i / H), number = i % H, picture = el("canvas"), name = headName(layer, number);
     requestAnimationFrame(() => paintHead(picture, layer, number));
-    const name = headName({ layer, head: number });
-    return button({ id, title: name, "aria-label": name, class: number === H ? "mean" : "",
-      "aria-pressed": isChosen(id), onclick: () => { head.value = { layer, head: number }; } }, picture);
-  }));
+    const onclick = () => { head.value = { layer, head: number }; };
+    return button({ title: name, "aria-label": name, onclick }, picture);
+  });
 }
 
 /** Row t is the token that reads, column s the one it reads. Small weights are seen by their square roots. */
@@ -101,11 +103,7 @@ function paintHead(picture, layer, head) {
   paint(picture, T, Array.from({ length: T }, (_, t) => reads(layer, head, t).map(Math.sqrt)));
 }
 
-function headName({ layer, head }) {
-  return `layer ${layer + 1}, ${head === model.peek().config.n_head ? "average" : `head ${head + 1}`}`;
-}
-
-const isChosen = (id) => String(id === `head-${chosen.peek().layer}-${chosen.peek().head}`);
+const headName = (layer, head) => `layer ${layer + 1}, head ${head + 1}`;
 
 function sentence() {
   const { tokens } = text.value;
@@ -137,14 +135,14 @@ function tell() {
 function showCell() {
   const cell = asked(() => {
     const seen = attention.value, { layer, head } = chosen.value;
-    if (view.value !== "attention" || !seen || read.value === null || head >= seen.H) return null;
+    if (view.value !== "attention" || !seen || read.value === null) return null;
     const { text, start, version } = seen.to, reader = at.value - 1 - start, column = read.value - start;
     if (column < 0 || column > reader || reader >= seen.T) return null;
     return { text, layer, head, reader, read: column, start, version };
   }, ({ text, layer, head, reader, read }, signal) =>
     post("inside/cell", { text, layer, head, reader, read }, signal));
   effect(() => {
-    const shown = read.value !== null && attention.value && chosen.value.head < attention.value.H && cell.value;
+    const shown = read.value !== null && attention.value && cell.value;
     byId("cell").hidden = !shown && !cell.error.value;
     byId("cell").replaceChildren(...(cell.error.value ? [cell.error.value] : shown ? arithmetic(cell.value) : []));
   });
@@ -157,7 +155,7 @@ function arithmetic({ query, key, value, scores, weights, output, to: { layer, h
   const whole = scores.reduce((total, x, s) => (weights[s] ? total + Math.exp(x - most) : total), 0);
   const turned = model.peek().config.position === "rope" ? ", both turned by their positions" : "";
   return [
-    el("h3", {}, `The arithmetic of a cell: layer ${layer + 1}, head ${head + 1}`),
+    el("h3", {}, `The arithmetic of a cell: ${headName(layer, head)}`),
     el("dl", { class: "arithmetic" },
       ...row(["query of ", name(reader), ": what it looks for"], numbers(query)),
       ...row(["key of ", name(read), ": what it offers"], numbers(key)),
@@ -169,9 +167,6 @@ function arithmetic({ query, key, value, scores, weights, output, to: { layer, h
       ...row(["value of ", name(read), ": what it passes on"], numbers(value)),
       ...row([`${percent(weights[read])} of it`], numbers(value.map((x) => x * weights[read]), value)),
       ...row(["the sum over all tokens: what the head gives"], numbers(output))),
-    el("ul", { class: "shares", "aria-label": "the tokens that are read most" },
-      ...ranked(weights, SHARES).map(([s, weight]) => el("li", {},
-        name(s), number(round(scores[s])), number(percent(weight)), bars(weight)))),
   ];
 }
 

@@ -103,17 +103,13 @@ export const attention = asked(() => partOf("attention"), async ({ text }, signa
   const { tokens, weights, shape: [L, H, T] } = await post("inside/attention", { text }, signal);
   const bytes = Uint8Array.from(atob(weights), (letter) => letter.charCodeAt(0));
   const shares = Float32Array.from(new Uint16Array(bytes.buffer), (share) => share / 65535);
-  /** How much token t reads of each up to itself; the head past the last is the average. @returns {number[]} */
+  /** How much token t reads of each up to itself. @returns {number[]} */
   const reads = (layer, head, t) => {
-    if (head === H) {
-      const rows = heads.map((h) => reads(layer, h, t));
-      return rows[0].map((_, s) => mean(rows.map((row) => row[s])));
-    }
     const begin = ((layer * H + head) * T * (T + 1) + t * (t + 1)) / 2;
     return [...shares.subarray(begin, begin + t + 1)];
   };
-  const range = (n) => Array.from({ length: n }, (_, i) => i), heads = range(H);
-  const all = range(L).flatMap((layer) => heads.map((head) => ({ layer, head })));
+  const range = (n) => Array.from({ length: n }, (_, i) => i);
+  const all = range(L).flatMap((layer) => range(H).map((head) => ({ layer, head })));
   // The first token can read none but itself.
   const sharpness = ({ layer, head }) => mean(range(T).slice(1).map((t) => Math.max(...reads(layer, head, t))));
   return { tokens, L, H, T, reads, sharpest: largest(all, sharpness) };

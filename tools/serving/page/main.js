@@ -1,7 +1,7 @@
-// Starts the page: the tabs, the URL, the model's name, and the key if the server asks for one. A view is a function,
-// called when it is first shown; it returns the tints of the shared text, if it has its own.
+// Starts the page: the tabs, the URL, and the model's name. A view is a function, called when it is first shown; it
+// returns the tints of the shared text, if it has its own.
 
-import { get, keyWanted, post, useKey } from "./api.js";
+import { get, post } from "./api.js";
 import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
 import { likelihoods } from "./looked.js";
@@ -101,7 +101,7 @@ async function watch() {
   try {
     const { status, version } = await (await fetch("health")).json();
     byId("status").textContent = status === "ok" ? "" : `· ${status}`;
-    if (!model.peek() && version && !keyWanted.peek()) await start();
+    if (!model.peek() && version) await start();
     else if (model.peek() && version !== model.peek().version) model.value = await get("inside/model");
   } catch {
     byId("status").textContent = "· the server does not answer";
@@ -116,14 +116,5 @@ arrows(byId("tabs"), (right, _, tab) => {
   next.focus();
 });
 
-effect(() => {
-  byId("key").hidden = !keyWanted.value;
-  if (keyWanted.value) byId("key-field").focus();
-});
-byId("key").addEventListener("submit", (event) => {
-  event.preventDefault();
-  useKey(byId("key-field").value);
-  start();
-});
 fromHash(location.hash);
 watch();

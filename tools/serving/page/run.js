@@ -103,12 +103,10 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
       el("td", {}, dtype), el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "",
         devices.length > 2 ? `${devices.length} devices` : devices.join(", ")));
   });
-  const kv = config.kv_heads === config.n_head ? "" : `, which share ${config.kv_heads} key/value heads`;
-  const { n_layer, n_head, n_embd, hidden, mlp, norm, position, block_size, compute } = config;
-  byId("shape").textContent = `${total.toLocaleString("en")} parameters: ${n_layer} layers of ${n_head} heads${kv}, `
-    + `vectors of ${n_embd}, MLPs of ${hidden} (${mlp}), ${norm}, ${position} positions. It reads ${block_size} tokens `
-    + `at most, of a vocabulary of ${vocab_size.toLocaleString("en")} (${tokenizer}), and multiplies in `
-    + `${compute.dtype}. The arrays of blocks have the layers as their first axis.`;
+  const { n_layer, n_head, kv_heads, n_embd, hidden, mlp, norm, position, block_size, compute } = config;
+  const shown = { parameters: total.toLocaleString("en"), n_layer, n_head, kv_heads, n_embd, hidden, mlp, norm,
+    position, block_size, vocab_size, tokenizer, dtype: compute.dtype };
+  byId("shape").replaceChildren(...figures(Object.entries(shown)));
   byId("arrays").replaceChildren(table("parameters", ["array", "shape", "parameters", "share", "type", "where"], rows));
 }
 
