@@ -35,6 +35,7 @@ export async function* stream(path, body, signal) {
 
 /** @param {string} path @param {RequestInit} options @returns {Promise<Response>} */
 async function send(path, options, tries = TRIES) {
+  if (key === null) throw new Error("This server asks for a key. Reload the page to enter it.");
   const tried = key, headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
   const answer = await fetch(path, { ...options, headers }).catch((error) => {
     if (error.name === "AbortError") throw error;
@@ -46,9 +47,8 @@ async function send(path, options, tries = TRIES) {
     return send(path, options, tries - 1);
   }
   if (answer.status === 401) {
-    if (key === tried && key !== null) key = prompt("This server asks for a key: the one of --api_key.");
-    if (key === null) throw new Error("This server asks for a key. Reload the page to enter it.");
-    sessionStorage.setItem("api-key", key); // forgotten when the tab is closed
+    if (key === tried) key = prompt("This server asks for a key: the one of --api_key.");
+    if (key !== null) sessionStorage.setItem("api-key", key); // forgotten when the tab is closed
     return send(path, options, tries);
   }
   const said = await answer.json().catch(() => null);
