@@ -20,28 +20,24 @@ if that is not prepared), and these of its own:
     --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or
                       has read as many tokens, as in 10e9; without this, for max_iters steps
     --for=CONFIG      a config file, as without the option's name
-    --json=FILE       write all figures there as well
-    --hlo=FILE        write the compiled program there, as text
 
-A step that does not fit is planned again with another mesh, smaller microbatches and --remat, to see what
+A step that does not fit is planned again with another mesh, smaller microbatches and --remat, until it
 does. The compilers are a download of their own: pip install -r requirements-plan.txt
 """
 
-import json
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from config.command_line import Name, Positive, UserError, command, split_options
-from config.files import check_writable, write_whole
+from config.devices import GIB
 from config.options import Options, parse_options
 from data.dataset import load_meta
 from runs.hardware import choose_device
 from tools.planning.fit import Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
 from tools.planning.here import this_machine
-from tools.planning.report import as_json, describe, summary
+from tools.planning.report import describe
 from tools.planning.target import parse_target, prepare_to_compile
 from training.state import model_config
 
@@ -56,8 +52,6 @@ class PlanOptions:
     budget: Positive | None = None
     hours: Positive | None = None
     until: Name | None = None
-    json: Name | None = None
-    hlo: Name | None = None
 
 
 def main(argv: list[str]) -> None:
@@ -65,8 +59,6 @@ def main(argv: list[str]) -> None:
         print(__doc__)
     own, argv = split_options([word.removeprefix("--for=") for word in argv], PlanOptions)
     options = parse_options(argv)
-    for file in filter(None, (own.json, own.hlo)):  # an error now is better than after minutes of compiling
-        check_writable(Path(file))
     if own.budget or own.hours:
         return show_ways(own, options)
     if own.until:
@@ -82,10 +74,6 @@ def main(argv: list[str]) -> None:
     meta = load_meta(options.dataset, options.vocab_size)
     planned = plan(options, target, meta)
     say(describe(planned))
-    if own.json:
-        write_whole(Path(own.json), json.dumps(as_json(planned), indent=1))
-    if own.hlo and planned.text:
-        write_whole(Path(own.hlo), planned.text)
     if not planned.memory.fits:
         show_remedies(planned)
 
@@ -107,22 +95,16 @@ def show_ways(own: PlanOptions, options: Options) -> None:
 
 
 def show_remedies(planned: Planned) -> None:
-    """Plan the step with options that need less memory, and say which make it fit, the fastest first."""
+    """Plan the step with options that need less memory, one more at a time, until it fits."""
     say("\nwhat needs less:")
-    fitting = []
     for changes in changes_that_save(planned):
-        try:
-            other = plan(replace(planned.options, **changes), planned.target, planned.meta)
-        except UserError:  # a mesh that the model cannot be split over
-            continue
-        name = " ".join(f"--{option}={value}" for option, value in changes.items())
-        say(f"{name:64}{summary(other)}: {'fits' if other.memory.fits else 'does not fit'}")
-        if other.memory.fits and other.cost:
-            fitting.append((other.cost.hidden_seconds, name))
-    if fitting:
-        print(f"\nThe fastest that fits: {min(fitting)[1]}")
-    else:
-        print("\nNone of these fits: take more devices, or a device with more memory.")
+        other = plan(replace(planned.options, **changes), planned.target, planned.meta)
+        words = " ".join(f"--{option}={value}" for option, value in changes.items())
+        fits = other.memory.fits
+        say(f"{words}: {other.memory.peak / GIB:.2f} GiB, {'it fits' if fits else 'it does not fit'}")
+        if fits:
+            return
+    say("None of these fits: take more devices, or a device with more memory.")
 
 
 if __name__ == "__main__":

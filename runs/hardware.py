@@ -13,7 +13,7 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from layers.compute import cpu_flags
+from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 
@@ -28,6 +28,13 @@ def peak_memory() -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def describe_cpu() -> str:
+    """Return the CPU's name, cores and instructions that multiply bfloat16."""
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
+    name = cpu_info("model name") or platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import numpy as np
 
 from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
 from tools.planning.evidence import read_runs
-from tools.planning.expected import COVERED, fitted
+from tools.planning.speeds import COVERED, fitted
 
 MARKS = {"A100": (BLUE, "o"), "H100": (ORANGE, "s"), "TPU": (GREEN, "^"), "RTX 4090": (GREY, "D")}
 

@@ -35,9 +35,9 @@ def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:
     program = parse_program(step.train_step.as_text() or "")
     cost = estimate(program, this_machine(fresh), dict(mesh.shape))
     measured, classes = trace(step, cost), {}
-    for row in cost.by_class() if measured else ():  # a device's trace may have no operations
-        ours, theirs = row.seconds / cost.seconds, measured[row.name] / measured.total()
-        classes[row.name] = {"planned": ours, "measured": theirs}
+    planned = cost.by_class()["seconds"] / cost.seconds
+    for name, ours in planned.items() if measured else ():  # a device's trace may have no operations
+        classes[name] = {"planned": ours, "measured": measured[name] / measured.total()}
     return {"planned_ms": 1e3 * cost.seconds, "classes": classes}
 
 

@@ -1,10 +1,12 @@
 """Compile a training step for absent devices, see whether it fits them, and find what makes it fit."""
 
 import math
+import operator
 import re
 import time
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
@@ -53,8 +55,7 @@ class Planned:
     mesh_shape: dict[str, int]
     memory: Memory
     seconds: float  # that compiling took
-    text: str | None = None  # the optimised program; None for lack of memory, as `cost` is
-    cost: Cost | None = None
+    cost: Cost | None = None  # None for lack of memory
 
     @cached_property
     def parameters(self) -> int:
@@ -91,7 +92,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
     memory = Memory(*state, available=target.device.usable, **needed)
     cost = estimate(parse_program(text), target, sizes) if text else None
-    return Planned(options, target, meta, config, sizes, memory, seconds, text, cost)
+    return Planned(options, target, meta, config, sizes, memory, seconds, cost)
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -150,22 +151,21 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> Counts | Non
 
 
 def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
-    """Return options to change: weights split over all devices, smaller microbatches, remat."""
+    """Return options that need less and less memory: weights split, smaller microbatches, then remat."""
     options, memory, devices = planned.options, planned.memory, planned.target.count
-    split: dict[str, Any] = {}
-    if planned.mesh_shape["stage"] == 1 and planned.mesh_shape["fsdp"] < devices:
-        split = dict(mesh=f"fsdp:{devices}")
-    rows = devices if split else planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
+    rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
     state = memory.weights + memory.optimizer
-    room = memory.available - (state / devices if split else state)
+    changes: list[dict[str, Any]] = []
+    splits = planned.mesh_shape["stage"] == 1 and options.batch_size % devices == 0
+    if splits and planned.mesh_shape["fsdp"] < devices:
+        changes.append(dict(mesh=f"fsdp:{devices}"))
+        rows, state = devices, state / devices
     # As many microbatches as would fit if temporaries shrank with them.
-    parts = next((n for n in (2, 4, 8, 16, 32) if memory.peak - state <= 0.95 * n * room), None)
-    smaller: dict[str, Any] = {}
-    if parts and options.batch_size % (parts * rows) == 0:
+    room = memory.available - state
+    parts = next((n for n in (2, 4, 8, 16, 32) if memory.peak - state <= 0.95 * n * room), 32)
+    if options.batch_size % (parts * rows) == 0:
         A, B = options.gradient_accumulation_steps * parts, options.batch_size // parts
-        smaller = split | dict(batch_size=B, gradient_accumulation_steps=A)
-    found = [split, smaller]
+        changes.append(dict(batch_size=B, gradient_accumulation_steps=A))
     if options.remat == "none":
-        found += [split | dict(remat="dots"), split | dict(remat="block")]
-        found += [smaller | dict(remat="block")] if smaller else []
-    return list(filter(None, found))
+        changes.append(dict(remat="block"))
+    return list(accumulate(changes, operator.or_))

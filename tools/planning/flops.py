@@ -1,8 +1,8 @@
 """The FLOPs of products: 2 m n k for a matrix product, in whatever form XLA has it.
 
-It may be a dot, a convolution (a TPU's form of it, where only the positions that meet count) or a library's
-kernel. For causal attention in a fused kernel, only the half that the mask leaves counts; its backward pass
-computes five products to the forward's two.
+It may be a dot, a convolution (a TPU's form of it) or a library's kernel. For causal attention in a fused
+kernel, only the half that the mask leaves counts; its backward pass computes five products to the forward's
+two.
 """
 
 import json
@@ -37,27 +37,14 @@ def dot_flops(x: Instruction, lhs: Shape, contracted: list[int]) -> float:
 
 
 def convolution_flops(x: Instruction, lhs: Shape, rhs: Shape) -> float:
-    """Return 2 x batch x input x output features x the pairs of positions that meet, along each axis."""
+    """Return the FLOPs of a TPU's form of a product: 2 x the length of each axis where it is longest."""
     lhs_labels, rhs_labels, out_labels = re.split("_|->", x.attribute("dim_labels") or "")
-    window = x.attribute("window") or ""
     out = x.shapes[0].dims
-
-    def number(name: str, axis: int, default: int) -> int:
-        """Return the number of `name=3x1` along an axis; of padding, `pad=0_0x2_1`, the lower."""
-        found = re.search(rf"\b{name}=([\d_x-]+)", window)
-        return int(found[1].split("x")[axis].split("_")[0]) if found else default
-
-    pairs = 1
-    for label in filter(str.isdigit, lhs_labels):  # spatial axes, numbered as in the window
-        axis = int(label)
-        size = lhs.dims[lhs_labels.index(label)]
-        dilation = number("lhs_dilate", axis, 1)
-        outputs = np.arange(out[out_labels.index(label)])[:, None] * number("stride", axis, 1)
-        kernel = np.arange(rhs.dims[rhs_labels.index(label)]) * number("rhs_dilate", axis, 1)
-        at = outputs + kernel - number("pad", axis, 0)
-        pairs *= int(((at >= 0) & (at % dilation == 0) & (at < (size - 1) * dilation + 1)).sum())
-    batch, features = out[out_labels.index("b")], out[out_labels.index("f")]
-    return 2.0 * batch * features * rhs.dims[rhs_labels.index("i")] * pairs
+    flops = 2.0 * out[out_labels.index("b")] * out[out_labels.index("f")] * rhs.dims[rhs_labels.index("i")]
+    for axis in filter(str.isdigit, lhs_labels):  # a batch's is in all three arrays, another in one or two
+        within = ((lhs.dims, lhs_labels), (rhs.dims, rhs_labels), (out, out_labels))
+        flops *= max(dims[labels.index(axis)] for dims, labels in within)
+    return flops
 
 
 def library_flops(x: Instruction, shapes: list[Shape]) -> float:

@@ -19,8 +19,8 @@ from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
 from runs.sizes import count_parameters, flops_per_token
-from tools.planning.expected import COVERED, Expected, expect
 from tools.planning.fit import Counts, count_by_depth
+from tools.planning.speeds import COVERED, Expected, expect
 from tools.planning.target import DEVICES, GPUS, Target, parse_target, prepare_to_compile
 from training.state import model_config
 
@@ -94,8 +94,8 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
 
 def program_of(target: Target) -> tuple:
     """Return what decides a target's program: all GPUs of a generation have the same."""
-    gpu = target.device.is_gpu
-    return GPUS[target.device.name].capability if gpu else target.device.name, target.count
+    gpu = GPUS.get(target.device.name)
+    return (gpu["major"], gpu["minor"]) if gpu else target.device.name, target.count
 
 
 def count_all(options: Options, targets: list[Target], axis: str, meta: Meta) -> dict[tuple, Counts | None]:

@@ -20,8 +20,7 @@ from jax import Array
 
 from config.devices import Device, known_device
 from config.files import read_json, write_whole
-from runs.hardware import cache_folder, reuse_freed_memory
-from tools.planning.machine import describe_cpu
+from runs.hardware import cache_folder, describe_cpu, reuse_freed_memory
 from tools.planning.speeds import Speeds
 from tools.planning.target import Target
 

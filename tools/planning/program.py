@@ -5,7 +5,7 @@
 
 An instruction is
 
-    %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), key=value, metadata={... stack_frame_id=7}
+    %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), key=value, metadata={op_name="jit(step)/..."}
 
 where `{1,0}` is the order of the axes in memory, `T(8,128)` the tiles that a TPU fills, and `S(1)` a TPU's
 memory on the chip.
@@ -52,12 +52,6 @@ class Shape(NamedTuple):
         return math.ceil(math.prod(dims) * bits / 8)
 
 
-class Line(NamedTuple):
-    file: str
-    line: int
-    function: str
-
-
 @dataclass(frozen=True, eq=False)
 class Instruction:
     name: str
@@ -65,7 +59,6 @@ class Instruction:
     shapes: tuple[Shape, ...]  # of the result; several for a tuple
     operands: tuple["Instruction", ...] = field(repr=False)
     text: str  # all that follows the opcode
-    source: tuple[Line, ...]  # that led to it, innermost first; empty if unknown
     computations: dict[str, "Computation"] = field(repr=False)  # of the whole program
     users: list["Instruction"] = field(default_factory=list, repr=False)
 
@@ -118,7 +111,6 @@ class Program:
 
 def parse_program(text: str) -> Program:
     """Parse the text of a module."""
-    stacks = parse_stacks(text.partition("\n%")[0])
     # A Pallas kernel's metadata takes lines of its own.
     text = re.sub(r'\n(?="|\}(?!, execution_thread).)', " ", text)
     computations: dict[str, Computation] = {}
@@ -128,12 +120,10 @@ def parse_program(text: str) -> Program:
         root = None
         for is_root, name, kind, opcode, rest in INSTRUCTION.findall(body):
             operands = tuple(known[operand] for operand in NAME.findall(balanced(rest, 0)))
-            frame = re.search(r"stack_frame_id=(\d+)", rest)
-            source = stacks.get(int(frame[1]), ()) if frame else ()
             # A type such as `(f32[2,3]{1,0}, s32[])` may nest tuples, which are flattened.
             found = ARRAY.findall(kind)
             shapes = tuple(Shape(dtype, tuple(numbers(dims)), layout) for dtype, dims, layout in found)
-            x = Instruction(name, opcode, shapes, operands, rest, source, computations)
+            x = Instruction(name, opcode, shapes, operands, rest, computations)
             for operand in dict.fromkeys(operands):
                 operand.users.append(x)
             known[name] = x
@@ -152,31 +142,6 @@ def balanced(text: str, start: int) -> str:
         if depth == 0:
             return text[start : i + 1]
     raise ValueError(f"a bracket is not closed: {text[start : start + 200]}")
-
-
-def parse_stacks(header: str) -> dict[int, tuple[Line, ...]]:
-    """Read the tables at the head of a module: the lines of each stack frame, innermost first."""
-    tables: dict[str, dict[int, str]] = {}
-    table: dict[int, str] = {}
-    for line in header.splitlines():
-        if re.fullmatch(r"[A-Z]\w+", line):
-            table = tables.setdefault(line, {})
-        elif found := re.match(r"(\d+) (.*)", line):
-            table[int(found[1])] = found[2].strip().strip('"')
-    stacks: dict[int, tuple[Line, ...]] = {}
-    for i, text in tables.get("StackFrames", {}).items():
-        frame = fields(text)
-        place = fields(tables["FileLocations"][frame["file_location_id"]])
-        file = tables["FileNames"][place["file_name_id"]]
-        function = tables["FunctionNames"][place["function_name_id"]]
-        # XLA prints a caller's number plus one, so that an outermost frame seems to call itself.
-        callers = stacks.get(frame.get("parent_frame_id", 1) - 1, ())
-        stacks[i] = Line(file, place["line"], function), *callers
-    return stacks
-
-
-def fields(text: str) -> dict[str, int]:
-    return {name: int(value) for name, value in re.findall(r"(\w+)=(\d+)", text)}
 
 
 def numbers(text: str) -> list[int]:

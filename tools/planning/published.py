@@ -26,9 +26,8 @@ from config.command_line import UserError, command
 from config.files import read_json, write_whole
 from data.dataset import load_meta
 from tools.planning.evidence import FOLDER, STACKS, Run, read_runs
-from tools.planning.expected import COVERED
 from tools.planning.fit import count_by_depth
-from tools.planning.speeds import AT_BEST, Shares, Speeds, Work
+from tools.planning.speeds import AT_BEST, COVERED, Shares, Speeds, Work
 from tools.planning.target import prepare_to_compile
 
 # Before a run is seen, shares are believed to be as at best, up to a factor of e^(this) either way.

@@ -2,17 +2,22 @@
 
     speeds = Speeds.of(device, AT_BEST["gpu"])        shares of its data sheet's peaks
     speeds.step(works)                                the seconds of a step
+    expected = expect(works, device)                  at the speeds of published runs, between which ends
 
 The shares at best are what a good kernel reaches. Those of published runs are fitted
 (tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/here.py).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from config.devices import Device
+from config.files import read_json
 
 
 class Work(NamedTuple):
@@ -121,3 +126,42 @@ class Speeds:
         """Return the seconds of a step that hides what it can as far as these speeds say."""
         total = float(self.alone(works).sum())
         return total - self.hidden * (total - self.overlapped(works))
+
+
+COVERED = 0.9  # of published runs lie within the interval
+
+
+class Expected(NamedTuple):
+    """Seconds of a step, and what stands behind them."""
+
+    seconds: float
+    low: float  # COVERED of published runs would lie between
+    high: float
+    evidence: str
+
+    def spread(self, of: Callable[[float], float], unit: str = "") -> str:
+        """Format a figure of the seconds of a step: as expected, and between its ends."""
+        low, high = sorted([of(self.low), of(self.high)])
+        return f"{unit}{short(of(self.seconds))} ({unit}{short(low)} to {unit}{short(high)})"
+
+
+def short(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+@cache
+def fitted() -> dict[str, Any]:
+    """Return the results of tools/planning/published.py."""
+    return read_json(Path(__file__).with_name("fitted.json"))
+
+
+def expect(works: Work, device: Device) -> Expected:
+    """Return what a step would take if it were as fast as those of published runs in JAX."""
+    found = fitted()
+    seconds = Speeds.of(device, Shares(**found["shares"][device.family])).step(works)
+    interval, evidence = "interval_of_others", f"no published run on {device.name}: those of other devices"
+    if behind := found["evidence"].get(device.name):
+        interval = "interval"
+        evidence = f"{behind['runs']} published runs on {device.name}, of {', '.join(behind['sources'])}"
+    low, high = found[interval]
+    return Expected(seconds, low * seconds, high * seconds, evidence)

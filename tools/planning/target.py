@@ -12,9 +12,11 @@ import os
 import re
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
+import pandas as pd
 from jax.experimental import topologies
 
 from config import devices
@@ -30,29 +32,10 @@ CUBE = "1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".split()
 TOPOLOGIES = {"v5e": PLANE, "v5p": CUBE, "v6e": PLANE}
 
 
-class Gpu(NamedTuple):
-    """The shape of a GPU, which XLA asks for when it chooses kernels and their tiles."""
-
-    capability: tuple[int, int]  # CUDA compute capability
-    cores: int  # streaming multiprocessors
-    lanes: int  # float32 units of a core
-    clock: float  # GHz
-    cache: int  # KiB of L2
-    shared: int  # KiB of a core's shared memory
-    threads: int  # resident in a core
-
-
-# From openxla/xla, xla/backends/gpu/target_config/specs/*.txtpb; RTX 4090, L4: NVIDIA's Ada white paper.
-GPUS = {
-    "RTX4090": Gpu((8, 9), 128, 128, 2.52, 72 * 1024, 100, 1536),
-    "L4": Gpu((8, 9), 58, 128, 2.04, 48 * 1024, 100, 1536),
-    "A100-40GB": Gpu((8, 0), 108, 64, 1.41, 40 * 1024, 164, 2048),
-    "A100": Gpu((8, 0), 108, 64, 1.41, 40 * 1024, 164, 2048),
-    "H100-PCIe": Gpu((9, 0), 114, 128, 1.755, 50 * 1024, 228, 2048),
-    "H100": Gpu((9, 0), 132, 128, 1.98, 50 * 1024, 228, 2048),
-    "H200": Gpu((9, 0), 132, 128, 1.98, 50 * 1024, 228, 2048),
-    "B200": Gpu((10, 0), 148, 128, 1.965, 129_536, 228, 2048),
-}
+# The shapes of GPUs, as fields of XLA's GpuTargetConfigProto.
+GPUS = pd.read_csv(
+    Path(__file__).with_name("gpus.csv"), comment="#", skipinitialspace=True, index_col="name", dtype=str
+).to_dict("index")
 # The devices that can be planned for.
 DEVICES = {x.name: x for x in devices.DEVICES if x.name in GPUS or x.name in TOPOLOGIES}
 
@@ -154,10 +137,10 @@ def topology(target: Target) -> dict[str, Any]:
 
 def gpu_config(device: Device) -> str:
     """Write a GPU as XLA's GpuTargetConfigProto, in protobuf's text format."""
-    gpu = GPUS[device.name]
-    major, minor = gpu.capability
+    fields = dict(GPUS[device.name])
+    major, minor = fields.pop("major"), fields.pop("minor")
     # sm_90a, sm_100a: Hopper's and Blackwell's own instructions.
-    features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
+    features = "ACCELERATED_FEATURES" if int(major) >= 9 else "NONE"
     return f"""
 platform_name: "CUDA"
 dnn_version_info {{ major: 9 minor: 12 }}
@@ -165,11 +148,10 @@ device_description_str: "{device.kind}"
 gpu_device_info {{
   name: "{device.kind}" device_vendor: "NVIDIA Corporation" device_address_bits: 64
   cuda_compute_capability {{ major: {major} minor: {minor} feature_extension: {features} }}
-  core_count: {gpu.cores} fpus_per_core: {gpu.lanes} clock_rate_ghz: {gpu.clock}
   device_memory_size: {device.memory} memory_bandwidth: {int(device.bandwidth)}
-  l2_cache_size: {1024 * gpu.cache} shared_memory_per_core: {1024 * gpu.shared}
-  shared_memory_per_block: 49152 shared_memory_per_block_optin: {1024 * (gpu.shared - 1)}
-  threads_per_warp: 32 threads_per_block_limit: 1024 threads_per_core_limit: {gpu.threads}
+  {" ".join(f"{name}: {value}" for name, value in fields.items())}
+  shared_memory_per_block: 49152 shared_memory_per_block_optin: {int(fields["shared_memory_per_core"]) - 1024}
+  threads_per_warp: 32 threads_per_block_limit: 1024
   thread_dim_limit_x: 1024 thread_dim_limit_y: 1024 thread_dim_limit_z: 64
   block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
   registers_per_core_limit: 65536 registers_per_block_limit: 65536

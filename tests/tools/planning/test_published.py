@@ -9,9 +9,8 @@ import pytest
 from config.files import read_json
 from tests.helpers import refusal
 from tools.planning.evidence import FOLDER, Run, read_runs
-from tools.planning.expected import COVERED, expect
 from tools.planning.published import all_works, fit, interval, left_out, results, table_of
-from tools.planning.speeds import AT_BEST, Speeds, Work, gather
+from tools.planning.speeds import AT_BEST, COVERED, Speeds, Work, expect, gather
 from tools.planning.target import DEVICES
 
 ROW = {
