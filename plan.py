@@ -97,7 +97,7 @@ def show_ways(own: PlanOptions, options: Options) -> None:
 def show_remedies(planned: Planned) -> None:
     """Plan the step with options that need less memory, one more at a time, until it fits."""
     say("\nwhat needs less:")
-    for changes in changes_that_save(planned):
+    for changes in changes_that_save(planned.options, planned.target.count):
         other = plan(replace(planned.options, **changes), planned.target, planned.meta)
         words = " ".join(f"--{option}={value}" for option, value in changes.items())
         fits = other.memory.fits

@@ -9,10 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_validator
 
 from config.command_line import Positive, UserError, first_problem, matching
-from config.files import read_json
 from config.options import Options
 from model import GPTConfig
 from runs.sizes import count_parameters, flops_per_token
@@ -105,13 +104,6 @@ class Run(BaseModel, frozen=True, extra="forbid"):
 def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:
     """Read the published runs. Raises UserError for one that lacks a source or contradicts itself."""
     try:
-        rows = read_json(path)
-    except ValueError as error:
-        raise UserError(f"{path}: cannot be read as published runs: {error}") from None
-    runs = []
-    for row in rows:
-        try:
-            runs.append(Run.model_validate(row))
-        except ValidationError as error:
-            raise UserError(f"{path}: {row.get('id')}: {first_problem(error)}") from None
-    return runs
+        return TypeAdapter(list[Run]).validate_json(path.read_bytes())
+    except ValidationError as error:
+        raise UserError(f"{path}: run {first_problem(error)}") from None

@@ -150,22 +150,15 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> Counts | Non
     return Counts(Work(*map(np.concatenate, zip(*works, strict=True))), peak)
 
 
-def changes_that_save(planned: Planned) -> list[dict[str, Any]]:
-    """Return options that need less and less memory: weights split, smaller microbatches, then remat."""
-    options, memory, devices = planned.options, planned.memory, planned.target.count
-    rows = planned.mesh_shape["data"] * planned.mesh_shape["fsdp"]
-    state = memory.weights + memory.optimizer
+def changes_that_save(options: Options, devices: int) -> list[dict[str, Any]]:
+    """Return options for the same tokens in ever less memory: weights split, smaller microbatches, remat."""
+    A, B = options.gradient_accumulation_steps, options.batch_size
     changes: list[dict[str, Any]] = []
-    splits = planned.mesh_shape["stage"] == 1 and options.batch_size % devices == 0
-    if splits and planned.mesh_shape["fsdp"] < devices:
+    if devices > 1 and "stage" not in options.mesh and B % devices == 0:
         changes.append(dict(mesh=f"fsdp:{devices}"))
-        rows, state = devices, state / devices
-    # As many microbatches as would fit if temporaries shrank with them.
-    room = memory.available - state
-    parts = next((n for n in (2, 4, 8, 16, 32) if memory.peak - state <= 0.95 * n * room), 32)
-    if options.batch_size % (parts * rows) == 0:
-        A, B = options.gradient_accumulation_steps * parts, options.batch_size // parts
-        changes.append(dict(batch_size=B, gradient_accumulation_steps=A))
+    for parts in (2, 4, 8, 16, 32):
+        if B % (parts * devices) == 0:
+            changes.append(dict(batch_size=B // parts, gradient_accumulation_steps=A * parts))
     if options.remat == "none":
         changes.append(dict(remat="block"))
     return list(accumulate(changes, operator.or_))

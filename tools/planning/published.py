@@ -3,7 +3,8 @@
     python -m tools.planning.published                plan the runs that are new, fit, and write the results
 
 published.json has the runs (tools/planning/evidence.py). planned.json keeps what a step asks of its device,
-until the run changes. fitted.json has the results, which plan.py reads, and published.md the table.
+until the run changes. fitted.json has the results, which plan.py reads, and published.csv a table: seconds
+of a step, predicted by a fit that saw no run of the same source.
 """
 
 import hashlib
@@ -139,30 +140,29 @@ def covered(errors: pd.DataFrame) -> float:
 # Results
 
 
-def results(runs: list[Run], works: dict[str, Work]) -> dict[str, Any]:
-    """Return what plan.py and the pages need."""
+def compare(runs: list[Run], works: dict[str, Work]) -> pd.DataFrame:
+    """Hold each run's seconds against fits without its source, and without its device."""
     device = operator.attrgetter("target.device.name")
-    table = pd.DataFrame(
-        {
-            "by": [run.by for run in runs],
-            "device": list(map(device, runs)),
-            "sweep": [run.sweep for run in runs],
-            "fits": [run.fits for run in runs],
-            "error": left_out(runs, works, operator.attrgetter("by")),
-            "published": [run.seconds for run in runs],
-        },
-        index=[run.id for run in runs],
-    )
+    columns = ["id", "by", "source", "on", "software", "sweep", "fits"]
+    table = pd.DataFrame([{name: getattr(run, name) for name in columns} for run in runs]).set_index("id")
+    table["device"] = list(map(device, runs))
+    table["published"] = [run.seconds for run in runs]
+    table["error"] = left_out(runs, works, operator.attrgetter("by"))
+    table["error_without_device"] = left_out(runs, works, device)
     table["predicted"] = table["published"] / np.exp(table["error"])
-    alike = table[table["fits"]]
-    others = alike.assign(error=np.array(left_out(runs, works, device))[table["fits"]])
+    return table
+
+
+def results(runs: list[Run], works: dict[str, Work], table: pd.DataFrame) -> dict[str, Any]:
+    """Return what plan.py needs, and how well it is known."""
     found = fit([run for run in runs if run.fits], works)
+    alike = table[table["fits"]]
     sweeps = [(name, group) for name, group in table.groupby("sweep") if name and len(group) >= 5]
     return {
         "shares": {family: shares._asdict() for family, shares in found.shares.items()},
         "stacks": found.stacks,
         "interval": interval(alike),
-        "interval_of_others": interval(others),
+        "interval_of_others": interval(alike.assign(error=alike["error_without_device"])),
         "median_error": float((alike["predicted"] / alike["published"] - 1).abs().median()),
         "covered": covered(alike),
         "order": {name: float(spearmanr(x["published"], x["predicted"]).statistic) for name, x in sweeps},
@@ -170,26 +170,7 @@ def results(runs: list[Run], works: dict[str, Work]) -> dict[str, Any]:
             name: {"runs": len(group), "sources": sorted(set(group["by"]))}
             for name, group in alike.groupby("device", sort=False)
         },
-        "runs": table[["published", "predicted"]].to_dict("index"),
     }
-
-
-def table_of(runs: list[Run], found: dict[str, Any]) -> str:
-    """Format the runs, predicted without their source."""
-    lines = [
-        "# Published runs beside predictions\n",
-        "Written by `python -m tools.planning.published`. A prediction is of a fit that saw no run of its "
-        "source.\n",
-        "| run | devices | software | published, s a step | predicted | predicted / published |",
-        "|---|---|---|---|---|---|",
-    ]
-    for run in runs:
-        published, predicted = found["runs"][run.id].values()
-        lines.append(
-            f"| [{run.id}]({run.source}) | {run.on} | {run.software} | {published:.4g} | {predicted:.4g} "
-            f"| {predicted / published:.2f} |"
-        )
-    return "\n".join(lines) + "\n"
 
 
 def main(argv: list[str]) -> None:
@@ -200,12 +181,15 @@ def main(argv: list[str]) -> None:
     os.environ.setdefault("XLA_FLAGS", "--xla_gpu_enable_triton_gemm=false")
     prepare_to_compile()
     runs = read_runs()
-    found = results(runs, all_works(runs))
+    works = all_works(runs)
+    table = compare(runs, works)
+    found = results(runs, works, table)
     write_whole(FOLDER / "fitted.json", json.dumps(found, indent=1) + "\n")
-    write_whole(FOLDER / "published.md", table_of(runs, found))
+    shown = ["on", "software", "published", "predicted", "fits", "source"]
+    write_whole(FOLDER / "published.csv", table[shown].to_csv(float_format="%.4g"))
     low, high = found["interval"]
     print(
-        f"{len(runs)} runs of {len({run.by for run in runs})} sources, each left out in turn: "
+        f"{len(runs)} runs of {table['by'].nunique()} sources, each left out in turn: "
         f"median error {found['median_error']:.0%}; {found['covered']:.0%} within the interval, "
         f"{low:.2f} to {high:.2f} times the prediction"
     )
