@@ -91,7 +91,7 @@ class Span(NamedTuple):
 
 def traced(step: Step) -> list[Span]:
     """Run a step under the profiler. Return what its kernels did, read from the .xplane.pb file."""
-    names = {instruction.name for instruction in step.program.entry.instructions}
+    names = {instruction.name for instruction in step.program.instructions}
     quiet = jax.profiler.ProfileOptions()
     quiet.python_tracer_level = 0  # the program's own functions are not asked for
     step()

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tools.planning.operations import KINDS, Operation, operations
-from tools.planning.program import Program
+from tools.planning.program import Computation
 from tools.planning.speeds import Speeds, Work, gather
 from tools.planning.target import GPUS_PER_HOST, Target
 
@@ -55,7 +55,7 @@ class Cost:
         return sums.loc[list(dict.fromkeys(order))]
 
 
-def estimate(program: Program, target: Target, mesh_shape: dict[str, int]) -> Cost:
+def estimate(program: Computation, target: Target, mesh_shape: dict[str, int]) -> Cost:
     """Price a program for the devices of a mesh, whose axes' sizes are given in order."""
     found = operations(program)
     axes = [mesh_axes(x, mesh_shape) if x.collective else "" for x in found]

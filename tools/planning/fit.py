@@ -50,7 +50,6 @@ class Planned:
 
     options: Options
     target: Target
-    meta: Meta
     config: GPTConfig
     mesh_shape: dict[str, int]
     memory: Memory
@@ -92,7 +91,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
     memory = Memory(*state, available=target.device.usable, **needed)
     cost = estimate(parse_program(text), target, sizes) if text else None
-    return Planned(options, target, meta, config, sizes, memory, seconds, cost)
+    return Planned(options, target, config, sizes, memory, seconds, cost)
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:

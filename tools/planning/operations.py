@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tools.planning.flops import product_flops
-from tools.planning.program import Computation, Instruction, Program, numbers
+from tools.planning.program import Computation, Instruction, numbers
 
 KINDS = ("matrix products", "attention", "loss", "norms and elementwise", "optimizer", "copies")
 COPIES = {"copy", "copy-start", "slice-start", "transpose", "bitcast-convert"}
@@ -81,8 +81,8 @@ class Operation:
         return "copies" if self.instruction.opcode in COPIES else "norms and elementwise"
 
 
-def operations(program: Program) -> list[Operation]:
-    return list(walk(program.entry, 1, set()))
+def operations(program: Computation) -> list[Operation]:
+    return list(walk(program, 1, set()))
 
 
 def walk(computation: Computation, times: int, met: set[str]) -> Iterator[Operation]:
@@ -210,17 +210,16 @@ def device_groups(text: str) -> tuple[tuple[int, ...], ...]:
     if listed := re.search(r"(?:replica_groups|source_target_pairs)=(\{\{.*?\}\})", text):
         return tuple(tuple(numbers(group)) for group in re.findall(r"\{[\d, ]+\}", listed[1]))
     if mesh := re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\((.*?\))\))? \{(.*?)\}", text):
-        sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh[1])}
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", mesh[1]))
         along = [list(sizes).index(name) for name in re.findall(r"'([^']+)'", mesh[3])]
-        others = [axis for axis in range(len(sizes)) if axis not in along]
-        ids = transposed(mesh[2]) if mesh[2] else np.arange(np.prod(list(sizes.values())))
-        ids = ids.reshape(list(sizes.values())).transpose(others + along)
-        shape = [-1, int(np.prod([list(sizes.values())[axis] for axis in along]))]
+        shape = np.array(list(sizes.values()), int)
+        ids = transposed(mesh[2]) if mesh[2] else np.arange(shape.prod())
+        ids = np.moveaxis(ids.reshape(shape), along, range(-len(along), 0)).reshape(-1, shape[along].prod())
     elif tiled := re.search(r"replica_groups=\[([\d,]+)\]<=(\[[\d,]+\](?:T\([\d,]+\))?)", text):
-        ids, shape = transposed(tiled[2]), numbers(tiled[1])
+        ids = transposed(tiled[2]).reshape(numbers(tiled[1]))
     else:
         return ()
-    return tuple(map(tuple, ids.reshape(shape).tolist()))
+    return tuple(map(tuple, ids.tolist()))
 
 
 def transposed(text: str) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Read a compiled program: XLA's optimised HLO, as text, into computations, instructions and array shapes.
 
     program = parse_program(compiled.as_text())
-    program.entry.instructions                        in the order in which the device runs them
+    program.instructions                              in the order in which the device runs them
 
 An instruction is
 
@@ -103,14 +103,8 @@ class Computation:
         return sorted(found, key=lambda x: numbers(x.text)[0])
 
 
-@dataclass(frozen=True)
-class Program:
-    entry: Computation
-    computations: dict[str, Computation]
-
-
-def parse_program(text: str) -> Program:
-    """Parse the text of a module."""
+def parse_program(text: str) -> Computation:
+    """Parse the text of a module, and return the computation in which it starts."""
     # A Pallas kernel's metadata takes lines of its own.
     text = re.sub(r'\n(?="|\}(?!, execution_thread).)', " ", text)
     computations: dict[str, Computation] = {}
@@ -131,7 +125,7 @@ def parse_program(text: str) -> Program:
         if root:
             computations[computation] = Computation(list(known.values()), root)
             entry = computation if is_entry else entry
-    return Program(computations[entry], computations)
+    return computations[entry]
 
 
 def balanced(text: str, start: int) -> str:
