@@ -36,12 +36,12 @@ from config.devices import GIB, PRICES_READ
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta
 from runs.hardware import choose_device
-from runs.sizes import flops_per_token
+from runs.sizes import count_parameters, flops_per_token
 from tools.planning.cost import Cost
 from tools.planning.fit import Memory, Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
 from tools.planning.here import this_machine
-from tools.planning.speeds import COVERED, expect, short
+from tools.planning.speeds import AT_BEST, COVERED, expect, short
 from tools.planning.target import Target, parse_target, prepare_to_compile
 from training.state import model_config
 
@@ -89,8 +89,7 @@ def show_ways(own: PlanOptions, options: Options) -> None:
         raise UserError(f"--on={own.on}: with --budget or --hours, all devices are planned; leave it out")
     meta = load_meta(options.dataset, options.vocab_size)
     prepare_to_compile()
-    rows = options.gradient_accumulation_steps * options.batch_size
-    tokens = float(rows * options.block_size * options.max_iters)
+    tokens = float(options.tokens_per_step * options.max_iters)
     if own.until:
         tokens = tokens_until(own.until, model_config(options, meta.vocab_size))
     limits = [f"${own.budget:g}"] if own.budget else []
@@ -118,8 +117,8 @@ def describe(planned: Planned) -> str:
     head = (
         f"A plan for {target.count} x {target.device.name} ({target.device.kind}): "
         "what XLA's compiler makes of the step.\nNothing was run, and nothing below was measured.\n\n"
-        f"{planned.parameters / 1e6:.2f}M parameters, vocab_size {planned.config.vocab_size}, "
-        f"{A} x {B} x {T} = {planned.tokens:,} tokens per step\n"
+        f"{count_parameters(planned.config) / 1e6:.2f}M parameters, vocab_size {planned.config.vocab_size}, "
+        f"{A} x {B} x {T} = {options.tokens_per_step:,} tokens per step\n"
         f"mesh={options.mesh}, attention={compute.attention}, remat={compute.remat}, "
         f"dtype={compute.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
     )
@@ -151,9 +150,9 @@ def time_table(cost: Cost) -> str:
     seconds = cost.seconds
     head = f"{'ms':>9}{'share':>7}{'TFLOP':>9}{'GB':>9}{'GB sent':>9}{'kernels':>9}  bound by"
     lines = [f"\n{'time of a step at best':32}{head}"]
-    for row in cost.by_class().itertuples():
+    for name, row in cost.by_class().iterrows():
         lines.append(
-            f"{row.Index:32}{1e3 * row.seconds:9.2f}{row.seconds / seconds:7.0%}{row.flops / 1e12:9.2f}"
+            f"{name:32}{1e3 * row.seconds:9.2f}{row.seconds / seconds:7.0%}{row.flops / 1e12:9.2f}"
             f"{row.bytes / 1e9:9.2f}{row.sent / 1e9:9.2f}{row.kernels:9,}  {row.bound}"
         )
     lines.append(f"{'sum':32}{1e3 * seconds:9.2f}")
@@ -165,7 +164,7 @@ def time_table(cost: Cost) -> str:
 def assumptions(target: Target) -> str:
     if target.measured:
         return "(at the rates that products, memory and small operations have here, measured before)"
-    device, shares = target.device, target.shares
+    device, shares = target.device, AT_BEST[target.device.family]
     start = f", {1e6 * shares.kernel:.1f} microseconds a kernel" if shares.kernel else ""
     network = f", {shares.network:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
     return (
@@ -181,11 +180,11 @@ def run_table(planned: Planned, cost: Cost) -> str:
     steps, peak = options.max_iters, f"{device.peak / 1e12:.3g} TFLOP/s"
     figures = {
         "ms a step": lambda s: 1e3 * s,
-        "tokens/s": lambda s: planned.tokens / s,
+        "tokens/s": lambda s: options.tokens_per_step / s,
         f"hours, {steps:,} steps": lambda s: steps * s / 3600,
     }
     if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:  # its peak; all weights learn
-        flops = planned.tokens * flops_per_token(planned.config, options.block_size) / target.count
+        flops = options.tokens_per_step * flops_per_token(planned.config, options.block_size) / target.count
         figures[f"MFU, % of {peak}"] = lambda s: 100 * flops / s / device.peak
     if device.price:
         figures[f"dollars, {steps:,} steps"] = lambda s: steps * s / 3600 * target.count * device.price
@@ -194,8 +193,8 @@ def run_table(planned: Planned, cost: Cost) -> str:
     for name, of in figures.items():
         spread = f"  {expected.spread(of)}" if expected else ""
         lines.append(f"{name:32}{short(of(cost.hidden_seconds)):>9}{spread}")
-    tokens = planned.tokens * steps
-    each = f"{short(tokens / planned.parameters)} per parameter (Chinchilla: {CHINCHILLA})"
+    tokens = options.tokens_per_step * steps
+    each = f"{short(tokens / count_parameters(planned.config))} per parameter (Chinchilla: {CHINCHILLA})"
     lines.append(f"{'tokens':32}{short(tokens / 1e9):>9}  billion, {each}")
     if device.price:
         source = f"{device.price_source}, {PRICES_READ}"

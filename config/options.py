@@ -128,6 +128,10 @@ class Options(ModelShape):
     unroll: Free[NonNegativeInt] = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower
     remat: Free[Literal["none", "block", "dots"]] = "none"  # recompute blocks, or all but products, backward
 
+    @property
+    def tokens_per_step(self) -> int:
+        return self.gradient_accumulation_steps * self.batch_size * self.block_size
+
     @classmethod
     def from_json(cls, values: Any, origin: str) -> "Options":
         """Make options from JSON values. Raises UserError, which begins with `origin`."""

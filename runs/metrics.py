@@ -101,7 +101,7 @@ class Speed:
     """The clock of a run. A step begins where the one before ended; pauses are left out."""
 
     def __init__(self, options: Options, config: GPTConfig, devices: int):
-        self.tokens = options.gradient_accumulation_steps * options.batch_size * options.block_size
+        self.tokens = options.tokens_per_step
         known = known_device(jax.devices()[0].device_kind)
         comparable = config.compute.dtype == "bfloat16" and not options.lora_rank
         self.peak = known.peak * devices if known and comparable else None

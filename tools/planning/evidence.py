@@ -50,12 +50,9 @@ class Run(BaseModel, frozen=True, extra="forbid"):
     @model_validator(mode="after")
     def agrees(self) -> Self:
         seconds = self.implied_seconds()
-        least, most = (pick(seconds, key=lambda name: seconds[name]) for pick in (min, max))
-        if seconds[most] > (1 + AGREE) * seconds[least]:
-            raise ValueError(
-                f"{least}={self.published[least]} makes {seconds[least]:.4g} s a step, and "
-                f"{most}={self.published[most]} {seconds[most]:.4g}: see its definition"
-            )
+        if max(seconds.values()) > (1 + AGREE) * min(seconds.values()):
+            each = ", ".join(f"{name}={self.published[name]} {s:.4g}" for name, s in seconds.items())
+            raise UserError(f"published run {self.id}: figures of different seconds a step: {each}")
         return self
 
     @cached_property
@@ -76,21 +73,20 @@ class Run(BaseModel, frozen=True, extra="forbid"):
         return next(iter(self.implied_seconds().values()))
 
     def implied_seconds(self) -> dict[str, float]:
-        """Return the seconds of a step that each figure stands for. Raises ValueError for an unknown one."""
+        """Return the seconds of a step that each figure stands for. Raises UserError for an unknown one."""
         options, count = self.all_options, self.target.count
-        rows = options.gradient_accumulation_steps * options.batch_size
-        tokens = rows * options.block_size
+        tokens = options.tokens_per_step
         teraflops = tokens * self.flops_per_token() / (1e12 * count)  # of a device
         of = {
             "seconds_per_step": lambda x: x,
             "tokens_per_second": lambda x: tokens / x,
             "tokens_per_second_per_device": lambda x: tokens / x / count,
-            "sequences_per_second": lambda x: rows / x,
+            "sequences_per_second": lambda x: tokens / options.block_size / x,
             "tflops_per_second_per_device": lambda x: teraflops / x,
             "mfu": lambda x: teraflops / (x * self.peak),
         }
         if unknown := self.published.keys() - of.keys():
-            raise ValueError(f"published figures are {', '.join(of)}, not {', '.join(unknown)}")
+            raise UserError(f"published run {self.id}: figures are {', '.join(of)}, not {', '.join(unknown)}")
         return {name: of[name](self.published[name]) for name in of if name in self.published}
 
     def flops_per_token(self) -> float:
@@ -106,4 +102,4 @@ def read_runs(path: Path = FOLDER / "published.json") -> list[Run]:
     try:
         return TypeAdapter(list[Run]).validate_json(path.read_bytes())
     except ValidationError as error:
-        raise UserError(f"{path}: run {first_problem(error)}") from None
+        raise UserError(f"{path}: {first_problem(error)}") from None

@@ -5,9 +5,8 @@ import operator
 import re
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import jax
@@ -51,20 +50,9 @@ class Planned:
     options: Options
     target: Target
     config: GPTConfig
-    mesh_shape: dict[str, int]
     memory: Memory
     seconds: float  # that compiling took
     cost: Cost | None = None  # None for lack of memory
-
-    @cached_property
-    def parameters(self) -> int:
-        return count_parameters(self.config)
-
-    @property
-    def tokens(self) -> int:
-        """The tokens of a step."""
-        options = self.options
-        return options.gradient_accumulation_steps * options.batch_size * options.block_size
 
 
 def plan(options: Options, target: Target, meta: Meta) -> Planned:
@@ -91,7 +79,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
     memory = Memory(*state, available=target.device.usable, **needed)
     cost = estimate(parse_program(text), target, sizes) if text else None
-    return Planned(options, target, config, sizes, memory, seconds, cost)
+    return Planned(options, target, config, memory, seconds, cost)
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
@@ -119,15 +107,8 @@ def needed_bytes(message: str) -> int | None:
     return None
 
 
-class Counts(NamedTuple):
-    """Count what a step asks of each device."""
-
-    works: Work
-    peak: float  # bytes of memory
-
-
-def count_by_depth(options: Options, target: Target, meta: Meta) -> Counts | None:
-    """Count a deep step from two shallow ones, which each layer makes larger by the same.
+def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, float] | None:
+    """Return the work of a deep step and its peak bytes, from two shallow ones: each layer adds the same.
 
     A dozen layers compile as soon as these two. None: they need too much memory already.
     """
@@ -146,7 +127,7 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> Counts | Non
             return None
         works.append(planned.cost.works._replace(times=weight * planned.cost.works.times))
         peak += weight * planned.memory.peak
-    return Counts(Work(*map(np.concatenate, zip(*works, strict=True))), peak)
+    return Work(*map(np.concatenate, zip(*works, strict=True))), peak
 
 
 def changes_that_save(options: Options, devices: int) -> list[dict[str, Any]]:

@@ -4,12 +4,10 @@ Each device is planned alone and in eights, a deep model from two shallow ones (
 Weights are split (`fsdp`) where they do not fit otherwise. GPUs of one generation share a program.
 """
 
-import multiprocessing
 import re
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,9 +17,9 @@ from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
 from runs.sizes import count_parameters, flops_per_token
-from tools.planning.fit import Counts, count_by_depth
+from tools.planning.fit import count_by_depth
 from tools.planning.speeds import COVERED, Expected, expect
-from tools.planning.target import DEVICES, GPUS, Target, parse_target, prepare_to_compile
+from tools.planning.target import DEVICES, GPUS, Target, parse_target
 from training.state import model_config
 
 COUNTS = {"gpu": ("1", "8"), "tpu": ("1x1", "2x4"), "v5p": ("1x1x1", "2x2x2")}
@@ -67,8 +65,7 @@ class Way(NamedTuple):
 
 def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: float) -> list[Way]:
     """Plan the devices that could do it, and return those that are expected to, the cheapest first."""
-    rows = options.gradient_accumulation_steps * options.batch_size
-    steps = tokens / (rows * options.block_size)
+    steps = tokens / options.tokens_per_step
     flops = tokens * flops_per_token(model_config(options, meta.vocab_size), options.block_size)
     found, left = [], []
     for device in DEVICES.values():
@@ -81,8 +78,8 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
         counts = count_all(options, left, axis, meta)
         for target in left:
             counted = counts[program_of(target)]
-            if counted and counted.peak <= target.device.usable:
-                expected = expect(counted.works, target.device)
+            if counted and counted[1] <= target.device.usable:
+                expected = expect(counted[0], target.device)
                 found.append(Way(target, f"{axis}:{target.count}", expected, steps))
         done = [way.target for way in found]
         left = [target for target in left if target.count > 1 and target not in done]
@@ -98,29 +95,21 @@ def program_of(target: Target) -> tuple:
     return (gpu["major"], gpu["minor"]) if gpu else target.device.name, target.count
 
 
-def count_all(options: Options, targets: list[Target], axis: str, meta: Meta) -> dict[tuple, Counts | None]:
-    """Count the step of each program on a mesh of one axis, two at a time."""
-    programs = {program_of(target): target for target in targets}
-    context = multiprocessing.get_context("spawn")  # compilers are threads, which a fork would lose
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
-        counts = pool.map(partial(count, options, axis, meta), programs.values())
-        return dict(zip(programs, counts, strict=True))
-
-
-def count(options: Options, axis: str, meta: Meta, target: Target) -> Counts | None:
-    """Count the step on a mesh of one axis. None: it does not split evenly, or needs too much memory."""
-    prepare_to_compile()
+def count_all(options: Options, targets: list[Target], axis: str, meta: Meta) -> dict[tuple, Any]:
+    """Count the step of each program on a mesh of one axis; None where memory or an even split lacks."""
     # XLA for TPUs compiles in an eighth of the time, a step that takes a tenth more (docs/planning.md).
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
-    A, B, n = options.gradient_accumulation_steps, options.batch_size, len(target.devices)
-    print(f"planning {target.text}, {axis}:{n}", flush=True)
-    if A % n == 0:  # as nanoGPT does: the step stays as large, and a device's microbatch
-        A, B = A // n, B * n
-    changes = dict(mesh=f"{axis}:{n}", gradient_accumulation_steps=A, batch_size=B)
-    try:
-        return count_by_depth(replace(options, **changes), target, meta)
-    except UserError:  # rows or a width that do not split evenly
-        return None
+    counts = {}
+    for program, target in {program_of(target): target for target in targets}.items():
+        A, B, n = options.gradient_accumulation_steps, options.batch_size, target.count
+        print(f"planning {target.text}, {axis}:{n}", flush=True)
+        if A % n == 0:  # as nanoGPT does: the step stays as large, and a device's microbatch
+            A, B = A // n, B * n
+        changes = dict(mesh=f"{axis}:{n}", gradient_accumulation_steps=A, batch_size=B)
+        counts[program] = None
+        with suppress(UserError):  # rows or a width that do not split evenly
+            counts[program] = count_by_depth(replace(options, **changes), target, meta)
+    return counts
 
 
 def goal_table(found: list[Way], tokens: float, goal: str) -> str:

@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,14 +40,14 @@ def this_machine(fresh: bool = False) -> Target:
     known = known_device(kind)
     name = kind if known else describe_cpu()
     peaks = measured_peaks(name, fresh)
-    curves = {key: [(size, share * rate) for size, rate in peaks[key]] for key, share in SHARES.items()}
+    curves: dict[str, Any] = {
+        key: [(size, share * rate) for size, rate in peaks[key]] for key, share in SHARES.items()
+    }
     peak, bandwidth = (max(rate for _, rate in peaks[key]) for key in ("bfloat16", "memory"))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     device = known or Device("here", name, "", peak, memory, bandwidth, bandwidth, 0.0, 0.0, "")
     speeds = Speeds(
-        bfloat16=curves["bfloat16"],
-        float32=curves["float32"],
-        memory=curves["memory"],
+        **curves,
         exponentials=SHARE_OF_EXPONENTIALS * peaks["exponentials"],
         link=device.link,
         between_hosts=math.inf,
@@ -100,14 +101,9 @@ def seconds_of(function: Callable, x: Array) -> float:
     compiled = jax.jit(function).lower(x).compile()
     reuse_freed_memory(compiled)
     jax.block_until_ready(compiled(x))
+    seconds = []
     end = time.perf_counter() + BUDGET
-    fastest, runs = float("inf"), 1
     while (start := time.perf_counter()) < end:
-        for _ in range(runs):
-            result = compiled(x)
-        jax.block_until_ready(result)
-        seconds = time.perf_counter() - start
-        fastest = min(fastest, seconds / runs)
-        if seconds < 1e-3:
-            runs *= 2
-    return fastest
+        jax.block_until_ready(compiled(x))
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

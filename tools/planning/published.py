@@ -50,7 +50,7 @@ def all_works(runs: list[Run], path: Path = FOLDER / "planned.json") -> dict[str
             counts = count_by_depth(options, run.target, load_meta(options.dataset, options.vocab_size))
             if counts is None:
                 raise UserError(f"published run {run.id}: XLA has too little memory for its step")
-            kept[run.id] = {"key": key, "jax": jax.__version__, "works": merged(counts.works)}
+            kept[run.id] = {"key": key, "jax": jax.__version__, "works": merged(counts[0])}
             lines = ",\n".join(f'"{id}": {json.dumps(x)}' for id, x in kept.items())
             write_whole(path, f"{{\n{lines}\n}}\n")
         found[run.id] = Work(*np.array(kept[run.id]["works"]).T)
@@ -64,9 +64,6 @@ def merged(works: Work) -> list[list[float]]:
         key = tuple(float(f"{float(x):.3g}") for x in rest)
         rows[key] = rows.get(key, 0.0) + float(times)
     return [[float(f"{times:.5g}"), *key] for key, times in rows.items() if times]
-
-
-# The fit
 
 
 @dataclass(frozen=True)
@@ -135,9 +132,6 @@ def covered(errors: pd.DataFrame) -> float:
     for source, group in errors.groupby("by"):
         within += np.exp(group["error"]).between(*interval(errors[errors["by"] != source])).sum()
     return within / len(errors)
-
-
-# Results
 
 
 def compare(runs: list[Run], works: dict[str, Work]) -> pd.DataFrame:

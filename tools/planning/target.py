@@ -9,7 +9,6 @@ No array can be put there. The compilers come with requirements-plan.txt; they n
 
 import math
 import os
-import re
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -23,14 +22,14 @@ from config import devices
 from config.command_line import UserError
 from config.devices import Device
 from config.files import first_line
-from tools.planning.speeds import AT_BEST, Shares, Speeds
+from tools.planning.speeds import AT_BEST, Speeds
 
 GPUS_PER_HOST = 8
 # The topologies of TPUs in docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}; of v5p, those of at most 512 chips.
 PLANE = "1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split()
 CUBE = "1x1x1 2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".split()
 TOPOLOGIES = {"v5e": PLANE, "v5p": CUBE, "v6e": PLANE}
-
+SIZES = [str(n) for n in (*range(1, GPUS_PER_HOST), *range(GPUS_PER_HOST, 8193, GPUS_PER_HOST))]  # of GPUs
 
 # The shapes of GPUs, as fields of XLA's GpuTargetConfigProto.
 GPUS = pd.read_csv(
@@ -54,13 +53,9 @@ class Target:
         return math.prod(self.shape)
 
     @property
-    def shares(self) -> Shares:
-        return AT_BEST[self.device.family]
-
-    @property
     def speeds(self) -> Speeds:
         """Return the measured rates of the machine at hand, or the most that a data sheet's peaks allow."""
-        return self.measured or Speeds.of(self.device, self.shares)
+        return self.measured or Speeds.of(self.device, AT_BEST[self.device.family])
 
     @property
     def devices(self) -> list[jax.Device]:
@@ -80,11 +75,6 @@ class Target:
         except RuntimeError as error:
             raise UserError(f"--on={self.text}: its compiler does not start: {first_line(error)}") from error
 
-    @property
-    def hosts(self) -> int:
-        """The number of machines; 1 for TPUs, which are connected without regard to them."""
-        return -(-self.count // GPUS_PER_HOST) if self.device.is_gpu else 1
-
 
 def parse_target(text: str) -> Target:
     """Read `--on`. Raises UserError."""
@@ -92,21 +82,12 @@ def parse_target(text: str) -> Target:
     device = next((x for x in DEVICES.values() if x.name.lower() == name.lower()), None)
     if device is None:
         raise UserError(f"--on={text}: unknown device {name!r}; known are {', '.join(DEVICES)}")
-    if device.is_gpu:
-        size = size or "1"
-        if not re.fullmatch(r"[1-9]\d{0,4}", size):
-            raise UserError(f"--on={text}: expected a number of GPUs, as in --on={device.name}:8")
-    else:
-        known = TOPOLOGIES[device.name]
-        size = size or known[0]
-        if size not in known:
-            raise UserError(f"--on={text}: unknown topology {size!r}; {device.name} has {', '.join(known)}")
-    target = Target(text, device, tuple(map(int, size.split("x"))))
-    if target.hosts > 1 and target.count % GPUS_PER_HOST:
-        raise UserError(f"--on={text}: a machine has {GPUS_PER_HOST} GPUs; give a multiple of that")
-    if target.hosts > 1 and not device.between_hosts:
-        raise UserError(f"--on={text}: {device.name} is planned on one machine, of {GPUS_PER_HOST} at most")
-    return target
+    known = TOPOLOGIES.get(device.name) or SIZES[: None if device.between_hosts else GPUS_PER_HOST]
+    size = size or known[0]
+    if size not in known:
+        some = f"{', '.join(known[:12])}{', ...' * (len(known) > 12)}"
+        raise UserError(f"--on={text}: unknown size {size!r}; {device.name} is planned by {some}")
+    return Target(text, device, tuple(map(int, size.split("x"))))
 
 
 def prepare_to_compile() -> None:
@@ -124,12 +105,10 @@ def prepare_to_compile() -> None:
 
 def topology(target: Target) -> dict[str, Any]:
     if target.device.is_gpu:
-        return dict(
-            platform="cuda",
-            topology_name="",
-            topology=f"1x{target.hosts}x{target.count // target.hosts}",  # slices, machines, GPUs of each
-            target_config=gpu_config(target.device),
-        )
+        hosts = -(-target.count // GPUS_PER_HOST)
+        shape = f"1x{hosts}x{target.count // hosts}"  # slices, machines, GPUs of each
+        config = gpu_config(target.device)
+        return dict(platform="cuda", topology_name="", topology=shape, target_config=config)
     size = "x".join(map(str, target.shape))
     one_chip = dict(chips_per_host_bounds=(1, 1, 1)) if target.count == 1 else {}
     return dict(platform="tpu", topology_name=f"{target.device.name}:{size}") | one_chip
