@@ -142,7 +142,7 @@ def test_a_step_that_does_not_fit_is_told_with_what_makes_it_fit():
 
 @pytest.mark.accelerator
 def test_the_devices_that_reach_a_goal_are_named_the_cheapest_first():
-    # All of them take a quarter of an hour.
+    # All of them take minutes.
     two = "goals.DEVICES = {name: goals.DEVICES[name] for name in ('H100', 'v5e')}"
     words = [*FLAGS, "--budget=1", "--until=1e8"]
     program = f"import plan; from tools.planning import goals; {two}; plan.main({words})"
