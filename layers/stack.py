@@ -1,6 +1,7 @@
 """The loop over the blocks, and what makes it fast. It computes what `for block in blocks` would."""
 
 from collections.abc import Callable
+from operator import itemgetter
 
 import equinox as eqx
 import jax
@@ -35,6 +36,10 @@ def apply_blocks(
         # Where the loop is unrolled, XLA would merge the recomputed operations with the first ones.
         policy = jax.checkpoint_policies.save_only_these_names(*KEPT[compute.remat])
         body = jax.checkpoint(layer, policy=policy, prevent_cse=unroll == n)
+    if unroll == n and current_mesh().shape["stage"] > 1:  # where scan unrolls, XLA for TPUs crashes
+        for i in range(n):
+            x, _ = body(x, jax.tree.map(itemgetter(i), (blocks, keys)))
+        return x
     return lax.scan(body, x, (blocks, keys), unroll=unroll)[0]
 
 
