@@ -547,21 +547,36 @@ def test_a_reload_in_mid_stream_keeps_what_was_written(open_page):
 def test_texts_are_kept_with_names_and_two_tabs_keep_their_own(open_page):
     page = open_page()
     show(page, "the quick")
-    page.click("summary")
+    button(page, "History").click()
     page.get_by_label("name of this text").fill("my first")
     page.keyboard.press("Escape")
     other = open_page(context=page.context)
     show(other, "the lazy dog")
-    other.click("summary")
+    button(other, "History").click()
     names = other.locator(".kept button.plain")
     expect(names).to_have_text(["the lazy dog", "my first"])
     names.nth(1).click()
     expect(other.locator("div.text")).to_have_text("the quick▸")
     page.reload()
     expect(page.locator("div.text")).to_have_text("the quick▸")
-    page.click("summary")
+    button(page, "History").click()
     page.get_by_label("remove the lazy dog").click()
     expect(page.locator(".kept li")).to_have_count(1)
+
+
+def test_another_text_may_be_opened_while_one_is_written(open_page):
+    page = open_page()
+    show(page, "the quick")
+    button(page, "New").click()
+    page.route("**/v1/completions", lambda route: None)  # it never answers
+    page.locator("textarea").fill("the lazy dog")
+    button(page, "Write").click()
+    page.wait_for_selector(".message:has-text('writing')")
+    button(page, "History").click()
+    page.locator(".kept button", has_text="the quick").click()
+    page.wait_for_selector(".message:has-text('stopped after 0 tokens')")
+    expect(page.locator("div.text")).to_have_text("the quick▸")
+    assert page.locator("#history").is_hidden()
 
 
 def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):

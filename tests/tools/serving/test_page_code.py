@@ -31,6 +31,10 @@ def test_the_logic():
     run("node", "--test", Path(__file__).parent / "page" / "logic.test.mjs")
 
 
+def test_it_is_small():
+    assert sum(len(path.read_text().splitlines()) for path in PAGE.glob("*.js")) <= 1900
+
+
 def test_a_line_fits_the_screen():
     long = [
         f"{path.name}:{i}"

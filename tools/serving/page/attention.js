@@ -35,47 +35,61 @@ function pick(t, s) {
   read.value = start + Math.max(0, Math.min(row, s));
 }
 
-export function showAttention() {
-  const matrix = byId("matrix"), grid = byId("grid");
-  arrows(grid, (right, down) => {
-    const { L, H } = attention.peek(), { layer, head: number } = chosen.peek();
-    head.value = { layer: (layer + down + L) % L, head: (number + right + H) % H };
-    grid.querySelector("[aria-pressed=true]").focus();
-  });
-  const where = (event) => (attention.peek() ? cellAt(matrix, event, attention.peek().T) : null);
-  matrix.addEventListener("click", () => over.peek() && pick(...over.peek()));
-  for (const name of ["pointerdown", "pointermove"]) {
-    matrix.addEventListener(name, (event) => { over.value = where(event); });
+const isShown = () => view.value === "attention" && attention.value;
+const headName = (layer, head) => `layer ${layer + 1}, head ${head + 1}`;
+
+const matrix = byId("matrix"), grid = byId("grid");
+arrows(grid, (right, down) => {
+  const { L, H } = attention.peek(), { layer, head: number } = chosen.peek();
+  head.value = { layer: (layer + down + L) % L, head: (number + right + H) % H };
+  grid.querySelector("[aria-pressed=true]").focus();
+});
+
+const where = (event) => attention.peek() && cellAt(matrix, event, attention.peek().T);
+matrix.addEventListener("click", (event) => attention.peek() && pick(...where(event)));
+matrix.addEventListener("pointermove", (event) => { over.value = where(event); });
+matrix.addEventListener("pointerleave", () => { over.value = null; });
+
+arrows(byId("frame"), (right, down) => {
+  if (!reading.peek()) return false;
+  const { t, start } = reading.peek();
+  pick(t + down, (read.peek() ?? t + start) - start + right);
+  return true;
+});
+
+effect(() => {
+  void colours.value;
+  if (isShown()) grid.replaceChildren(...drawHeads());
+});
+effect(() => {
+  void colours.value;
+  const { layer, head: number } = chosen.value, name = headName(layer, number);
+  for (const one of grid.children) {
+    one.setAttribute("aria-pressed", String(one.title === name));
+    one.tabIndex = one.title === name ? 0 : -1;
   }
-  matrix.addEventListener("pointerleave", () => { over.value = null; });
-  arrows(byId("frame"), (right, down) => {
-    if (!reading.peek()) return false;
-    const { t, start } = reading.peek();
-    pick(t + down, (read.peek() ?? t + start) - start + right);
-    return true;
-  });
-  showCell();
-  effect(() => {
-    void colours.value;
-    if (attention.value) grid.replaceChildren(...drawHeads());
-  });
-  effect(() => {
-    void colours.value;
-    const { layer, head: number } = chosen.value, name = headName(layer, number);
-    for (const one of grid.children) {
-      one.setAttribute("aria-pressed", String(one.title === name));
-      one.tabIndex = one.title === name ? 0 : -1;
-    }
-    byId("matrix-title").textContent = `The matrix of ${name}`;
-    if (attention.value) paintHead(matrix, layer, number);
-  });
-  effect(() => byId("most").replaceChildren(...sentence()));
-  effect(tell);
-  return tints;
-}
+  byId("matrix-title").textContent = `The matrix of ${name}`;
+  if (isShown()) paintHead(matrix, layer, number);
+});
+effect(() => byId("most").replaceChildren(...sentence()));
+effect(tell);
+
+/** The arithmetic of the chosen cell: query times key, scale, mask, softmax, and what is read from the value. */
+const cell = asked(() => {
+  const seen = attention.value, { layer, head } = chosen.value;
+  if (view.value !== "attention" || !seen || read.value === null) return null;
+  const { text, start, version } = seen.to, reader = at.value - 1 - start, column = read.value - start;
+  if (column < 0 || column > reader || reader >= seen.T) return null;
+  return { text, layer, head, reader, read: column, start, version };
+}, ({ text, layer, head, reader, read }, signal) =>
+  post("inside/cell", { text, layer, head, reader, read }, signal));
+effect(() => {
+  const shown = read.value !== null && attention.value && cell.value;
+  byId("cell").replaceChildren(...(cell.error.value ? [cell.error.value] : shown ? arithmetic(cell.value) : []));
+});
 
 /** The tints of the text: what is read. */
-function tints() {
+export function tints() {
   if (!reading.value) return [];
   const { t, start, weights } = reading.value, most = Math.max(...weights);
   return text.value.tokens.map((_, i) => {
@@ -87,10 +101,10 @@ function tints() {
 
 /** A row of heads for each layer. */
 function drawHeads() {
-  const { L, H } = attention.value;
-  byId("grid").style.setProperty("--heads", H);
-  return Array.from({ length: L * H }, (_, i) => {
-    const layer = Math.floor(i / H), number = i % H, picture = el("canvas"), name = headName(layer, number);
+  const { H, heads } = attention.value;
+  grid.style.setProperty("--heads", H);
+  return heads.map(({ layer, head: number }) => {
+    const picture = el("canvas"), name = headName(layer, number);
     requestAnimationFrame(() => paintHead(picture, layer, number));
     const onclick = () => { head.value = { layer, head: number }; };
     return button({ title: name, "aria-label": name, onclick }, picture);
@@ -102,8 +116,6 @@ function paintHead(picture, layer, head) {
   const { T, reads } = attention.peek();
   paint(picture, T, Array.from({ length: T }, (_, t) => reads(layer, head, t).map(Math.sqrt)));
 }
-
-const headName = (layer, head) => `layer ${layer + 1}, head ${head + 1}`;
 
 function sentence() {
   const { tokens } = text.value;
@@ -129,23 +141,6 @@ function tell() {
   const name = (i) => [code(text.value.tokens[now.start + i]?.text), ` (token ${now.start + i + 1})`];
   byId("told").replaceChildren(...(s > t || s < 0 ? ["Point at a cell."]
     : [...name(t), ` reads ${percent(reads(chosen.value.layer, chosen.value.head, t)[s])} of `, ...name(s)]));
-}
-
-/** The arithmetic of the chosen cell: query times key, scale, mask, softmax, and what is read from the value. */
-function showCell() {
-  const cell = asked(() => {
-    const seen = attention.value, { layer, head } = chosen.value;
-    if (view.value !== "attention" || !seen || read.value === null) return null;
-    const { text, start, version } = seen.to, reader = at.value - 1 - start, column = read.value - start;
-    if (column < 0 || column > reader || reader >= seen.T) return null;
-    return { text, layer, head, reader, read: column, start, version };
-  }, ({ text, layer, head, reader, read }, signal) =>
-    post("inside/cell", { text, layer, head, reader, read }, signal));
-  effect(() => {
-    const shown = read.value !== null && attention.value && cell.value;
-    byId("cell").hidden = !shown && !cell.error.value;
-    byId("cell").replaceChildren(...(cell.error.value ? [cell.error.value] : shown ? arithmetic(cell.value) : []));
-  });
 }
 
 function arithmetic({ query, key, value, scores, weights, output, to: { layer, head, reader, read, start } }) {

@@ -1,7 +1,7 @@
 // A line chart: axes, lines or dots, a crosshair that tells the values of all curves below the pointer, zoom by
 // dragging, and where it helps a logarithmic axis and smoothing.
 
-import { button, el, svg } from "./dom.js";
+import { button, el, mean, svg } from "./dom.js";
 import { derived, effect, state } from "./reactive.js";
 
 /** @typedef {[number, number]} Point x and y */
@@ -11,19 +11,20 @@ import { derived, effect, state } from "./reactive.js";
 const MARGIN = { left: 52, right: 20, top: 10, bottom: 26 };
 const LEAST = 8; // pixels of a drag that zooms
 
-/** Charts with the same `at`, the x below the pointer, and `range` move together. Return the element, and what shows
- * other series. */
-export function chart({ title, small = false, format = plain, tools = false, at = state(null), range = state(null) }) {
+/** Add a chart to an element. Those with the same `at`, the x below the pointer, and `range` move together. Return what
+ * shows other series. @param {Element} into @param {{title: string, [name: string]: any}} look */
+export function chart(into, look) {
+  const { title, small = false, format = plain, tools = false, at = state(null), range = state(null) } = look;
   const height = small ? 150 : 300, unit = parseFloat(getComputedStyle(document.body).fontSize) / 16; // more at 4K
   const series = state(/** @type {Series[]} */ ([])), width = state(0), log = state(false), smoothing = state(0);
   const picture = svg("svg", { class: "chart", role: "img", "aria-label": title, height: height * unit });
   const told = el("p", { class: "faint told" });
   const reset = button({ onclick: () => { range.value = null; } }, "Whole range");
-  const element = el("figure", {}, el("figcaption", {}, title, el("span", { class: "chart-tools" }, reset,
+  into.append(el("figure", {}, el("figcaption", {}, title, el("span", { class: "chart-tools" }, reset,
     tools && el("label", {}, el("input", { type: "checkbox",
       onchange: ({ target }) => { log.value = target.checked; } }), " log"),
     tools && el("label", {}, "smooth ", el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: 0,
-      oninput: ({ target }) => { smoothing.value = target.valueAsNumber; } })))), picture, told);
+      oninput: ({ target }) => { smoothing.value = target.valueAsNumber; } })))), picture, told));
   const cross = svg("line", { class: "cross", y1: MARGIN.top, y2: height - MARGIN.bottom });
   const plot = derived(() => plotted(series.value, range.value,
     { width: width.value, height, log: log.value, smoothing: smoothing.value, format }));
@@ -54,7 +55,7 @@ export function chart({ title, small = false, format = plain, tools = false, at 
     const x = plot.value.x(closest(found.map(({ point }) => point), at.value ?? Infinity)[0]);
     for (const end of ["x1", "x2"]) cross.setAttribute(end, String(x));
   });
-  return { element, show: (/** @type {any[]} */ all) => { series.value = all.filter(({ points }) => points.length); } };
+  return (/** @type {any[]} */ all) => { series.value = all.filter(({ points }) => points.length); };
 }
 
 /** The marks of a chart, and where what is; null: there is nothing to show. @param {Series[]} series
@@ -108,11 +109,10 @@ export function smoothed(points, share) {
 
 /** Of many points the mean of those that share a pixel. @param {Point[]} points @returns {Point[]} */
 export function thinned(points, width) {
-  if (points.length <= 2 * width) return points;
   const per = Math.ceil(points.length / width);
   return Array.from({ length: Math.ceil(points.length / per) }, (_, i) => {
     const part = points.slice(i * per, (i + 1) * per);
-    return [part[part.length >> 1][0], part.reduce((sum, [, y]) => sum + y, 0) / part.length];
+    return [part[part.length >> 1][0], mean(part.map(([, y]) => y))];
   });
 }
 

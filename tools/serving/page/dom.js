@@ -27,13 +27,9 @@ export function fill(element, { style = {}, ...props }, children) {
 /** @param {{[name: string]: any}} props */
 export const button = (props, ...children) => el("button", { type: "button", ...props }, ...children);
 
-/** A button is off by `able`, which unlike `disabled` leaves the focus where it is. */
+/** A button is off by `ariaDisabled`, which unlike `disabled` leaves the focus where it is. */
 export function clicks(button, action) {
-  button.addEventListener("click", () => button.getAttribute("aria-disabled") !== "true" && action());
-}
-
-export function able(button, yes) {
-  button.setAttribute("aria-disabled", String(!yes));
+  button.addEventListener("click", () => button.ariaDisabled !== "true" && action());
 }
 
 /** Have a button play: call `next` at intervals, until that returns false or the button is pressed again.
@@ -62,17 +58,6 @@ export function arrows(element, move) {
   });
 }
 
-/** @param {any[][]} options value and text of each */
-export function offer(select, options) {
-  select.replaceChildren(...options.map(([value, text]) => el("option", { value }, text)));
-}
-
-/** @param {string[]} heads @param {any[]} rows */
-export function table(kind, heads, rows) {
-  return el("table", { class: kind },
-    el("thead", {}, el("tr", {}, ...heads.map((text) => el("th", { scope: "col" }, text)))), el("tbody", {}, ...rows));
-}
-
 /** @param {[string, any][]} pairs those without a value are left out */
 export function figures(pairs) {
   const known = pairs.filter(([, value]) => value);
@@ -98,18 +83,12 @@ export function percent(p) {
   return `${value >= 99.95 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2)}%`;
 }
 
-/** A number in a column. */
-export const number = (told) => el("span", { class: "number" }, told);
-
 export const bits = (p) => -Math.log2(Math.max(p, 2 ** -126));
 
 export const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format;
 
 /** @param {number[]} values */
 export const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
-
-/** The item with the largest value. @template T @param {T[]} items @param {(item: T) => number} value @returns {T} */
-export const largest = (items, value) => items.reduce((best, item) => (value(item) > value(best) ? item : best));
 
 /** The n largest values, each with its index. @param {number[]} values @returns {[number, number][]} */
 export const ranked = (values, n) => [...values.entries()].sort(([, a], [, b]) => b - a).slice(0, n);

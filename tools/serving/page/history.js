@@ -1,9 +1,9 @@
-// Texts that the browser keeps: each with its name and all that can be undone. A tab writes its own text alone, so
-// that two tabs do not disturb each other, and finds it again after a reload.
+// What the browser keeps: the URL, and texts, each with its name and all that can be undone. A tab writes its own text
+// alone, so that two tabs do not disturb each other, and finds it again after a reload.
 
 import { button, byId, el } from "./dom.js";
 import { batch, effect } from "./reactive.js";
-import { at, choose, future, model, past, text } from "./store.js";
+import { at, choose, future, model, past, text, toHash, writing } from "./store.js";
 import { say } from "./writing.js";
 
 /** @typedef {import("./store.js").Text} Text */
@@ -11,30 +11,26 @@ import { say } from "./writing.js";
  * future: Text[]}} Kept */
 
 const PREFIX = "text-", MINE = "text";
-const SOON = 400; // milliseconds until a change is kept
+const SOON = 150; // milliseconds until a change is kept: browsers allow few changes of the URL
 
-let id = sessionStorage.getItem(MINE) ?? fresh(), timer = 0;
-const menu = byId("history"), field = byId("name");
+let id = sessionStorage.getItem(MINE) ?? String(Math.random()), timer = 0;
+const field = byId("name");
 
 effect(() => {
-  void [text.value, past.value, future.value, at.value];
+  void [past.value, future.value, toHash()];
   timer ||= setTimeout(keep, SOON);
 });
 addEventListener("pagehide", keep);
 field.addEventListener("input", keep);
-menu.addEventListener("toggle", () => menu.open && draw());
-menu.addEventListener("keydown", (event) => event.key === "Escape" && close());
+byId("history").addEventListener("beforetoggle", (event) => event.newState === "open" && draw());
 
-function close() {
-  menu.open = false;
-  menu.querySelector("summary").focus();
-}
-
-/** Keep the text as it is now. */
+/** Keep all as it is now. */
 function keep() {
   clearTimeout(timer);
   timer = 0;
-  if (!model.peek() || !text.peek().tokens.length || (text.peek().example && !past.peek().length)) return;
+  if (!model.peek()) return;
+  history.replaceState({ ours: true }, "", toHash());
+  if (!text.peek().tokens.length || (text.peek().example && !past.peek().length)) return;
   sessionStorage.setItem(MINE, id);
   const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
     past: past.peek(), future: future.peek() };
@@ -58,6 +54,7 @@ export function mine() {
 
 /** Show a text that is kept. @param {Kept} kept */
 export function open(kept, name = id) {
+  writing.peek()?.abort(); // or it would go on with this text
   keep();
   id = name;
   sessionStorage.setItem(MINE, id);
@@ -73,7 +70,7 @@ export function open(kept, name = id) {
 /** Begin with no text. */
 export function begin() {
   const none = { text: { tokens: [], from: 0 }, past: [], future: [], at: 0, name: "" };
-  open(/** @type {any} */ (none), fresh());
+  open(/** @type {any} */ (none), String(Math.random()));
 }
 
 function draw() {
@@ -81,24 +78,17 @@ function draw() {
   const rows = entries().filter(([, kept]) => kept.model === model.peek()?.name).map(([name, kept]) => {
     const begun = kept.text.tokens.slice(0, 40).map((token) => token.text).join("").trim();
     const title = kept.name || begun.slice(0, 40) || "(blank)";
-    const show = () => {
-      open(kept, name);
-      close();
-    };
     const drop = () => {
       if (name === id) begin();
       localStorage.removeItem(PREFIX + name);
       draw();
     };
     const saved = new Date(kept.saved).toLocaleString(), mine = name === id;
-    return el("li", {}, button({ class: "plain", title: saved, "aria-current": mine && "true", onclick: show }, title),
+    const shows = { popovertarget: "history", onclick: () => open(kept, name) };
+    return el("li", {}, button({ class: "plain", title: saved, "aria-current": mine && "true", ...shows }, title),
       button({ title: "remove this text", "aria-label": `remove ${title}`, onclick: drop }, "✕"));
   });
   byId("kept").replaceChildren(...(rows.length ? rows : [el("li", { class: "faint" }, "No text is kept yet.")]));
-}
-
-function fresh() {
-  return Math.random().toString(36).slice(2);
 }
 
 /** All texts that are kept, the newest first. @returns {[string, Kept][]} */

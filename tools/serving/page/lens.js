@@ -3,34 +3,32 @@
 import { arrows, button, byId, el, percent, visible } from "./dom.js";
 import { lens } from "./looked.js";
 import { effect } from "./reactive.js";
-import { at, choose, model, text } from "./store.js";
+import { at, choose, model, text, view } from "./store.js";
 
 const grid = byId("lens-table");
 
-export function showLens() {
-  byId("tied").hidden = !model.peek().config.tie_embeddings;
-  grid.addEventListener("click", ({ target: { dataset } }) => dataset.place && choose(Number(dataset.place)));
-  arrows(grid, (right, _, target) => {
-    if (!right || target === grid) return false;
-    choose(Math.max(1, at.peek() + right));
-    grid.querySelector("button.chosen")?.focus();
-    return true;
-  });
-  effect(() => {
-    byId("lens-note").textContent = lens.error.value || (text.value.tokens.length ? "" : "Type a text first.");
-  });
-  effect(() => lens.value && draw(lens.value)); // before the mark, as it reads nothing else
-  effect(mark);
-}
+grid.addEventListener("click", ({ target: { dataset } }) => dataset.place && choose(Number(dataset.place)));
+arrows(grid, (right, _, target) => {
+  if (!right || target === grid) return false;
+  choose(Math.max(1, at.peek() + right));
+  grid.querySelector("button.chosen")?.focus();
+  return true;
+});
+effect(() => { byId("tied").hidden = !model.value?.config.tie_embeddings; });
+effect(() => {
+  byId("lens-note").textContent = lens.error.value || (text.value.tokens.length ? "" : "Type a text first.");
+});
+effect(() => view.value === "lens" && lens.value && draw(lens.value)); // before the mark, as it reads nothing else
+effect(mark);
 
 function draw({ tokens, likeliest, probabilities, names, to: { start } }) {
   const rows = likeliest.map((row, l) => el("tr", {}, el("th", { scope: "row" }, l === 0 ? "embedding" : `layer ${l}`),
     ...tokens.map((_, t) => {
-    const [id] = row[t], [p] = probabilities[l][t], right = tokens[t + 1]?.id === id;
-    const title = row[t].map((other, n) => `${visible(names[other])} ${percent(probabilities[l][t][n])}`).join("\n");
-    return el("td", { class: right ? "right" : "", title, dir: "auto",
-      "data-place": start + t + 1, style: { "--strength": p } }, visible(names[id]));
-  })));
+      const [id] = row[t], [p] = probabilities[l][t], right = tokens[t + 1]?.id === id;
+      const title = row[t].map((other, n) => `${visible(names[other])} ${percent(probabilities[l][t][n])}`).join("\n");
+      return el("td", { class: right ? "right" : "", title, dir: "auto",
+        "data-place": start + t + 1, style: { "--strength": p } }, visible(names[id]));
+    })));
   const heads = tokens.map(({ text }, t) => el("th", { scope: "col" },
     button({ title: `after token ${start + t + 1}`, "data-place": start + t + 1 }, visible(text))));
   const foot = el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "read"), ...heads));
@@ -39,7 +37,7 @@ function draw({ tokens, likeliest, probabilities, names, to: { start } }) {
 
 /** Mark the column of the chosen place. */
 function mark() {
-  void lens.value;
+  void [view.value, lens.value];
   const place = String(at.value);
   for (const cell of grid.querySelectorAll("[data-place]")) {
     const mine = cell.dataset.place === place;

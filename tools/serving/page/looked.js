@@ -1,7 +1,7 @@
 // What the server tells about the shared text: what could stand at each place, attention, and the logit lens.
 
 import { post } from "./api.js";
-import { largest, mean } from "./dom.js";
+import { mean, ranked } from "./dom.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, checkpoint, ids, model, part, settings, text, view, writing } from "./store.js";
 
@@ -62,18 +62,15 @@ export function question(name) {
   return { text: ids.value.slice(start), start, prompt, temperature, top_k, top_p, checkpoint: name };
 }
 
-/** @type {Map<string, Promise<Places>>} */
-const known = new Map(); // answers about the text that is shown
-effect(() => {
-  void ids.value;
-  known.clear();
-});
+/** Answers about the text that is shown. */
+const known = derived(() => /** @type {Map<string, Promise<Places>>} */ (ids.value && new Map()));
 
 /** @param {ReturnType<typeof question>} wanted @returns {Promise<Places>} */
 export function placesOf({ start, ...wanted }) {
-  const key = JSON.stringify(wanted), answer = known.get(key) ?? post("inside/places", wanted);
-  known.set(key, answer);
-  answer.catch(() => known.delete(key));
+  const answers = known.peek(), key = JSON.stringify(wanted);
+  const answer = answers.get(key) ?? post("inside/places", wanted);
+  answers.set(key, answer);
+  answer.catch(() => answers.delete(key));
   return answer;
 }
 
@@ -109,8 +106,8 @@ export const attention = asked(() => partOf("attention"), async ({ text }, signa
     return [...shares.subarray(begin, begin + t + 1)];
   };
   const range = (n) => Array.from({ length: n }, (_, i) => i);
-  const all = range(L).flatMap((layer) => range(H).map((head) => ({ layer, head })));
+  const heads = range(L).flatMap((layer) => range(H).map((head) => ({ layer, head })));
   // The first token can read none but itself.
   const sharpness = ({ layer, head }) => mean(range(T).slice(1).map((t) => Math.max(...reads(layer, head, t))));
-  return { tokens, L, H, T, reads, sharpest: largest(all, sharpness) };
+  return { tokens, L, H, T, reads, heads, sharpest: heads[ranked(heads.map(sharpness), 1)[0][0]] };
 });

@@ -3,7 +3,7 @@
 
 import { get, post } from "./api.js";
 import { chart } from "./chart.js";
-import { bits, byId, clicks, code, el, figures, mean, offer, plays } from "./dom.js";
+import { bits, byId, clicks, code, el, figures, mean, plays } from "./dom.js";
 import { asked, placesOf, question } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, checkpoint, ids, model, other, settings, text, view } from "./store.js";
@@ -46,49 +46,42 @@ const losses = asked(() => {
 });
 
 /** The bits of each token by the checkpoint of the slider, and by the one that it is compared with. */
-function both() {
-  const costs = losses.value?.costs ?? {};
-  return [costs[current.value], costs[other.value]];
-}
+const both = derived(() => [current, other].map(({ value }) => losses.value?.costs[value]));
 
-export function showLoss() {
-  const curves = chart({ title: "Bits per token of this text, and bits of the chosen token, by iteration",
-    format: (y) => y.toFixed(2) });
-  byId("loss-chart").append(curves.element);
-  byId("slider").addEventListener("input", () => { checkpoint.value = ofRun.peek()[byId("slider").value].name; });
-  byId("other").addEventListener("change", () => { other.value = byId("other").value || null; });
-  plays(byId("replay"), replay, PAUSE);
-  clicks(byId("both"), writeBoth);
-  effect(() => {
-    void [current.value, text.value];
-    byId("pair").hidden = !other.value;
-    byId("pair-texts").replaceChildren();
-    byId("pair-note").replaceChildren();
-  });
-  effect(() => {
-    void model.value.version; // a newer one
-    if (view.value === "loss") find();
-  });
-  effect(() => {
-    const found = ofRun.value, all = checkpoints.value;
-    byId("slider").max = found.length - 1;
-    byId("slider").value = found.findIndex(({ name }) => name === current.value);
-    byId("named").textContent = title(current.value);
-    byId("slide").hidden = byId("replay").hidden = found.length < 2;
-    byId("compare").hidden = all.length < 2;
-    offer(byId("other"), [["", "nothing"], ...all.map(({ name }) => [name, title(name)])]);
-    byId("other").value = other.value ?? "";
-  });
-  effect(() => {
-    const few = ids.value.length < 2 ? "The loss needs two tokens or more." : "";
-    byId("loss-note").textContent = few || losses.error.value;
-  });
-  effect(() => draw(curves));
-  return tints;
-}
+const showCurves = chart(byId("loss-chart"), { format: (y) => y.toFixed(2),
+  title: "Bits per token of this text, and bits of the chosen token, by iteration" });
+byId("slider").addEventListener("input", () => { checkpoint.value = ofRun.peek()[byId("slider").value].name; });
+byId("other").addEventListener("change", () => { other.value = byId("other").value || null; });
+plays(byId("replay"), replay, PAUSE);
+clicks(byId("both"), writeBoth);
 
-function draw(curves) {
-  const { tokens } = text.value, [mine, others] = both(), known = losses.value?.costs ?? {};
+effect(() => {
+  void [current.value, text.value];
+  byId("pair").hidden = !other.value;
+  byId("pair-texts").replaceChildren();
+  byId("pair-note").replaceChildren();
+});
+effect(() => {
+  if (view.value === "loss" && model.value) find(); // again when there is a newer one
+});
+effect(() => {
+  const found = ofRun.value, all = checkpoints.value;
+  byId("slider").max = found.length - 1;
+  byId("slider").value = found.findIndex(({ name }) => name === current.value);
+  byId("named").textContent = title(current.value);
+  byId("slide").hidden = byId("replay").hidden = found.length < 2;
+  byId("compare").hidden = all.length < 2;
+  byId("other").replaceChildren(el("option", { value: "" }, "nothing"),
+    ...all.map(({ name }) => el("option", { value: name }, title(name))));
+  byId("other").value = other.value ?? "";
+});
+effect(() => {
+  byId("loss-note").textContent = ids.value.length < 2 ? "The loss needs two tokens or more." : losses.error.value;
+});
+effect(draw);
+
+function draw() {
+  const { tokens } = text.value, [mine, others] = both.value, known = losses.value?.costs ?? {};
   const chosen = at.value - tokens.length + (mine?.length ?? 0), one = mine?.[chosen] !== undefined;
   const runs = [...new Set(checkpoints.value.map(({ run }) => run))];
   const series = (name, colour, value) => runs.map((run, i) => ({
@@ -96,7 +89,7 @@ function draw(curves) {
     points: checkpoints.value.filter((found) => found.run === run && known[found.name])
       .map((found) => [found.iteration ?? 0, value(known[found.name])]),
   }));
-  curves.show([...series("text", 1, mean), ...(one ? series("chosen token", 3, (all) => all[chosen]) : [])]);
+  showCurves([...series("text", 1, mean), ...(one ? series("chosen token", 3, (all) => all[chosen]) : [])]);
   byId("sides").hidden = !others;
   const each = (figure) => [mine, others].filter(Boolean).map(figure).join(" / ");
   const bytes = new TextEncoder().encode(tokens.slice(-mine?.length).map(({ text }) => text).join("")).length;
@@ -109,8 +102,8 @@ function draw(curves) {
   ]) : []));
 }
 
-function tints() {
-  const [mine, others] = both(), { tokens } = text.value;
+export function tints() {
+  const [mine, others] = both.value, { tokens } = text.value;
   return tokens.map((_, i) => {
     const n = i - tokens.length + (mine?.length ?? 0);
     if (mine?.[n] === undefined) return null;

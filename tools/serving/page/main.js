@@ -1,26 +1,18 @@
-// Starts the page: the tabs, the URL, and the model's name. A view is a function, called when it is first shown; it
-// returns the tints of the shared text, if it has its own.
+// Starts the page: the tabs, the URL, and the model's name.
 
 import { get, post } from "./api.js";
 import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
-import { likelihoods } from "./looked.js";
-import { effect, state } from "./reactive.js";
-import { change, choose, fromHash, ids, model, text, toHash, view } from "./store.js";
-import { showAttention } from "./attention.js";
-import { showLens } from "./lens.js";
-import { showLoss } from "./loss.js";
+import { effect } from "./reactive.js";
+import { change, choose, fromHash, ids, model, text, toHash, view, writing } from "./store.js";
+import "./lens.js";
 import "./path.js";
-import { count, showRun } from "./run.js";
-import { area, editing, showText } from "./textcard.js";
-import { surprise } from "./tokens.js";
+import { count } from "./run.js";
+import { area, editing } from "./textcard.js";
 
 const EVERY = 1000; // milliseconds between looks at what is served
-const SOON = 150; // milliseconds until the URL follows a change: browsers allow few changes a second
 
 const tabs = /** @type {HTMLElement[]} */ ([...document.querySelectorAll("[role=tab]")]);
-const views = { attention: showAttention, lens: showLens, loss: showLoss, run: showRun };
-const tints = state(/** @type {{[view: string]: any}} */ ({})); // of the views that were shown
 
 effect(() => {
   const name = view.value;
@@ -32,30 +24,12 @@ effect(() => {
   for (const part of document.querySelectorAll("[data-view]")) {
     part.toggleAttribute("hidden", !part.getAttribute("data-view").split(" ").includes(name));
   }
-  if (model.value && name in views && !(name in tints.peek())) tints.value = { ...tints.peek(), [name]: views[name]() };
 });
 
-showText(() => tints.value[view.value]?.() ?? likelihoods().map(surprise));
-
-// The URL
-
-let timer = 0;
-
-function keepUrl() {
-  clearTimeout(timer);
-  timer = 0;
-  if (model.peek()) history.replaceState({ ours: true }, "", toHash());
-}
+// The URL, which history.js keeps
 
 effect(() => {
-  void toHash();
-  timer ||= setTimeout(keepUrl, SOON);
-});
-addEventListener("pagehide", keepUrl);
-
-effect(() => {
-  const here = `#/${view.value}`;
-  if (model.peek() && !location.hash.startsWith(here)) history.pushState({ ours: true }, "", toHash());
+  if (!location.hash.startsWith(`#/${view.value}`) && model.peek()) history.pushState({ ours: true }, "", toHash());
 });
 
 addEventListener("popstate", (event) => {
@@ -67,6 +41,7 @@ addEventListener("popstate", (event) => {
 async function open(wanted) {
   if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return;
   const { tokens } = await post("inside/tokens", { text: wanted.ids });
+  writing.peek()?.abort();
   change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
 }
 

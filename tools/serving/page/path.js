@@ -1,7 +1,7 @@
 // How the token at the chosen place came to be, as one drawing: from the embedding through every layer to the
 // draw, with the model's own numbers. It can be played, stopped and stepped.
 
-import { button, byId, clicks, code, el, largest, percent, plays, ranked } from "./dom.js";
+import { button, byId, clicks, code, el, percent, plays, ranked } from "./dom.js";
 import { attention, lens, placeAt, places } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, head, settings, text, view } from "./store.js";
@@ -90,7 +90,7 @@ function reads(layer, t) {
   const seen = attention.value, look = () => { view.value = "attention"; };
   if (!seen || at.value - 1 - seen.to.start !== t) return { look, told: [] };
   const most = Array.from({ length: seen.H }, (_, h) => ranked(seen.reads(layer, h, t), 1)[0]);
-  const [s, share] = largest(most, ([, weight]) => weight), sharpest = most.findIndex(([, weight]) => weight === share);
+  const [[sharpest, share]] = ranked(most.map(([, weight]) => weight), 1), [s] = most[sharpest];
   return {
     look: () => {
       head.value = { layer, head: sharpest };

@@ -1,6 +1,6 @@
 // The panel of the chosen place: how likely its token was, and the ten likeliest there, each a button to go on with.
 
-import { arrows, bars, bits, button, byId, code, el, number, percent } from "./dom.js";
+import { arrows, bars, bits, button, byId, code, el, percent } from "./dom.js";
 import { looking, placeAt, places, pointed } from "./looked.js";
 import { effect } from "./reactive.js";
 import { at, choose, model, text, writing } from "./store.js";
@@ -34,8 +34,8 @@ function back() {
 /** @param {number} i */
 function content(i) {
   const { tokens } = text.value, token = tokens[i], place = placeAt(i); // no token is behind the last
-  const heading = token ? [code(token.text), ` token ${i + 1} of ${tokens.length}`] : ["What comes next"];
-  const title = el("h3", {}, ...heading);
+  const where = token && ` token ${i + 1} of ${tokens.length}`;
+  const title = el("h3", {}, token ? code(token.text) : "What comes next", where);
   const note = (told) => [title, el("p", { class: "faint" }, told)];
   if (!tokens.length) return note("Once there is a text, you see here what could stand at each of its places.");
   if (i === 0) return note("Nothing stands before the first token, so the model had nothing to go by.");
@@ -43,8 +43,8 @@ function content(i) {
   if (place === undefined) return note(places.error.value || "Looking it up …");
   const { block_size } = model.value.config;
   if (!place) return note(`The model reads ${block_size} tokens at most, and no longer sees this one.`);
-  const where = looking.value === model.value.version ? "" : ` at ${looking.value}`;
-  const head = token ? `The model gave it ${percent(place.before)}${where}, ${bits(place.before).toFixed(2)} bits; `
+  const by = looking.value === model.value.version ? "" : ` at ${looking.value}`;
+  const head = token ? `The model gave it ${percent(place.before)}${by}, ${bits(place.before).toFixed(2)} bits; `
     + `${percent(place.after)} as drawn.` : "Choose the next token yourself, or press Write.";
   return [title, el("p", { class: "what" }, head),
     el("p", { class: "choice titles" }, ...row("token", el("span"), "model", "as drawn")),
@@ -68,5 +68,5 @@ function choice(i, place, n, mine) {
 }
 
 function row(name, shares, before, after) {
-  return [el("span", {}, name), shares, number(before), number(after)];
+  return [el("span", {}, name), shares, ...[before, after].map((told) => el("span", { class: "number" }, told))];
 }

@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { chart, plain } from "./chart.js";
-import { bars, byId, el, figures, short, table } from "./dom.js";
+import { bars, byId, el, figures, short } from "./dom.js";
 import { effect, state } from "./reactive.js";
 import { model, view } from "./store.js";
 
@@ -12,70 +12,64 @@ const SMALL = { tokens_per_second: "Tokens per second", grad_norm: "Norm of the 
   ms: "Milliseconds per step" };
 
 /** @type {{name: string, records: any[], offset: number}[]} */
-let runs = [];
-let polled = false, grew = -Infinity; // whether records were asked for, and when later ones came
+let runs;
+let asking = false, grew = -Infinity; // when records came that were not there before
 
-export function showRun() {
-  runs = model.peek().runs.map((name) => ({ name, records: [], offset: 0 }));
-  const together = { at: state(null), range: state(null) };
-  const loss = chart({ title: "Loss, in nats per token, by iteration", tools: true, ...together });
-  byId("run-chart").append(loss.element);
-  const small = Object.entries(SMALL).map(([name, title]) => {
-    const format = name === "tokens_per_second" ? short : plain;
-    const made = chart({ title, small: true, format, ...together });
-    byId("quarters").append(el("div", { class: "card" }, made.element));
-    return { name, ...made };
-  });
-  parameters(model.peek());
-  if (!runs.length) byId("run-note").textContent = "This model was not loaded from a run, so there are no curves. "
-    + "Start serve.py with --out_dir=<folder of a run>.";
-  let timer = 0;
-  const poll = async () => {
-    try {
-      if (await more()) draw(loss, small);
-      byId("run-note").textContent = tells();
-    } catch (error) {
-      byId("run-note").textContent = error.message;
-    }
-    clearTimeout(timer);
-    if (view.peek() === "run") timer = setTimeout(poll, EVERY);
-  };
-  effect(() => {
-    clearTimeout(timer);
-    if (view.value === "run" && runs.length) poll();
-  });
+const together = { at: state(null), range: state(null) };
+const showLoss = chart(byId("run-chart"), { title: "Loss, in nats per token, by iteration", tools: true, ...together });
+const small = Object.entries(SMALL).map(([name, title]) => {
+  const card = el("div", { class: "card" }), format = name === "tokens_per_second" ? short : plain;
+  byId("quarters").append(card);
+  return { name, show: chart(card, { title, small: true, format, ...together }) };
+});
+
+effect(() => model.value && parameters(model.value));
+effect(() => {
+  void [view.value, model.value];
+  poll();
+});
+setInterval(poll, EVERY);
+
+async function poll() {
+  if (asking || view.peek() !== "run" || !model.peek()) return;
+  runs ??= model.peek().runs.map((name) => ({ name, records: [], offset: 0 }));
+  asking = true;
+  try {
+    if ((await Promise.all(runs.map(more))).some(Boolean)) draw();
+    byId("run-note").textContent = tells();
+  } catch (error) {
+    byId("run-note").textContent = error.message;
+  }
+  asking = false;
 }
 
-/** Ask for new records. Return whether there are any. */
-async function more() {
-  let found = false;
-  for (const run of runs) {
-    const query = `offset=${run.offset}&name=${encodeURIComponent(run.name)}`;
-    const { records, offset, fresh } = await get(`inside/run?${query}`);
-    run.records = [...(fresh ? [] : run.records), ...records];
-    run.offset = offset;
-    found ||= records.length > 0;
-  }
-  if (found && polled) grew = performance.now();
-  polled = true;
-  return found;
+/** Ask for a run's new records. Return how many there are. */
+async function more(run) {
+  const query = `offset=${run.offset}&name=${encodeURIComponent(run.name)}`;
+  const { records, offset, fresh } = await get(`inside/run?${query}`);
+  if (run.offset && records.length) grew = performance.now();
+  run.records = [...(fresh ? [] : run.records), ...records];
+  run.offset = offset;
+  return records.length;
 }
 
 /** How the run is, as far as one can see. */
 function tells() {
+  if (!runs.length) return "This model was not loaded from a run, so there are no curves. "
+    + "Start serve.py with --out_dir=<folder of a run>.";
   if (!runs[0].records.length) return "No step is logged yet: the curves appear with the first.";
   if (performance.now() - grew < QUIET) return "It is training: this grows by itself.";
   return "These are the records so far; new ones appear by themselves.";
 }
 
-function draw(loss, small) {
+function draw() {
   const { records } = runs[0];
   byId("charts").hidden = !records.length;
   const points = (records, name) =>
     records.filter((record) => name in record).map((record) => [record.iter, record[name]]);
   const curve = (field, name, kind, colour) => runs.map((run, i) => ({ kind, colour, run: i,
     points: points(run.records, field), name: runs.length > 1 ? `${run.name}: ${name}` : name }));
-  loss.show([...curve("loss", "batch", "line", 3), ...curve("train/loss", "train", "dots", 2),
+  showLoss([...curve("loss", "batch", "line", 3), ...curve("train/loss", "train", "dots", 2),
     ...curve("val/loss", "validation", "dots", 1)]);
   for (const { show, name } of small) show(curve(name, "", "line", 1));
   const last = records.findLast((record) => "loss" in record) ?? {};
@@ -96,10 +90,9 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
   const total = count(parameters), most = Math.max(...parameters.map((array) => count([array])));
   const rows = parameters.map((array) => {
     const { name, shape, dtype, devices, split } = array, mine = count([array]), axes = split.filter(Boolean);
-    const share = bars(mine / most);
-    share.title = `${((100 * mine) / total).toFixed(1)}% of all`;
+    const title = `${((100 * mine) / total).toFixed(1)}% of all`;
     return el("tr", {}, el("th", { scope: "row" }, el("code", {}, name)), el("td", {}, shape.join(" × ")),
-      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share" }, share),
+      el("td", { class: "number" }, mine.toLocaleString("en")), el("td", { class: "share", title }, bars(mine / most)),
       el("td", {}, dtype), el("td", {}, axes.length ? `divided by ${axes.join(", ")} over ` : "",
         devices.length > 2 ? `${devices.length} devices` : devices.join(", ")));
   });
@@ -107,7 +100,7 @@ function parameters({ config, parameters, tokenizer, vocab_size }) {
   const shown = { parameters: total.toLocaleString("en"), n_layer, n_head, kv_heads, n_embd, hidden, mlp, norm,
     position, block_size, vocab_size, tokenizer, dtype: compute.dtype };
   byId("shape").replaceChildren(...figures(Object.entries(shown)));
-  byId("arrays").replaceChildren(table("parameters", ["array", "shape", "parameters", "share", "type", "where"], rows));
+  byId("arrays").replaceChildren(...rows);
 }
 
 /** @param {{shape: number[]}[]} arrays */

@@ -1,6 +1,6 @@
 // Saves files: the text with all that is known of it as JSON, and the view as a picture.
 
-import { SVG, fill, svg } from "./dom.js";
+import { SVG, el, fill, svg } from "./dom.js";
 import { model, settings, text, view } from "./store.js";
 
 // What a picture leaves out, and how a chart looks.
@@ -80,9 +80,7 @@ function paint(name, colour) {
 
 /** @param {string} name @param {string} type @param {string} content */
 function save(name, type, content) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([content], { type }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+  const href = URL.createObjectURL(new Blob([content], { type }));
+  el("a", { href, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(href), 1000);
 }

@@ -69,9 +69,8 @@ export function part(total, place, most) {
 /** The tokens of an edited text, where those that are as before keep what is known of them.
  * @param {Token[]} before @param {Token[]} after @returns {Token[]} */
 export function merged(before, after) {
-  let same = 0;
-  while (same < Math.min(before.length, after.length) && before[same].id === after[same].id) same += 1;
-  return after.map((token, i) => (i < same ? before[i] : { ...token, mine: true }));
+  const parted = after.findIndex((token, i) => token.id !== before[i]?.id);
+  return after.map((token, i) => (parted < 0 || i < parted ? before[i] : { ...token, mine: true }));
 }
 
 // The URL

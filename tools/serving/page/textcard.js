@@ -1,50 +1,52 @@
 // The text that all views share: read as tokens, or changed in a field at the same place; and what is done with it.
 
 import { post } from "./api.js";
-import { able, byId, clicks } from "./dom.js";
+import * as attention from "./attention.js";
+import { byId, clicks } from "./dom.js";
 import { begin } from "./history.js";
+import { likelihoods } from "./looked.js";
+import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { saveText, saveView } from "./save.js";
 import { wrong } from "./settings.js";
-import { at, change, future, merged, model, past, text, undo, writing } from "./store.js";
+import { at, change, future, merged, model, past, text, undo, view, writing } from "./store.js";
 import * as tokens from "./tokens.js";
-import { again, said, say, stop, write } from "./writing.js";
+import { again, said, say, write } from "./writing.js";
 
 export const area = byId("area");
 export const editing = state(true);
 
-const { box } = tokens;
+const { box, surprise } = tokens;
+const tints = { attention: attention.tints, loss: loss.tints }; // of the tokens; in other views, how likely they were
 let starting = false; // a second press finds the first under way
 
-/** @param {() => import("./tokens.js").Tint[]} tints those of the tokens, in the view that is shown */
-export function showText(tints) {
-  effect(() => {
-    const inside = byId("textcard").contains(document.activeElement);
-    area.hidden = !editing.value;
-    box.hidden = editing.value;
-    if (inside && document.activeElement === document.body) tokens.focus(at.peek());
-  });
-  effect(() => {
-    const busy = Boolean(writing.value), before = box.classList.contains("writing");
-    const follows = busy !== before || box.scrollTop + box.clientHeight >= box.scrollHeight - 40;
-    tokens.show(text.value.tokens, busy);
-    if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
-    box.classList.toggle("writing", busy);
-    const shown = tints();
-    tokens.mark(at.value, shown);
-    byId("legend").hidden = !shown.some((tint) => tint && tint.side === undefined);
-  });
-}
+effect(() => {
+  const inside = byId("textcard").contains(document.activeElement);
+  area.hidden = !editing.value;
+  box.hidden = editing.value;
+  if (inside && document.activeElement === document.body) tokens.focus(at.peek());
+});
+
+effect(() => {
+  const busy = Boolean(writing.value), before = box.classList.contains("writing");
+  const follows = busy !== before || box.scrollTop + box.clientHeight >= box.scrollHeight - 40;
+  tokens.show(text.value.tokens, busy);
+  if ((busy || before) && follows) box.scrollTop = box.scrollHeight;
+  box.classList.toggle("writing", busy);
+  const shown = tints[view.value]?.() ?? likelihoods().map(surprise);
+  tokens.mark(at.value, shown);
+  byId("legend").hidden = !shown.some((tint) => tint && tint.side === undefined);
+});
 
 effect(() => {
   const busy = Boolean(writing.value), { tokens, from, by, seed, example } = text.value;
   byId("go").textContent = busy ? "Stop" : "Write";
   byId("edit").textContent = editing.value ? "Done" : "Edit";
-  able(byId("again"), !busy && !editing.value && from < tokens.length && !example);
-  able(byId("undo"), !busy && (past.value.length > 0 || editing.value));
-  able(byId("redo"), !busy && future.value.length > 0 && !editing.value);
-  for (const name of ["edit", "new"]) able(byId(name), !busy);
-  able(byId("save"), !busy && model.value);
+  byId("again").ariaDisabled = busy || editing.value || from >= tokens.length || Boolean(example);
+  byId("undo").ariaDisabled = busy || !(past.value.length || editing.value);
+  byId("redo").ariaDisabled = busy || editing.value || !future.value.length;
+  byId("edit").ariaDisabled = byId("new").ariaDisabled = busy;
+  byId("save").ariaDisabled = busy || !model.value;
   byId("by").textContent = by ? `written by ${by}, with the seed ${seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
   byId("message").textContent = said.value.text;
@@ -52,7 +54,7 @@ effect(() => {
 });
 
 tokens.listen(edit);
-clicks(byId("go"), () => (writing.peek() ? stop() : go()));
+clicks(byId("go"), () => (writing.peek() ? writing.peek().abort() : go()));
 clicks(byId("again"), again);
 clicks(byId("undo"), takeBack);
 clicks(byId("redo"), () => undo(future, past));
@@ -70,7 +72,7 @@ document.addEventListener("keydown", (event) => {
   const command = event.ctrlKey || event.metaKey, pressed = event.key.toLowerCase();
   const target = /** @type {HTMLElement} */ (event.target), field = target.matches("input, textarea, select");
   if (command && event.key === "Enter") go();
-  else if (event.key === "Escape" && writing.peek()) stop();
+  else if (event.key === "Escape" && writing.peek()) writing.peek().abort();
   else if (event.key === "Escape" && target === area && area.value) settle();
   else if (command && !field && pressed === "z" && !event.shiftKey) takeBack();
   else if (command && !field && (pressed === "y" || pressed === "z")) undo(future, past);

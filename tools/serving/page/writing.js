@@ -2,7 +2,7 @@
 
 import { stream } from "./api.js";
 import { batch, state } from "./reactive.js";
-import { at, change, choose, settings, text, writing } from "./store.js";
+import { change, settings, text, writing } from "./store.js";
 
 export const said = state({ text: "", bad: false }); // what goes on
 
@@ -15,10 +15,6 @@ addEventListener("unhandledrejection", (event) => {
   event.preventDefault();
   say(event.reason.message, true);
 });
-
-export function stop() {
-  writing.peek()?.abort();
-}
 
 export async function write() {
   const { tokens, by } = text.peek();
@@ -48,32 +44,30 @@ async function goOn(begun) {
     writing.value = abort;
     change(begun);
   });
+  let made = 0;
   say("writing …");
   try {
     for await (const event of stream("v1/completions", body, abort.signal)) {
-      const { tokens, from } = text.peek();
-      text.value = { tokens: [...tokens, ...written(event.choices[0])], from, by: event.system_fingerprint, seed };
+      const { tokens, from } = text.peek(), more = written(event.choices[0]);
+      text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, seed };
+      made += more.length;
     }
-    const made = text.peek().tokens.length - begun.from, seconds = (performance.now() - before) / 1000;
+    const seconds = (performance.now() - before) / 1000;
     say(made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
       : "The model ended the text here.");
   } catch (error) {
     if (error.name !== "AbortError") throw error;
-    say(`stopped after ${text.peek().tokens.length - begun.from} tokens`);
+    say(`stopped after ${made} tokens`);
   } finally {
-    batch(() => {
-      writing.value = null;
-      choose(at.peek());
-    });
+    writing.value = null;
   }
 }
 
 /** The tokens of a part of a completion. Its offsets count characters, of which JavaScript may store one as two.
  * @param {any} choice @returns {import("./store.js").Token[]} */
 function written({ text, logprobs: { token_ids, token_logprobs, text_offset } }) {
-  const characters = Array.from(text);
-  const place = (i) => (i < text_offset.length ? text_offset[i] - text_offset[0] : characters.length);
+  const characters = Array.from(text), places = text_offset.map((place) => place - text_offset[0]);
   return token_ids.map((id, i) => ({
-    id, text: characters.slice(place(i), place(i + 1)).join(""), probability: Math.exp(token_logprobs[i]),
+    id, text: characters.slice(places[i], places[i + 1]).join(""), probability: Math.exp(token_logprobs[i]),
   }));
 }
