@@ -25,6 +25,9 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     for view in VIEWS:
         page.click(f"#tab-{view}")
         page.wait_for_selector(READY[view])
+        if view == "attention":
+            page.locator("#matrix").tap()
+            page.wait_for_selector(".arithmetic")
         assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"], view
         if view == "lens":  # the chosen column is in sight
             page.wait_for_function("() => document.querySelector('#lens-table').scrollLeft > 0")
