@@ -25,7 +25,7 @@ const chosen = derived(() => {
 const reading = derived(() => {
   if (!attention.value) return null;
   const { to: { start }, T, reads } = attention.value, t = at.value - 1 - start, { layer, head } = chosen.value;
-  return t < 0 || t >= T ? null : { t, start, weights: reads(layer, head, t) };
+  return t < 0 || t >= T ? null : { t, start, T, reads, weights: reads(layer, head, t) };
 });
 
 /** Choose the cell in which token t reads token s. */
@@ -69,7 +69,7 @@ effect(() => {
     one.tabIndex = one.title === name ? 0 : -1;
   }
   byId("matrix-title").textContent = `The matrix of ${name}`;
-  if (isShown()) paintHead(matrix, layer, number);
+  if (isShown()) paintHead(matrix, attention.value, layer, number);
 });
 effect(() => byId("most").replaceChildren(...sentence()));
 effect(tell);
@@ -101,19 +101,18 @@ export function tints() {
 
 /** A row of heads for each layer. */
 function drawHeads() {
-  const { H, heads } = attention.value;
-  grid.style.setProperty("--heads", H);
-  return heads.map(({ layer, head: number }) => {
+  const seen = attention.value;
+  grid.style.setProperty("--heads", seen.H);
+  return seen.heads.map(({ layer, head: number }) => {
     const picture = el("canvas"), name = headName(layer, number);
-    requestAnimationFrame(() => paintHead(picture, layer, number));
+    requestAnimationFrame(() => paintHead(picture, seen, layer, number));
     const onclick = () => { head.value = { layer, head: number }; };
     return button({ title: name, "aria-label": name, onclick }, picture);
   });
 }
 
 /** Row t is the token that reads, column s the one it reads. Small weights are seen by their square roots. */
-function paintHead(picture, layer, head) {
-  const { T, reads } = attention.peek();
+function paintHead(picture, { T, reads }, layer, head) {
   paint(picture, T, Array.from({ length: T }, (_, t) => reads(layer, head, t).map(Math.sqrt)));
 }
 
@@ -134,13 +133,13 @@ function tell() {
   const now = reading.value, picked = read.value !== null;
   byId("cursor").hidden = !now || !picked;
   if (!now) return;
-  const { T, reads } = attention.value, mine = [now.t, picked ? read.value - now.start : -1];
+  const mine = [now.t, picked ? read.value - now.start : -1];
   const to = { top: now.t, left: mine[1], width: 1, height: 1 };
-  for (const [name, cells] of Object.entries(to)) byId("cursor").style[name] = `${(100 * cells) / T}%`;
+  for (const [name, cells] of Object.entries(to)) byId("cursor").style[name] = `${(100 * cells) / now.T}%`;
   const [t, s] = over.value ?? mine;
   const name = (i) => [code(text.value.tokens[now.start + i]?.text), ` (token ${now.start + i + 1})`];
   byId("told").replaceChildren(...(s > t || s < 0 ? ["Point at a cell."]
-    : [...name(t), ` reads ${percent(reads(chosen.value.layer, chosen.value.head, t)[s])} of `, ...name(s)]));
+    : [...name(t), ` reads ${percent(now.reads(chosen.value.layer, chosen.value.head, t)[s])} of `, ...name(s)]));
 }
 
 function arithmetic({ query, key, value, scores, weights, output, to: { layer, head, reader, read, start } }) {
