@@ -346,6 +346,11 @@ def test_the_lens_layer_by_layer(open_page):
     assert page.locator("#lens td.chosen").count() == 3
     likeliest = page.locator("#lens td.chosen").first.get_attribute("title").splitlines()
     assert len(likeliest) == 5 and all(re.fullmatch(r". [\d.<]+%|. 0", line) for line in likeliest)
+    page.locator("#lens td.chosen").first.click()
+    assert page.locator("#lens-note").inner_text() == ", ".join(likeliest)
+    page.locator("#lens tfoot button.chosen").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#lens-note")).to_have_text("")
 
 
 def test_the_slider_replays_the_training(open_page):

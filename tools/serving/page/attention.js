@@ -8,8 +8,6 @@ import { cellAt, paint } from "./matrix.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, choose, head, model, read, text, view } from "./store.js";
 
-const FIRST = 5; // of the tokens that are read most
-
 const colours = state(0); // counts their changes
 const over = state(/** @type {[number, number] | null} */ (null)); // the cell below the pointer
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours.value += 1; });
@@ -40,9 +38,10 @@ const headName = (layer, head) => `layer ${layer + 1}, head ${head + 1}`;
 
 const matrix = byId("matrix"), grid = byId("grid");
 arrows(grid, (right, down) => {
+  if (!attention.peek()) return false;
   const { L, H } = attention.peek(), { layer, head: number } = chosen.peek();
   head.value = { layer: (layer + down + L) % L, head: (number + right + H) % H };
-  grid.querySelector("[aria-pressed=true]").focus();
+  return grid.querySelector("[aria-pressed=true]").focus();
 });
 
 const where = (event) => attention.peek() && cellAt(matrix, event, attention.peek().T);
@@ -121,11 +120,10 @@ function sentence() {
   if (!tokens.length || attention.error.value) return [attention.error.value || "Type a text first."];
   if (!reading.value) return [at.value ? "Looking …" : "Nothing stands before the first token: choose another."];
   const { t, start, weights } = reading.value, next = tokens[at.value];
-  const first = ranked(weights, FIRST);
   return ["At ", code(tokens[start + t]?.text), ", before it ",
     ...(next ? ["wrote ", code(next.text)] : ["writes what comes next"]), ", this head read ",
-    ...first.flatMap(([s, value], n) => [n ? ", " : "", code(tokens[start + s]?.text), ` ${percent(value)} `,
-      el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
+    ...ranked(weights, 5).flatMap(([s, value], n) => [n ? ", " : "", code(tokens[start + s]?.text),
+      ` ${percent(value)} `, el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
 }
 
 /** Tell about the cell below the pointer, or else the chosen one. */

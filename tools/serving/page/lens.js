@@ -7,7 +7,11 @@ import { at, choose, model, text, view } from "./store.js";
 
 const grid = byId("lens-table");
 
-grid.addEventListener("click", ({ target: { dataset } }) => dataset.place && choose(Number(dataset.place)));
+grid.addEventListener("click", ({ target: { dataset, title } }) => {
+  if (!dataset.place) return;
+  choose(Number(dataset.place));
+  byId("lens-note").textContent = title.replaceAll("\n", ", ");
+});
 arrows(grid, (right, _, target) => {
   if (!right || target === grid) return false;
   choose(Math.max(1, at.peek() + right));
@@ -16,6 +20,7 @@ arrows(grid, (right, _, target) => {
 });
 effect(() => { byId("tied").hidden = !model.value?.config.tie_embeddings; });
 effect(() => {
+  void at.value;
   byId("lens-note").textContent = lens.error.value || (text.value.tokens.length ? "" : "Type a text first.");
 });
 effect(() => view.value === "lens" && lens.value && draw(lens.value)); // before the mark, as it reads nothing else

@@ -10,7 +10,6 @@ import { at, checkpoint, ids, model, part, settings, text, view, writing } from 
 /** @typedef {{places: (Place | null)[], names: {[id: string]: string}}} Places */
 
 const WAIT = 120; // milliseconds in which a question may change before it is asked
-const LIKELIEST = 5; // tokens of the lens
 
 export const pointed = state(/** @type {number | null} */ (null)); // the token below the pointer
 
@@ -94,7 +93,7 @@ function partOf(name) {
 }
 
 export const lens = asked(() => partOf("lens"), ({ text }, signal) =>
-  post("inside/lens", { text, k: LIKELIEST }, signal));
+  post("inside/lens", { text, k: 5 }, signal));
 
 export const attention = asked(() => partOf("attention"), async ({ text }, signal) => {
   const { tokens, weights, shape: [L, H, T] } = await post("inside/attention", { text }, signal);
