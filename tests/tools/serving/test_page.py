@@ -584,6 +584,40 @@ def test_another_text_may_be_opened_while_one_is_written(open_page):
     assert page.locator("#history").is_hidden()
 
 
+def test_what_was_typed_stays_when_another_text_is_opened_or_removed(open_page):
+    page = open_page()
+    show(page, "the quick")
+    button(page, "New").click()
+    page.locator("textarea").fill("the lazy dog")
+    button(page, "History").click()
+    page.locator(".kept button", has_text="the quick").click()
+    expect(page.locator("div.text")).to_have_text("the quick▸")
+    button(page, "Edit").click()
+    page.locator("textarea").fill("the quick fox")
+    button(page, "History").click()
+    names = page.locator(".kept button.plain")
+    page.locator(".kept button", has_text="the lazy dog").click()
+    expect(page.locator("div.text")).to_have_text("the lazy dog▸")
+    button(page, "History").click()
+    expect(names).to_have_text(["the lazy dog", "the quick fox"])
+    page.get_by_label("remove the lazy dog").click()
+    page.keyboard.press("Escape")
+    expect(page.locator("textarea")).to_be_visible()
+    assert page.locator("textarea").input_value() == ""
+    page.locator("textarea").fill("the end")
+    button(page, "Done").click()
+    button(page, "History").click()
+    expect(names).to_have_text(["the end", "the quick fox"])
+
+
+def test_the_panel_follows_the_keys_though_the_pointer_rests_on_a_token(open_page):
+    page = open_page()
+    show(page, "the quick")
+    page.locator(".token").nth(2).click()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#place h3")).to_contain_text("token 4 of 9")
+
+
 def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
     page = open_page()
     write(page, "the quick", tokens=5)

@@ -4,6 +4,7 @@
 import { button, byId, el } from "./dom.js";
 import { batch, effect } from "./reactive.js";
 import { at, choose, future, model, past, text, toHash, writing } from "./store.js";
+import { area, editing, settle } from "./textcard.js";
 import { say } from "./writing.js";
 
 /** @typedef {import("./store.js").Text} Text */
@@ -53,8 +54,9 @@ export function mine() {
 }
 
 /** Show a text that is kept. @param {Kept} kept */
-export function open(kept, name = id) {
+export async function open(kept, name = id) {
   writing.peek()?.abort(); // or it would go on with this text
+  if (area.value) await settle(); // what was typed stays with its own text
   keep();
   id = name;
   sessionStorage.setItem(MINE, id);
@@ -64,13 +66,15 @@ export function open(kept, name = id) {
     past.value = kept.past;
     future.value = kept.future;
     choose(kept.at);
+    editing.value = !kept.text.tokens.length;
   });
+  area.value = "";
 }
 
 /** Begin with no text. */
-export function begin() {
+export async function begin() {
   const none = { text: { tokens: [], from: 0 }, past: [], future: [], at: 0, name: "" };
-  open(/** @type {any} */ (none), String(Math.random()));
+  await open(/** @type {any} */ (none), String(Math.random()));
 }
 
 function draw() {
@@ -78,8 +82,8 @@ function draw() {
   const rows = entries().filter(([, kept]) => kept.model === model.peek()?.name).map(([name, kept]) => {
     const begun = kept.text.tokens.slice(0, 40).map((token) => token.text).join("").trim();
     const title = kept.name || begun.slice(0, 40) || "(blank)";
-    const drop = () => {
-      if (name === id) begin();
+    const drop = async () => {
+      if (name === id) await begin();
       localStorage.removeItem(PREFIX + name);
       draw();
     };

@@ -8,7 +8,7 @@ import { change, choose, fromHash, ids, model, text, toHash, view, writing } fro
 import "./lens.js";
 import "./path.js";
 import { count } from "./run.js";
-import { area, editing } from "./textcard.js";
+import { area, editing, settle } from "./textcard.js";
 
 const EVERY = 1000; // milliseconds between looks at what is served
 
@@ -42,6 +42,8 @@ async function open(wanted) {
   if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return;
   const { tokens } = await post("inside/tokens", { text: wanted.ids });
   writing.peek()?.abort();
+  if (area.value) await settle();
+  editing.value = false;
   change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
 }
 
@@ -52,7 +54,7 @@ async function start() {
   if (!model.value) return;
   const wanted = fromHash(location.hash), before = kept.mine();
   if (area.value) return; // somebody types already
-  if (before && (history.state?.ours || !wanted.ids.length)) kept.open(before);
+  if (before && (history.state?.ours || !wanted.ids.length)) await kept.open(before);
   else if (wanted.ids.length) await open(wanted);
   else { // a part of the validation text; without one an empty field
     await get("inside/example").then(({ tokens }) => {

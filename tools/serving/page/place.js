@@ -8,23 +8,19 @@ import { branch } from "./writing.js";
 
 const panel = byId("place");
 
+export const enter = () => panel.querySelector("button")?.focus();
+
 effect(() => {
   const had = panel.contains(document.activeElement);
   panel.replaceChildren(...content(pointed.value ?? at.value));
   if (had) enter();
 });
 
-panel.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") back();
-});
+panel.addEventListener("keydown", (event) => event.key === "Escape" && back());
 arrows(panel, (_, down, row) => {
   const rows = [...panel.querySelectorAll("button")];
   rows[(rows.indexOf(row) + down + rows.length) % rows.length]?.focus();
 });
-
-export function enter() {
-  panel.querySelector("button")?.focus();
-}
 
 /** Return the focus to the text. */
 function back() {

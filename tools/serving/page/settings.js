@@ -5,6 +5,7 @@ import { effect } from "./reactive.js";
 import { DEFAULTS, model, settings } from "./store.js";
 
 const inputs = [...byId("settings").querySelectorAll("input")];
+const limits = ({ min, max }) => `${min} to ${Number(max).toLocaleString("en")}`;
 
 for (const input of inputs) {
   input.addEventListener("input", () => {
@@ -22,10 +23,6 @@ effect(() => {
     input.nextElementSibling.textContent = range ? value.toFixed(2) : limits(input);
   }
 });
-
-function limits({ min, max }) {
-  return `${min} to ${Number(max).toLocaleString("en")}`;
-}
 
 /** Focus the first field that cannot be used, and return what is wrong with it. */
 export function wrong() {

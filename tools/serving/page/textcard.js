@@ -61,8 +61,8 @@ clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
 clicks(byId("save"), saveText);
 clicks(byId("picture"), saveView);
-clicks(byId("new"), () => {
-  begin();
+clicks(byId("new"), async () => {
+  await begin();
   edit();
 });
 
@@ -97,7 +97,7 @@ function edit(i = text.peek().tokens.length) {
 const spelled = (tokens) => tokens.map((token) => token.text).join("");
 
 /** Take the text over from the field. Return whether there is one. */
-async function settle() {
+export async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
   const typed = area.value, { tokens, by, seed } = text.peek();
   if (!typed) {

@@ -32,6 +32,7 @@ export function listen(edit) {
     dblclick: edit,
     keydown: (i, event) => {
       if (event.ctrlKey || event.metaKey || event.altKey) return;
+      pointed.value = null; // the panel follows the keys, wherever the pointer rests
       const to = { ArrowLeft: i - 1, ArrowRight: i + 1, Home: 0, End: spans.length - 1 }[event.key];
       if (to !== undefined) focus(to);
       else if (event.key === "Enter" || event.key === "ArrowDown") enter();
