@@ -100,15 +100,15 @@ def show_ways(own: PlanOptions, options: Options) -> None:
 
 def show_remedies(planned: Planned, meta: Meta) -> None:
     """Plan the step with options that need less memory, one more at a time, until it fits."""
-    say("\nwhat needs less:")
-    for changes in changes_that_save(planned.options, planned.target.count):
-        other = plan(replace(planned.options, **changes), planned.target, meta)
-        words = " ".join(f"--{option}={value}" for option, value in changes.items())
-        fits = other.memory.fits
-        say(f"{words}: {other.memory.peak / GIB:.2f} GiB, {'it fits' if fits else 'it does not fit'}")
-        if fits:
-            return
-    say("None of these fits: take more devices, or a device with more memory.")
+    target = planned.target
+    for changes in changes_that_save(planned.options, target.count):
+        say("\ntrying " + " ".join(f"--{option}={value}" for option, value in changes.items()))
+        other = plan(replace(planned.options, **changes), target, meta)
+        if other.memory.fits:
+            return say(describe(other))
+        needed, available = other.memory.peak / GIB, other.memory.available / GIB
+        say(f"needs {needed:.2f} GiB of {available:.2f}: it does not fit")
+    say("\nNone of these fits: take more devices, or a device with more memory.")
 
 
 def describe(planned: Planned) -> str:
