@@ -578,6 +578,10 @@ def test_another_text_may_be_opened_while_one_is_written(open_page):
     button(page, "Write").click()
     page.wait_for_selector(".message:has-text('writing')")
     button(page, "History").click()
+    page.keyboard.press("Escape")  # closes the history alone
+    expect(page.locator("#history")).to_be_hidden()
+    expect(page.locator("#message")).to_have_text("writing …")
+    button(page, "History").click()
     page.locator(".kept button", has_text="the quick").click()
     page.wait_for_selector(".message:has-text('stopped after 0 tokens')")
     expect(page.locator("div.text")).to_have_text("the quick▸")

@@ -61,10 +61,7 @@ clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
 clicks(byId("save"), saveText);
 clicks(byId("picture"), saveView);
-clicks(byId("new"), async () => {
-  await begin();
-  edit();
-});
+clicks(byId("new"), () => begin().then(() => edit()));
 
 // Keys that work wherever the focus is
 document.addEventListener("keydown", (event) => {
@@ -72,6 +69,7 @@ document.addEventListener("keydown", (event) => {
   const command = event.ctrlKey || event.metaKey, pressed = event.key.toLowerCase();
   const target = /** @type {HTMLElement} */ (event.target), field = target.matches("input, textarea, select");
   if (command && event.key === "Enter") go();
+  else if (event.key === "Escape" && byId("history").matches(":popover-open")) return;
   else if (event.key === "Escape" && writing.peek()) writing.peek().abort();
   else if (event.key === "Escape" && target === area && area.value) settle();
   else if (command && !field && pressed === "z" && !event.shiftKey) takeBack();
