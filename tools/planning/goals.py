@@ -7,7 +7,7 @@ Weights are split (`fsdp`) where they do not fit otherwise. GPUs of one generati
 import re
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -18,7 +18,7 @@ from data.dataset import Meta
 from model import GPTConfig
 from runs.sizes import count_parameters, flops_per_token
 from tools.planning.fit import count_by_depth
-from tools.planning.speeds import COVERED, Expected, expect
+from tools.planning.speeds import COVERED, Expected, Work, expect
 from tools.planning.target import DEVICES, GPUS, Target, parse_target
 from training.state import model_config
 
@@ -77,10 +77,9 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
     for axis in ("data", "fsdp"):
         counts = count_all(options, left, axis, meta)
         for target in left:
-            counted = counts[program_of(target)]
-            if counted and counted[1] <= target.device.usable:
-                expected = expect(counted[0], target.device)
-                found.append(Way(target, f"{axis}:{target.count}", expected, steps))
+            works, peak = counts.get(program_of(target), (None, 0.0))
+            if works and peak <= target.device.usable:
+                found.append(Way(target, f"{axis}:{target.count}", expect(works, target.device), steps))
         done = [way.target for way in found]
         left = [target for target in left if target.count > 1 and target not in done]
     reach = [
@@ -95,8 +94,10 @@ def program_of(target: Target) -> tuple:
     return (gpu["major"], gpu["minor"]) if gpu else target.device.name, target.count
 
 
-def count_all(options: Options, targets: list[Target], axis: str, meta: Meta) -> dict[tuple, Any]:
-    """Count the step of each program on a mesh of one axis; None where memory or an even split lacks."""
+def count_all(
+    options: Options, targets: list[Target], axis: str, meta: Meta
+) -> dict[tuple, tuple[Work, float]]:
+    """Return the work and peak bytes of each program, on a mesh of one axis, whose step can be counted."""
     # XLA for TPUs compiles in an eighth of the time, a step that takes a tenth more (docs/planning.md).
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
     counts = {}
@@ -106,9 +107,9 @@ def count_all(options: Options, targets: list[Target], axis: str, meta: Meta) ->
         if A % n == 0:  # as nanoGPT does: the step stays as large, and a device's microbatch
             A, B = A // n, B * n
         changes = dict(mesh=f"{axis}:{n}", gradient_accumulation_steps=A, batch_size=B)
-        counts[program] = None
         with suppress(UserError):  # rows or a width that do not split evenly
-            counts[program] = count_by_depth(replace(options, **changes), target, meta)
+            if counted := count_by_depth(replace(options, **changes), target, meta):
+                counts[program] = counted
     return counts
 
 
