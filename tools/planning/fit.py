@@ -132,12 +132,14 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, 
 
 def changes_that_save(options: Options, devices: int) -> list[dict[str, Any]]:
     """Return options for the same tokens in ever less memory: weights split, smaller microbatches, remat."""
-    A, B = options.gradient_accumulation_steps, options.batch_size
+    A, B, sizes = options.gradient_accumulation_steps, options.batch_size, parse(options.mesh, devices)
+    rows = sizes["data"] * sizes["fsdp"]
     changes: list[dict[str, Any]] = []
-    if devices > 1 and "stage" not in options.mesh and B % devices == 0:
+    if sizes["stage"] == 1 and sizes["fsdp"] < devices and B % devices == 0:
         changes.append(dict(mesh=f"fsdp:{devices}"))
+        rows = devices
     for parts in (2, 4, 8, 16, 32):
-        if B % (parts * devices) == 0:
+        if B % (parts * rows) == 0:
             changes.append(dict(batch_size=B // parts, gradient_accumulation_steps=A * parts))
     if options.remat == "none":
         changes.append(dict(remat="block"))
