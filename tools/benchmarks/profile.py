@@ -44,21 +44,25 @@ def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:
 def trace(step: JaxStep, cost: Cost) -> Counter[str]:
     """Return the nanoseconds that operations of each class take in some steps.
 
-    A CPU runs several at once: they add up to more than the steps. A loop is no operation: its body's are.
+    A CPU runs several at once: they add up to more than the steps.
     """
     names = [x.instruction.name for x in cost.operations]
-    classes = dict(zip(names, cost.names, strict=True))
     computes = "/host:" if jax.devices()[0].platform == "cpu" else "/device:"
-    measured: Counter[str] = Counter()
     with TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             step.run(STEPS)
         (file,) = Path(folder).rglob("*.xplane.pb")
-        planes = ProfileData.from_file(str(file)).planes
-        lines = [line for plane in planes if plane.name.startswith(computes) for line in plane.lines]
-        for event in (event for line in lines for event in line.events):
-            # A TPU's events are named by the instruction's text.
-            name = dict(event.stats).get("hlo_op") or event.name.partition(" = ")[0].lstrip("%")
-            if name in classes:
-                measured[classes[name]] += event.duration_ns
+        profile = ProfileData.from_file(str(file))
+    return class_times(profile, dict(zip(names, cost.names, strict=True)), computes)
+
+
+def class_times(profile: ProfileData, classes: dict[str, str], computes: str) -> Counter[str]:
+    """Add up the nanoseconds of the operations in `classes`. A loop is none of them: its body's are."""
+    measured: Counter[str] = Counter()
+    lines = [line for plane in profile.planes if plane.name.startswith(computes) for line in plane.lines]
+    for event in (event for line in lines for event in line.events):
+        # A TPU's events are named by the instruction's text.
+        name = dict(event.stats).get("hlo_op") or event.name.partition(" = ")[0].lstrip("%")
+        if name in classes:
+            measured[classes[name]] += event.duration_ns
     return measured
