@@ -69,13 +69,13 @@ def open_page(browser, server):
         page.set_default_timeout(60_000)
         page.on("request", lambda request: asked.append(request.url))
         page.on("pageerror", lambda error: logged.append(str(error)))
-        page.on("dialog", lambda dialog: logged.append(f"dialog: {dialog.message}"))
 
         def log(message):
-            if message.type in ("error", "warning") and not any(text in message.text for text in expected):
-                logged.append(message.text)
+            if not any(text in message for text in expected):
+                logged.append(message)
 
-        page.on("console", log)
+        page.on("dialog", lambda dialog: log(dialog.message))
+        page.on("console", lambda message: message.type in ("error", "warning") and log(message.text))
         page.goto(view if "://" in view else f"{at}/#/{view}")
         page.wait_for_selector(f"header:has-text('{shows}')")
         if empty:

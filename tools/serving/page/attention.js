@@ -153,7 +153,7 @@ function arithmetic({ query, key, value, scores, weights, output, to: { layer, h
       ...row(["key of ", name(read), ": what it offers"], numbers(key)),
       ...row([`their products${turned}`], numbers(products)),
       ...row(["score"], `their sum ${round(sum)}, divided by √${C}, is ${round(sum / Math.sqrt(C))}`),
-      ...row(["mask"], `the ${reader + 1} tokens up to `, name(reader), " may be read; those behind it count as −∞"),
+      ...row(["mask"], `the ${reader + 1} tokens up to `, name(reader), " may be read; later ones count as −∞"),
       ...row(["softmax"], `e^(${round(scores[read])} − ${round(most)}), divided by the sum of all, ${round(whole)}: `,
         `${round(share)} / ${round(whole)} = ${percent(weights[read])}`),
       ...row(["value of ", name(read), ": what it passes on"], numbers(value)),

@@ -8,21 +8,22 @@ import { area, editing, settle } from "./textcard.js";
 import { say } from "./writing.js";
 
 /** @typedef {import("./store.js").Text} Text */
-/** @typedef {{model: string, name: string, saved: number, at: number, text: Text, past: Text[],
- * future: Text[]}} Kept */
+/** @typedef {{model: string, name: string, saved: number, at: number, text: Text, past: Text[], future: Text[],
+ * typed: string}} Kept typed: in the field, and not yet a part of the text */
 
 const PREFIX = "text-", MINE = "text";
 const SOON = 150; // milliseconds until a change is kept: browsers allow few changes of the URL
 
-let id = sessionStorage.getItem(MINE) ?? String(Math.random()), timer = 0;
+let id = String(Math.random()), timer = 0;
 const field = byId("name");
 
+const soon = () => { timer ||= setTimeout(keep, SOON); };
 effect(() => {
-  void [past.value, future.value, toHash()];
-  timer ||= setTimeout(keep, SOON);
+  void [past.value, future.value, toHash(), editing.value];
+  soon();
 });
 addEventListener("pagehide", keep);
-field.addEventListener("input", keep);
+for (const typing of [field, area]) typing.addEventListener("input", soon);
 byId("history").addEventListener("beforetoggle", (event) => event.newState === "open" && draw());
 
 /** Keep all as it is now. */
@@ -31,10 +32,11 @@ function keep() {
   timer = 0;
   if (!model.peek()) return;
   history.replaceState({ ours: true }, "", toHash());
-  if (!text.peek().tokens.length || (text.peek().example && !past.peek().length)) return;
+  const typed = editing.peek() ? area.value : "", { tokens, example } = text.peek();
+  if (!typed && (!tokens.length || (example && !past.peek().length))) return;
   sessionStorage.setItem(MINE, id);
   const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
-    past: past.peek(), future: future.peek() };
+    past: past.peek(), future: future.peek(), typed };
   for (;;) {
     try {
       return localStorage.setItem(PREFIX + id, JSON.stringify(kept));
@@ -49,12 +51,12 @@ function keep() {
 
 /** The text that this tab had before a reload. @returns {Kept | null} */
 export function mine() {
-  const kept = JSON.parse(localStorage.getItem(PREFIX + id) ?? "null");
+  const kept = JSON.parse(localStorage.getItem(PREFIX + sessionStorage.getItem(MINE)) ?? "null");
   return kept?.model === model.peek().name ? kept : null;
 }
 
 /** Show a text that is kept. @param {Kept} kept */
-export async function open(kept, name = id) {
+export async function open(kept, name = sessionStorage.getItem(MINE)) {
   writing.peek()?.abort(); // or it would go on with this text
   if (area.value) await settle(); // what was typed stays with its own text
   keep();
@@ -66,23 +68,24 @@ export async function open(kept, name = id) {
     past.value = kept.past;
     future.value = kept.future;
     choose(kept.at);
-    editing.value = !kept.text.tokens.length;
+    editing.value = Boolean(kept.typed) || !kept.text.tokens.length;
   });
-  area.value = "";
+  area.value = kept.typed ?? "";
 }
 
 /** Begin with no text. */
 export async function begin() {
-  const none = { text: { tokens: [], from: 0 }, past: [], future: [], at: 0, name: "" };
+  const none = { text: { tokens: [], from: 0 }, past: [], future: [], at: 0, name: "", typed: "" };
   await open(/** @type {any} */ (none), String(Math.random()));
 }
 
 function draw() {
   keep();
   const rows = entries().filter(([, kept]) => kept.model === model.peek()?.name).map(([name, kept]) => {
-    const begun = kept.text.tokens.slice(0, 40).map((token) => token.text).join("").trim();
-    const title = kept.name || begun.slice(0, 40) || "(blank)";
+    const begun = kept.typed || kept.text.tokens.slice(0, 40).map((token) => token.text).join("");
+    const title = kept.name || begun.trim().slice(0, 40) || "(blank)";
     const drop = async () => {
+      if (!confirm(`Remove "${title}"?`)) return;
       if (name === id) await begin();
       localStorage.removeItem(PREFIX + name);
       draw();

@@ -4,7 +4,7 @@ import { get, post } from "./api.js";
 import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
 import { effect } from "./reactive.js";
-import { change, choose, fromHash, ids, model, text, toHash, view, writing } from "./store.js";
+import { change, choose, fromHash, ids, model, toHash, view, writing } from "./store.js";
 import "./lens.js";
 import "./path.js";
 import { count } from "./run.js";
@@ -58,11 +58,12 @@ async function start() {
   else if (wanted.ids.length) await open(wanted);
   else { // a part of the validation text; without one an empty field
     await get("inside/example").then(({ tokens }) => {
-      if (!area.value) change({ tokens, from: tokens.length, example: true });
+      if (area.value) return;
+      change({ tokens, from: tokens.length, example: true });
+      editing.value = false;
     }, () => area.focus({ preventScroll: true }));
   }
   if (wanted.at !== null) choose(wanted.at);
-  editing.value = !text.peek().tokens.length;
 }
 
 effect(() => {

@@ -29,7 +29,7 @@ function back() {
 
 /** @param {number} i */
 function content(i) {
-  const { tokens } = text.value, token = tokens[i], place = placeAt(i); // no token is behind the last
+  const { tokens } = text.value, token = tokens[i], place = placeAt(i); // no token stands after the last
   const where = token && ` token ${i + 1} of ${tokens.length}`;
   const title = el("h3", {}, token ? code(token.text) : "What comes next", where);
   const note = (told) => [title, el("p", { class: "faint" }, told)];

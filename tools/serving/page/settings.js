@@ -2,7 +2,7 @@
 
 import { byId } from "./dom.js";
 import { effect } from "./reactive.js";
-import { DEFAULTS, model, settings } from "./store.js";
+import { DEFAULTS, model, settings, view } from "./store.js";
 
 const inputs = [...byId("settings").querySelectorAll("input")];
 const limits = ({ min, max }) => `${min} to ${Number(max).toLocaleString("en")}`;
@@ -24,9 +24,9 @@ effect(() => {
   }
 });
 
-/** Focus the first field that cannot be used, and return what is wrong with it. */
-export function wrong() {
-  const found = inputs.find((input) => !input.checkValidity());
-  found?.focus();
-  return found ? `${found.getAttribute("aria-label")}: expected ${limits(found)}.` : "";
+/** Return whether all fields can be used; if not, show the first that cannot. */
+export function valid() {
+  if (inputs.every((input) => input.checkValidity())) return true;
+  view.value = "write"; // where they are
+  return inputs.every((input) => input.reportValidity());
 }

@@ -8,7 +8,7 @@ import { likelihoods } from "./looked.js";
 import * as loss from "./loss.js";
 import { batch, effect, state } from "./reactive.js";
 import { saveText, saveView } from "./save.js";
-import { wrong } from "./settings.js";
+import { valid } from "./settings.js";
 import { at, change, future, merged, model, past, text, undo, view, writing } from "./store.js";
 import * as tokens from "./tokens.js";
 import { again, said, say, write } from "./writing.js";
@@ -113,9 +113,7 @@ export async function settle() {
 }
 
 async function go() {
-  const why = wrong();
-  if (why) say(why, true);
-  if (why || writing.peek() || starting) return;
+  if (writing.peek() || starting || !valid()) return;
   starting = true;
   const there = await settle().finally(() => { starting = false; });
   if (there) await write();

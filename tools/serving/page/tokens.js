@@ -9,7 +9,7 @@ import { choose } from "./store.js";
 /** @typedef {{strength: number, side?: string, said?: string} | null} Tint side: a colour of style.css */
 
 const FULL = 8; // bits of surprise at which the tint is full: a token of 1 in 256
-const NEXT = { id: -1, text: "▸" }; // behind the last token: what comes next
+const NEXT = { id: -1, text: "▸" }; // after the last token: what comes next
 
 export const box = byId("tokens");
 /** @type {HTMLElement[]} */
