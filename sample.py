@@ -14,8 +14,11 @@ from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import numpy as np
+import optax
+from jaxtyping import Int
 
 from config.command_line import (
     Biases,
@@ -36,6 +39,7 @@ from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import generate
 from generation.sampling import Settings
+from model import GPT
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 
@@ -61,6 +65,7 @@ class SampleOptions(ModelOptions):
     frequency_penalty: Penalty = 0.0  # is subtracted as often as they are in it
     logit_bias: Biases = ""  # is added to the logits of tokens, as in 13:-100,262:2.5
     stop_token_ids: TokenIds = ""  # a sample ends before one of these tokens, as in 50256,13
+    prompt_logprobs: bool = False  # first write each token of the prompt with its log-probability, in nats
     seed: Seed = 1337  # the same seed draws the same text
 
 
@@ -81,6 +86,8 @@ def main(argv: list[str]) -> None:
     bias, ends = (tokens_of(options, name, known) for name in ("logit_bias", "stop_token_ids"))
     if len(prompt) > block_size:
         print(f"note: of {len(prompt)} tokens the model reads the last {block_size}", file=sys.stderr)
+    if options.prompt_logprobs:
+        write_logprobs(model, prompt[-block_size:], tokenizer)
     chunks = generate(
         model,
         np.tile(prompt, (options.num_samples, 1)),
@@ -106,6 +113,15 @@ def read_prompt(start: str) -> str:
     if not start.startswith("FILE:"):
         return start
     return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8", errors="replace")
+
+
+def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> None:
+    """Write a line for each token, with its log-probability before all settings. The first has none."""
+    logits = eqx.filter_jit(model)(prompt[None])[0]  # (T, V)
+    nats = optax.softmax_cross_entropy_with_integer_labels(logits[:-1], prompt[1:])  # (T - 1,)
+    for token, logprob in zip(prompt.tolist(), ["", *(f"{-x:.4f}" for x in nats)], strict=True):
+        print(f"{logprob:>9}  {tokenizer.decode([token])!r}")
+    print(SEPARATOR)
 
 
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer, ends: list[int]) -> None:

@@ -184,6 +184,16 @@ def test_of_a_prompt_past_block_size_the_end_is_scored(complete):
     assert [p is None for p in told.token_logprobs] == [True] * (80 - 31) + [False] * 31
 
 
+@pytest.mark.parametrize("prompt", [PROMPT, "dog " * 20])
+def test_sample_py_writes_the_same_of_a_prompt(complete, byte_run, capsys, prompt):
+    told = complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0].logprobs.token_logprobs
+    options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=1", "--max_new_tokens=1"]
+    sample.main([*options, f"--start={prompt}", "--prompt_logprobs=true"])
+    _, *rows = capsys.readouterr().out.partition(f"\n{sample.SEPARATOR}\n")[0].splitlines()
+    written = [float(row.split()[0]) for row in rows]
+    np.testing.assert_allclose(written, [p for p in told if p is not None], atol=1e-4)
+
+
 def test_logprobs_of_a_chat(chat):
     choice = chat(logprobs=True, top_logprobs=2, max_tokens=10).choices[0]
     assert len(choice.logprobs.content) == 10
