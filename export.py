@@ -28,7 +28,7 @@ from training.state import create_state_around
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """Every option of export.py. The comment behind a field is its text in `--help`."""
+    """Every option of export.py. A field's comment is its text in `--help`."""
 
     program: ClassVar[str] = "export.py"
     purpose: ClassVar[str] = "Write a run's model as transformers reads it, or its adapters as PEFT does."

@@ -2,7 +2,7 @@
 
 mkdocs.yml names this file; Griffe reads the code for mkdocstrings. It takes the string of a jaxtyping shape
 for a forward reference: `Float[Array, "i *o"]` would become `Float[Array, i * o]`, and `Float[Array, " D"]`
-lose its quotes. And it drops the comments behind a class's fields, which say what they mean.
+lose its quotes. And it drops the comments of a class's fields, which say what they mean.
 """
 
 import ast
@@ -63,7 +63,7 @@ def part(agent, first: int, last: int) -> str:
 
 
 def show(described: Class | Module, code: str) -> None:
-    """Put a piece of code behind a docstring."""
+    """Put a piece of code after a docstring."""
     if code and described.docstring:
         described.docstring.value += f"\n\n```{{ .python .written }}\n{code}```"
 

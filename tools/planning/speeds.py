@@ -132,7 +132,7 @@ COVERED = 0.9  # of published runs lie within the interval
 
 
 class Expected(NamedTuple):
-    """Seconds of a step, and what stands behind them."""
+    """Seconds of a step, and the evidence for them."""
 
     seconds: float
     low: float  # COVERED of published runs would lie between

@@ -300,7 +300,7 @@ def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int
 
 
 def places(model: GPT, ids: Int[np.ndarray, " T"], prompt: int, drawing: Drawing, vocab_size: int) -> Places:
-    """Compute the last places, up to the one behind the text, where token 0 stands for the one to come."""
+    """Compute the last places, up to the one after the text, where token 0 stands for the one to come."""
     settings = np.array(drawing.settings, np.float32)
     following, found = np.append(ids[1:], np.int32(0)), []
     for start, first, last in windows(len(ids), prompt, model.config.block_size):
