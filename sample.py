@@ -16,6 +16,7 @@ from typing import ClassVar
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from jaxtyping import Int
@@ -117,7 +118,7 @@ def read_prompt(start: str) -> str:
 
 def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> None:
     """Write a line for each token, with its log-probability before all settings. The first has none."""
-    logits = eqx.filter_jit(model)(prompt[None])[0]  # (T, V)
+    logits = eqx.filter_jit(model)(jnp.asarray(prompt)[None])[0]  # (T, V)
     nats = optax.softmax_cross_entropy_with_integer_labels(logits[:-1], prompt[1:])  # (T - 1,)
     for token, logprob in zip(prompt.tolist(), ["", *(f"{-x:.4f}" for x in nats)], strict=True):
         print(f"{logprob:>9}  {tokenizer.decode([token])!r}")
