@@ -15,6 +15,10 @@ from tools.serving.server import Server
 
 
 def main(argv: list[str]) -> None:
+    folders = [word for word in argv if word.startswith("--out_dir=")]
+    if len(folders) == 2:  # two runs, to compare
+        argv = [word for word in argv if word != folders[1]]
+        argv.append(folders[1].replace("--out_dir", "--beside"))
     options = ServeOptions(**given(argv, ServeOptions))
     if options.follow and options.init_from != "resume":
         raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")

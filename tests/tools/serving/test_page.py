@@ -635,7 +635,8 @@ def test_what_was_typed_stays_when_another_text_is_opened_or_removed(open_page):
     button(page, "History").click()
     names = page.locator(".kept button.plain")
     page.locator(".kept button", has_text="the lazy dog").click()
-    expect(page.locator("div.text")).to_have_text("the lazy dog▸")
+    expect(page.locator("textarea")).to_have_value("the lazy dog")
+    button(page, "Done").click()
     button(page, "History").click()
     expect(names).to_have_text(["the lazy dog", "the quick fox"])
     page.on("dialog", lambda dialog: dialog.accept())
@@ -665,7 +666,64 @@ def test_a_text_is_saved_with_its_probabilities_and_settings(open_page):
     saved = json.loads(download.value.path().read_text())
     assert "".join(token["text"] for token in saved["tokens"]) == text_of(page)
     assert (saved["checkpoint"], saved["seed"], saved["prompt_tokens"]) == ("iter-20", 1, 9)
-    assert all(token["logprob"] < 0 for token in saved["tokens"][9:])
+    assert saved["tokens"][0]["logprob"] is None
+    assert all(token["logprob"] < 0 for token in saved["tokens"][1:])
+
+
+def test_a_checkpoint_that_is_gone_leaves_the_slider(open_page):
+    page = open_page("loss?checkpoint=iter-77", empty=False, expected=["404 (Not Found)"])
+    expect(page.locator("#slide")).to_be_visible()
+    expect(page.locator("#named")).to_have_text("iteration 20")
+
+
+def test_the_lens_keeps_the_focus_where_its_part_of_a_text_ends(open_page):
+    page = open_page()
+    show(page, "the quick " * 16)
+    page.locator(".token").nth(140).click()
+    page.get_by_role("tab", name="Lens").click()
+    page.locator("#lens-table button.chosen").focus()
+    for place in (141, 142):
+        page.keyboard.press("ArrowRight")
+        expect(page.locator(f"#lens-table button[data-place='{place}']")).to_be_focused()
+
+
+def test_what_is_saved_are_the_settings_that_the_text_was_written_with(open_page):
+    page = open_page("write?temperature=0.5")
+    write(page, "the quick", tokens=5, seed=7)
+    page.get_by_label("Temperature").fill("0.2")
+    with page.expect_download() as download:
+        button(page, "Save").click()
+    saved = json.loads(download.value.path().read_text())
+    assert (saved["temperature"], saved["seed"]) == (0.5, 7)
+
+
+def test_two_tabs_that_change_one_text_keep_both(open_page):
+    page = open_page()
+    show(page, "the quick")
+    other = open_page(context=page.context)
+    button(other, "History").click()
+    other.locator(".kept button", has_text="the quick").click()
+    button(other, "Edit").click()
+    write(other, "the quick fox", tokens=5)
+    longer = text_of(other)
+    other.close()
+    show(page, "the quick dog")
+    button(page, "History").click()
+    expect(page.locator(".kept button.plain")).to_have_text(["the quick dog", longer])
+    page.reload()
+    expect(page.locator("div.text")).to_have_text("the quick dog▸")
+
+
+def test_a_full_storage_costs_no_other_text(open_page):
+    page = open_page()
+    show(page, "the quick")
+    button(page, "New").click()
+    page.evaluate("localStorage.setItem('filler', 'x'.repeat(5 * 2 ** 20 - 5000))")
+    for words in ("the lazy dog", "the end of the story", "what " * 50):
+        show(page, words)
+    page.wait_for_selector(".message:has-text('storage is full')")
+    button(page, "History").click()
+    expect(page.locator(".kept button", has_text="the quick")).to_have_count(1)
 
 
 @pytest.mark.parametrize(

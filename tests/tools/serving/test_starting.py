@@ -6,7 +6,8 @@ import signal
 import httpx
 import pytest
 
-from tests.helpers import error_line, run_python, wait_until
+import serve
+from tests.helpers import error_line, refusal, run_python, wait_until
 from tests.tools.serving.served_run import Server
 from tools.serving.server import PAGE
 
@@ -64,3 +65,8 @@ def test_a_start_that_fails_is_one_line(char_run, tmp_path):
     for out_dir, says in {tmp_path / "none": "no checkpoint there", broken: "damaged"}.items():
         done = run_python("serve.py", f"--out_dir={out_dir}", "--device=cpu", "--port=0")
         assert done.returncode == 2 and says in error_line(done.stderr)
+
+
+def test_the_second_of_two_folders_is_compared_with_the_first():
+    folders = ["--out_dir=a", "--out_dir=b"]
+    assert refusal(serve.main, [*folders, "--init_from=gpt2"]).startswith("--beside=b: it is compared with ")

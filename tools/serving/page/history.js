@@ -4,7 +4,7 @@
 import { button, byId, el } from "./dom.js";
 import { batch, effect } from "./reactive.js";
 import { at, choose, future, model, past, text, toHash, writing } from "./store.js";
-import { area, editing, settle } from "./textcard.js";
+import { area, editing } from "./textcard.js";
 import { say } from "./writing.js";
 
 /** @typedef {import("./store.js").Text} Text */
@@ -14,9 +14,10 @@ import { say } from "./writing.js";
 const PREFIX = "text-", MINE = "text";
 const SOON = 150; // milliseconds until a change is kept: browsers allow few changes of the URL
 
-let id = String(Math.random()), timer = 0;
+let id = String(Math.random()), timer = 0, seen = 0; // seen: when the text was kept that this tab has
 const field = byId("name");
 
+const stored = (name) => JSON.parse(localStorage.getItem(PREFIX + name) ?? "null");
 const soon = () => { timer ||= setTimeout(keep, SOON); };
 effect(() => {
   void [past.value, future.value, toHash(), editing.value];
@@ -26,41 +27,41 @@ addEventListener("pagehide", keep);
 for (const typing of [field, area]) typing.addEventListener("input", soon);
 byId("history").addEventListener("beforetoggle", (event) => event.newState === "open" && draw());
 
-/** Keep all as it is now. */
+/** Keep what has changed. */
 function keep() {
-  clearTimeout(timer);
+  if (!timer) return;
   timer = 0;
   if (!model.peek()) return;
   history.replaceState({ ours: true }, "", toHash());
   const typed = editing.peek() ? area.value : "", { tokens, example } = text.peek();
   if (!typed && (!tokens.length || (example && !past.peek().length))) return;
+  if (stored(id)?.saved > seen) id = String(Math.random()); // another tab went on with that text: both are kept
   sessionStorage.setItem(MINE, id);
-  const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
+  seen = Date.now();
+  const kept = { model: model.peek().name, name: field.value, saved: seen, at: at.peek(), text: text.peek(),
     past: past.peek(), future: future.peek(), typed };
   for (;;) {
     try {
       return localStorage.setItem(PREFIX + id, JSON.stringify(kept));
     } catch { // it is full
-      const oldest = entries().filter(([other]) => other !== id).pop();
-      if (oldest) localStorage.removeItem(PREFIX + oldest[0]);
-      else if (kept.past.length) kept.past = kept.past.slice(1 + kept.past.length / 2);
-      else return say("The browser's storage is full: this text is kept in the URL alone.", true);
+      if (!kept.past.length) return say("The browser's storage is full: remove texts from History.", true);
+      kept.past = kept.past.slice(1 + kept.past.length / 2);
     }
   }
 }
 
 /** The text that this tab had before a reload. @returns {Kept | null} */
 export function mine() {
-  const kept = JSON.parse(localStorage.getItem(PREFIX + sessionStorage.getItem(MINE)) ?? "null");
+  const kept = stored(sessionStorage.getItem(MINE));
   return kept?.model === model.peek().name ? kept : null;
 }
 
 /** Show a text that is kept. @param {Kept} kept */
-export async function open(kept, name = sessionStorage.getItem(MINE)) {
+export function open(kept, name = sessionStorage.getItem(MINE)) {
   writing.peek()?.abort(); // or it would go on with this text
-  if (area.value) await settle(); // what was typed stays with its own text
   keep();
   id = name;
+  seen = kept.saved;
   sessionStorage.setItem(MINE, id);
   field.value = kept.name;
   batch(() => {
@@ -74,9 +75,9 @@ export async function open(kept, name = sessionStorage.getItem(MINE)) {
 }
 
 /** Begin with no text. */
-export async function begin() {
-  const none = { text: { tokens: [], from: 0 }, past: [], future: [], at: 0, name: "", typed: "" };
-  await open(/** @type {any} */ (none), String(Math.random()));
+export function begin() {
+  const none = { text: { tokens: [], from: 0 }, past: [], future: [], at: 0, name: "", typed: "", saved: 0 };
+  open(/** @type {any} */ (none), String(Math.random()));
 }
 
 function draw() {
@@ -84,11 +85,12 @@ function draw() {
   const rows = entries().filter(([, kept]) => kept.model === model.peek()?.name).map(([name, kept]) => {
     const begun = kept.typed || kept.text.tokens.slice(0, 40).map((token) => token.text).join("");
     const title = kept.name || begun.trim().slice(0, 40) || "(blank)";
-    const drop = async () => {
+    const drop = () => {
       if (!confirm(`Remove "${title}"?`)) return;
-      if (name === id) await begin();
+      if (name === id) begin();
       localStorage.removeItem(PREFIX + name);
       draw();
+      field.focus();
     };
     const saved = new Date(kept.saved).toLocaleString(), mine = name === id;
     const shows = { popovertarget: "history", onclick: () => open(kept, name) };

@@ -148,6 +148,8 @@ function drawText(name, tokens, parted) {
 async function find() {
   const found = (await get("inside/checkpoints")).checkpoints;
   if (JSON.stringify(found) !== JSON.stringify(checkpoints.peek())) checkpoints.value = found;
+  const there = (name) => (found.some((one) => one.name === name) ? name : null);
+  [checkpoint.value, other.value] = [there(checkpoint.peek()), there(other.peek())];
 }
 
 /** Move the slider to the next checkpoint of its run, from the last to the first. Return whether there are more. */

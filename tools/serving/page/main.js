@@ -4,11 +4,12 @@ import { get, post } from "./api.js";
 import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
 import { effect } from "./reactive.js";
-import { change, choose, fromHash, ids, model, toHash, view, writing } from "./store.js";
+import { at, change, choose, fromHash, ids, model, toHash, view, writing } from "./store.js";
 import "./lens.js";
 import "./path.js";
 import { count } from "./run.js";
 import { area, editing, settle } from "./textcard.js";
+import { say } from "./writing.js";
 
 const EVERY = 1000; // milliseconds between looks at what is served
 
@@ -39,7 +40,8 @@ addEventListener("popstate", (event) => {
 
 /** Show the text of a URL: its tokens, and the chosen place. */
 async function open(wanted) {
-  if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return;
+  if (!wanted.ids.length) return;
+  if (String(wanted.ids) === String(ids.peek())) return choose(wanted.at ?? at.peek());
   const { tokens } = await post("inside/tokens", { text: wanted.ids });
   writing.peek()?.abort();
   if (area.value) await settle();
@@ -54,7 +56,7 @@ async function start() {
   if (!model.value) return;
   const wanted = fromHash(location.hash), before = kept.mine();
   if (area.value) return; // somebody types already
-  if (before && (history.state?.ours || !wanted.ids.length)) await kept.open(before);
+  if (before && (history.state?.ours || !wanted.ids.length)) kept.open(before);
   else if (wanted.ids.length) await open(wanted);
   else { // a part of the validation text; without one an empty field
     await get("inside/example").then(({ tokens }) => {
@@ -79,8 +81,8 @@ async function watch() {
   try {
     const { status, version } = await (await fetch("health")).json();
     byId("status").textContent = status === "ok" ? "" : `· ${status}`;
-    if (!model.peek() && version) await start();
-    else if (model.peek() && version !== model.peek().version) model.value = await get("inside/model");
+    if (!model.peek() && version) await start().catch((error) => say(error.message, true));
+    else if (model.peek() && version && version !== model.peek().version) model.value = await get("inside/model");
   } catch {
     byId("status").textContent = "· the server does not answer";
   }

@@ -36,8 +36,6 @@ effect(() => {
   for (const [i, box] of [...byId("boxes").children].entries()) {
     box.firstChild.classList.toggle("passed", i < step.value);
     box.firstChild.setAttribute("aria-current", i === step.value ? "step" : "false");
-    const middle = box.offsetLeft + box.offsetWidth / 2;
-    if (i === step.value) byId("dot").style.transform = `translate(${middle}px, ${box.offsetTop}px)`;
   }
   const look = now?.look && button({ class: "plain", onclick: now.look }, "Look closer");
   byId("path-told").replaceChildren(...(now?.told ?? []), look ?? "");
@@ -92,10 +90,7 @@ function reads(layer, t) {
   const most = Array.from({ length: seen.H }, (_, h) => ranked(seen.reads(layer, h, t), 1)[0]);
   const [[sharpest, share]] = ranked(most.map(([, weight]) => weight), 1), [s] = most[sharpest];
   return {
-    look: () => {
-      head.value = { layer, head: sharpest };
-      look();
-    },
+    look: () => { head.value = { layer, head: sharpest }; look(); },
     told: [`Head ${sharpest + 1} reads ${percent(share)} of `, code(seen.tokens[s].text), "; "],
   };
 }

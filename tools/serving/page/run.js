@@ -7,13 +7,12 @@ import { effect, state } from "./reactive.js";
 import { model, view } from "./store.js";
 
 const EVERY = 2000; // milliseconds between questions for new records
-const QUIET = 60_000; // milliseconds after a new record in which the run is said to train
 const SMALL = { tokens_per_second: "Tokens per second", grad_norm: "Norm of the gradient", lr: "Learning rate",
   ms: "Milliseconds per step" };
 
 /** @type {{name: string, records: any[], offset: number}[]} */
 let runs;
-let asking = false, grew = -Infinity; // when records came that were not there before
+let asking = false;
 
 const together = { at: state(null), range: state(null) };
 const showLoss = chart(byId("run-chart"), { title: "Loss, in nats per token, by iteration", tools: true, ...together });
@@ -47,7 +46,6 @@ async function poll() {
 async function more(run) {
   const query = `offset=${run.offset}&name=${encodeURIComponent(run.name)}`;
   const { records, offset, fresh } = await get(`inside/run?${query}`);
-  if (run.offset && records.length) grew = performance.now();
   run.records = [...(fresh ? [] : run.records), ...records];
   run.offset = offset;
   return records.length;
@@ -58,7 +56,6 @@ function tells() {
   if (!runs.length) return "This model was not loaded from a run, so there are no curves. "
     + "Start serve.py with --out_dir=<folder of a run>.";
   if (!runs[0].records.length) return "No step is logged yet: the curves appear with the first.";
-  if (performance.now() - grew < QUIET) return "It is training: this grows by itself.";
   return "These are the records so far; new ones appear by themselves.";
 }
 

@@ -1,6 +1,7 @@
 // Saves files: the text with all that is known of it as JSON, and the view as a picture.
 
 import { SVG, el, fill, svg } from "./dom.js";
+import { likelihoods } from "./looked.js";
 import { model, settings, text, view } from "./store.js";
 
 // What a picture leaves out, and how a chart looks.
@@ -9,9 +10,10 @@ const LOOK = ["fill", "stroke", "stroke-width", "stroke-opacity", "stroke-dashar
 const pixel = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
 
 export function saveText() {
-  const { name, version } = model.peek(), { tokens, from, by, seed } = text.peek();
-  const content = { model: name, checkpoint: by ?? version, prompt_tokens: from, ...settings.peek(), seed: seed ?? null,
-    tokens: tokens.map(({ id, text, probability: p }) => ({ id, text, logprob: p == null ? null : Math.log(p) })) };
+  const { name, version } = model.peek(), { tokens, from, by, drawn } = text.peek(), known = likelihoods();
+  const content = { model: name, checkpoint: by ?? version, prompt_tokens: from, ...(drawn ?? settings.peek()),
+    // Of what is not known the logarithm is NaN, which JSON writes as null.
+    tokens: tokens.map(({ id, text, probability }, i) => ({ id, text, logprob: Math.log(probability ?? known[i]) })) };
   save(`${name}.json`, "application/json", JSON.stringify(content, null, 1));
 }
 

@@ -5,8 +5,8 @@ import { batch, derived, state } from "./reactive.js";
 
 /** @typedef {{id: number, text: string, mine?: boolean, picked?: boolean, probability?: number}} Token
  * mine: typed by the reader; picked: chosen in the panel; probability: the model's as it was written */
-/** @typedef {{tokens: Token[], from: number, by?: string, seed?: number, example?: boolean}} Text
- * from: where the last continuation began; by: the checkpoint that wrote it */
+/** @typedef {{tokens: Token[], from: number, by?: string, drawn?: Settings, example?: boolean}} Text
+ * from: where the last continuation began; by: the checkpoint that wrote it; drawn: the settings of that */
 /** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number,
  * seed: number | null}} Settings */
 

@@ -39,7 +39,7 @@ effect(() => {
 });
 
 effect(() => {
-  const busy = Boolean(writing.value), { tokens, from, by, seed, example } = text.value;
+  const busy = Boolean(writing.value), { tokens, from, by, drawn, example } = text.value;
   byId("go").textContent = busy ? "Stop" : "Write";
   byId("edit").textContent = editing.value ? "Done" : "Edit";
   byId("again").ariaDisabled = busy || editing.value || from >= tokens.length || Boolean(example);
@@ -47,7 +47,7 @@ effect(() => {
   byId("redo").ariaDisabled = busy || editing.value || !future.value.length;
   byId("edit").ariaDisabled = byId("new").ariaDisabled = busy;
   byId("save").ariaDisabled = busy || !model.value;
-  byId("by").textContent = by ? `written by ${by}, with the seed ${seed}` : example
+  byId("by").textContent = by ? `written by ${by}, with the seed ${drawn.seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
   byId("message").textContent = said.value.text;
   byId("message").classList.toggle("bad", said.value.bad);
@@ -61,7 +61,7 @@ clicks(byId("redo"), () => undo(future, past));
 clicks(byId("edit"), () => (editing.peek() ? settle() : edit()));
 clicks(byId("save"), saveText);
 clicks(byId("picture"), saveView);
-clicks(byId("new"), () => begin().then(() => edit()));
+clicks(byId("new"), () => { begin(); edit(); });
 
 // Keys that work wherever the focus is
 document.addEventListener("keydown", (event) => {
@@ -97,7 +97,7 @@ const spelled = (tokens) => tokens.map((token) => token.text).join("");
 /** Take the text over from the field. Return whether there is one. */
 export async function settle() {
   if (!editing.peek()) return text.peek().tokens.length > 0;
-  const typed = area.value, { tokens, by, seed } = text.peek();
+  const typed = area.value, { tokens, by, drawn } = text.peek();
   if (!typed) {
     say("Type the beginning of a text first.");
     return false;
@@ -106,7 +106,7 @@ export async function settle() {
   const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
   batch(() => {
     editing.value = false;
-    if (!same) change({ tokens: next, from: next.length, by, seed });
+    if (!same) change({ tokens: next, from: next.length, by, drawn });
   });
   say("");
   return true;

@@ -17,8 +17,8 @@ addEventListener("unhandledrejection", (event) => {
 });
 
 export async function write() {
-  const { tokens, by } = text.peek();
-  await goOn({ tokens, from: tokens.length, by });
+  const { tokens, by, drawn } = text.peek();
+  await goOn({ tokens, from: tokens.length, by, drawn });
 }
 
 /** Write the last continuation anew; with the same seed it would be the same again. */
@@ -36,10 +36,9 @@ export async function branch(i, token) {
 /** @param {import("./store.js").Text} begun */
 async function goOn(begun) {
   if (writing.peek()) return;
-  const { temperature, top_p, top_k, max_tokens } = settings.peek(), before = performance.now();
-  const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0];
-  const abort = new AbortController(), body = { prompt: begun.tokens.map(({ id }) => id), seed, logprobs: 0,
-    temperature, top_k, top_p, max_tokens };
+  const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0], before = performance.now();
+  const abort = new AbortController(), drawn = { ...settings.peek(), seed };
+  const body = { prompt: begun.tokens.map(({ id }) => id), logprobs: 0, ...drawn };
   batch(() => {
     writing.value = abort;
     change(begun);
@@ -49,7 +48,7 @@ async function goOn(begun) {
   try {
     for await (const event of stream("v1/completions", body, abort.signal)) {
       const { tokens, from } = text.peek(), more = written(event.choices[0]);
-      text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, seed };
+      text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, drawn };
       made += more.length;
     }
     const seconds = (performance.now() - before) / 1000;
