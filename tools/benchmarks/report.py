@@ -94,6 +94,8 @@ class Report(Form):
         if not math.isclose(self.tokens_per_second * self.ms, 1e3 * self.tokens, rel_tol=0.01):
             rate = f"{self.tokens_per_second:.4g} tokens/s"
             raise ValueError(f"{rate} are not {self.tokens} tokens in {self.ms:.4g} ms")
+        if (self.losses.reference, self.losses.tolerance) != (REFERENCE, TOLERANCE):
+            raise ValueError("the losses' reference or tolerance is not this version's")
         for kind in ("planned", "measured"):
             total = sum(getattr(share, kind) for share in self.classes.values())
             if self.classes and not math.isclose(total, 1, rel_tol=0.01):

@@ -60,9 +60,9 @@ def this_machine(fresh: bool = False) -> Target:
 def measured_peaks(kind: str, fresh: bool) -> dict:
     """Measure the peaks, or read what was measured on a device of this kind."""
     file = cache_folder() / f"peaks-{zlib.crc32(f'{kind} {jax.__version__}'.encode()):08x}.json"
-    with suppress(ValueError):  # none is kept yet, or a damaged one
-        if not fresh:
-            return read_json(file)
+    with suppress(ValueError, TypeError):  # none is kept yet, or a damaged one
+        if not fresh and "kernel" in (kept := read_json(file)):
+            return kept
     peaks = measure_peaks()
     with suppress(OSError):  # a machine without a home folder measures each time
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -183,7 +183,7 @@ def main(argv: list[str]) -> None:
     write_whole(FOLDER / "published.csv", table[shown].to_csv(float_format="%.4g"))
     low, high = found["interval"]
     print(
-        f"{len(runs)} runs of {table['by'].nunique()} sources, each left out in turn: "
+        f"{table['fits'].sum()} of {len(runs)} runs, each source left out in turn: "
         f"median error {found['median_error']:.0%}; {found['covered']:.0%} within the interval, "
         f"{low:.2f} to {high:.2f} times the prediction"
     )

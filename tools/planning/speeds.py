@@ -129,6 +129,7 @@ class Speeds:
 
 
 COVERED = 0.9  # of published runs lie within the interval
+ENOUGH = 5  # runs on a device; with fewer the interval is that of predictions without the device
 
 
 class Expected(NamedTuple):
@@ -159,9 +160,7 @@ def expect(works: Work, device: Device) -> Expected:
     """Return what a step would take if it were as fast as those of published runs in JAX."""
     found = fitted()
     seconds = Speeds.of(device, Shares(**found["shares"][device.family])).step(works)
-    interval, evidence = "interval_of_others", f"no published run on {device.name}: those of other devices"
-    if behind := found["evidence"].get(device.name):
-        interval = "interval"
-        evidence = f"{behind['runs']} published runs on {device.name}, of {', '.join(behind['sources'])}"
-    low, high = found[interval]
+    known = found["evidence"].get(device.name, {"runs": 0, "sources": []})
+    evidence = f"published runs on {device.name}: {', '.join([str(known['runs']), *known['sources']])}"
+    low, high = found["interval" if known["runs"] >= ENOUGH else "interval_of_others"]
     return Expected(seconds, low * seconds, high * seconds, evidence)

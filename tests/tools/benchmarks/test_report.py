@@ -45,6 +45,11 @@ def edited(change) -> dict:
         (lambda x: x["classes"]["loss"].update(measured=0.9), "the measured shares of the classes add up to"),
         (lambda x: x["losses"]["measured"].pop(), "losses.measured is ["),
         (lambda x: x.update(losses=[]), "losses is []"),
+        (
+            lambda x: x["losses"].update(tolerance=1e9),
+            "the losses' reference or tolerance is not this version's",
+        ),
+        (lambda x: x["losses"].update(reference=10 * [1.0]), "the losses' reference or tolerance is not "),
         (lambda x: x.update(form=FORM + 1), f"its form is {FORM + 1}, and this version reads {FORM}"),
         (lambda x: x.pop("form"), f"its form is None, and this version reads {FORM}"),
     ],
