@@ -116,7 +116,7 @@ def count_all(
 def goal_table(found: list[Way], tokens: float, goal: str) -> str:
     """Format the ways to a goal."""
     if not found:
-        return f"No device of the table is expected to do {goal}: raise it, or take a smaller model."
+        return f"No device of the table is expected to finish {goal}: raise it, or take a smaller model."
     lines = [
         f"{tokens / 1e9:.3g} billion tokens, {goal}. Between brackets: where {COVERED:.0%} of published runs "
         f"would lie.\n",

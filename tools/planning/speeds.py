@@ -161,6 +161,7 @@ def expect(works: Work, device: Device) -> Expected:
     found = fitted()
     seconds = Speeds.of(device, Shares(**found["shares"][device.family])).step(works)
     known = found["evidence"].get(device.name, {"runs": 0, "sources": []})
-    evidence = f"published runs on {device.name}: {', '.join([str(known['runs']), *known['sources']])}"
+    evidence = f"published runs on {device.name}: {known['runs']}"
+    evidence += f", of {', '.join(known['sources'])}" if known["runs"] else ""
     low, high = found["interval" if known["runs"] >= ENOUGH else "interval_of_others"]
     return Expected(seconds, low * seconds, high * seconds, evidence)

@@ -126,7 +126,7 @@ def test_what_is_expected_names_its_evidence_and_is_wider_without():
     works = gather([Work(10, flops=1e14)])
     seen, unseen = (expect(works, DEVICES[name]) for name in ("H100", "L4"))
     assert seen.low < seen.seconds < seen.high
-    assert seen.evidence.startswith("published runs on H100: 16, JAX-Toolbox, ")
+    assert seen.evidence.startswith("published runs on H100: 16, of JAX-Toolbox, ")
     assert unseen.evidence == "published runs on L4: 0"
 
 

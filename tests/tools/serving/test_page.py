@@ -295,7 +295,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
     corner = "document.querySelector('.matrix').getContext('2d').getImageData(0, 0, 1, 1).data[3]"
     assert page.evaluate(corner) == 255  # the first token reads itself alone
     page.locator(".matrix").hover(position={"x": 3, "y": 3})
-    page.wait_for_selector("#attention .told:has-text('t (token 1) reads 100% of t (token 1)')")
+    page.wait_for_selector("#attention .told:has-text('t (token 1) gives 100% of its attention to t')")
 
 
 def test_a_url_with_a_head_that_is_not_there_opens_on_the_sharpest(open_page):
@@ -685,6 +685,16 @@ def test_the_lens_keeps_the_focus_where_its_part_of_a_text_ends(open_page):
     for place in (141, 142):
         page.keyboard.press("ArrowRight")
         expect(page.locator(f"#lens-table button[data-place='{place}']")).to_be_focused()
+
+
+def test_the_keys_leave_the_part_of_a_long_text_that_the_matrix_shows(open_page):
+    page = open_page("attention")
+    show(page, "the quick " * 16)
+    page.locator(".token").nth(140).click()
+    page.wait_for_selector("#attention .most:has-text('before it wrote')")
+    page.locator(".frame").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#place h3")).to_contain_text("token 142 of 160")
 
 
 def test_what_is_saved_are_the_settings_that_the_text_was_written_with(open_page):

@@ -28,9 +28,9 @@ const reading = derived(() => {
 
 /** Choose the cell in which token t reads token s. */
 function pick(t, s) {
-  const { T, to: { start } } = attention.peek(), row = Math.max(0, Math.min(T - 1, t));
-  choose(start + row + 1);
-  read.value = start + Math.max(0, Math.min(row, s));
+  const { start } = attention.peek().to;
+  choose(start + Math.max(0, t) + 1);
+  read.value = Math.max(start, Math.min(at.peek() - 1, start + s));
 }
 
 const isShown = () => view.value === "attention" && attention.value;
@@ -136,8 +136,8 @@ function tell() {
   for (const [name, cells] of Object.entries(to)) byId("cursor").style[name] = `${(100 * cells) / now.T}%`;
   const [t, s] = over.value ?? mine;
   const name = (i) => [code(text.value.tokens[now.start + i]?.text), ` (token ${now.start + i + 1})`];
-  byId("told").replaceChildren(...(s > t || s < 0 ? ["Point at a cell."]
-    : [...name(t), ` reads ${percent(now.reads(chosen.value.layer, chosen.value.head, t)[s])} of `, ...name(s)]));
+  byId("told").replaceChildren(...(s > t || s < 0 ? ["Point at a cell."] : [...name(t),
+    ` gives ${percent(now.reads(chosen.value.layer, chosen.value.head, t)[s])} of its attention to `, ...name(s)]));
 }
 
 function arithmetic({ query, key, value, scores, weights, output, to: { layer, head, reader, read, start } }) {

@@ -142,7 +142,7 @@ function drawText(name, tokens, parted) {
     ...tokens.map(({ text, p }, i) => {
       const { strength, said } = surprise(p), kind = i === parted ? "token chosen" : "token";
       return el("span", { class: kind, title: said, style: { "--strength": strength } }, text || "◌");
-    })), el("p", { class: "faint" }, `${mean(tokens.map(({ p }) => bits(p))).toFixed(2)} bits per token, to itself`));
+    })), el("p", { class: "faint" }, `${mean(tokens.map(({ p }) => bits(p))).toFixed(2)} bits per token of its own`));
 }
 
 async function find() {

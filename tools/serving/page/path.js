@@ -91,6 +91,6 @@ function reads(layer, t) {
   const [[sharpest, share]] = ranked(most.map(([, weight]) => weight), 1), [s] = most[sharpest];
   return {
     look: () => { head.value = { layer, head: sharpest }; look(); },
-    told: [`Head ${sharpest + 1} reads ${percent(share)} of `, code(seen.tokens[s].text), "; "],
+    told: [`Head ${sharpest + 1} gives ${percent(share)} of its attention to `, code(seen.tokens[s].text), "; "],
   };
 }
