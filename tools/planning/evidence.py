@@ -31,9 +31,9 @@ class Run(BaseModel, frozen=True, extra="forbid"):
 
     id: Text
     by: Text  # who published it; errors are given with all runs of one left out
-    source: Text
+    source: Annotated[str, matching("https?://.+", "a link")]
     place: Text  # of the figure in the source
-    date: Text
+    date: Annotated[str, matching(r"20\d\d(-\d\d){0,2}", "a date, as 2024-05-01")]
     on: Text  # the devices, as plan.py's --on
     software: Text
     stack: Stack

@@ -25,7 +25,9 @@ ROW = {
 @pytest.mark.parametrize(
     "changes, expected",
     [
-        (dict(source=""), "{path}: 0.source is '': expected a text"),
+        (dict(source="n/a"), "{path}: 0.source is 'n/a': expected a link"),
+        (dict(date="someday"), "{path}: 0.date is 'someday': expected a date, as 2024-05-01"),
+        (dict(place=""), "{path}: 0.place is '': expected a text"),
         (dict(stack="Fortran"), "{path}: 0.stack is 'Fortran': it should be 'XLA', 'compiled', "),
         (dict(on="abacus:8"), "--on=abacus:8: unknown device 'abacus'; known are "),
         (dict(published={}), "{path}: 0.published is {{}}: Dictionary should have at least 1 item"),
