@@ -80,6 +80,8 @@ def main(argv: list[str]) -> None:
     for name in ("report", "profile"):
         if getattr(bench, name) and (bench.decode or bench.serve):
             raise UserError(f"--{name} is of the training step: leave --decode and --serve out")
+    if bench.report and commit() is None:
+        raise UserError(f"--report={bench.report} names the commit that is measured: use a git clone")
     hlo = f"{bench.profile}/{HLO}" if bench.profile else None
     for path in filter(None, (bench.json, bench.report, hlo)):
         check_writable(Path(path))
@@ -168,8 +170,6 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
 
 def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what `--json` writes: the command, where it ran and with what, and its figures."""
-    here = shlex.quote(str(Path(__file__).parent))
-    failed, commit = subprocess.getstatusoutput(f"git -C {here} rev-parse HEAD")
     packages = {name: version(name) for name in ("jax", "jaxlib")}
     return {
         "command": shlex.join(["python", "bench.py", *argv]),
@@ -178,10 +178,16 @@ def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
         "cpu": describe_cpu(),
         "cores": os.cpu_count(),
         "versions": packages | {"python": platform.python_version()},
-        "commit": None if failed else commit,
+        "commit": commit(),
         "date": date.today().isoformat(),
         "figures": figures,
     }
+
+
+def commit() -> str | None:
+    here = shlex.quote(str(Path(__file__).parent))
+    failed, text = subprocess.getstatusoutput(f"git -C {here} rev-parse HEAD")
+    return None if failed else text
 
 
 # What is printed

@@ -16,7 +16,9 @@ from tools.serving.server import Server
 
 def main(argv: list[str]) -> None:
     folders = [word for word in argv if word.startswith("--out_dir=")]
-    if len(folders) == 2:  # two runs, to compare
+    if len(folders) > 2:
+        raise UserError(f"{folders[2]}: two runs can be compared, not {len(folders)}")
+    if len(folders) == 2:
         argv = [word for word in argv if word != folders[1]]
         argv.append(folders[1].replace("--out_dir", "--beside"))
     options = ServeOptions(**given(argv, ServeOptions))

@@ -196,6 +196,12 @@ def test_a_report_is_of_the_training_step(other, tmp_path):
     assert refusal(bench.main, words).startswith("--report is of the training step")
 
 
+def test_a_report_needs_a_commit_before_anything_is_measured(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_DIR", str(tmp_path))
+    text = refusal(bench.main, [*FLAGS, f"--report={tmp_path}/report.json"])
+    assert text.endswith("names the commit that is measured: use a git clone")
+
+
 def test_simulated_devices_have_no_plan(tmp_path, capsys):
     bench.main([*FLAGS, "--mesh=data:3", "--steps=1"])
     assert row(capsys.readouterr().out, "planned") == "nothing: simulated devices share the CPU"

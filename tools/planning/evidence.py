@@ -4,7 +4,6 @@ A row has the figure, where it stands, the options of the nearest step that we c
 and what was assumed.
 """
 
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -61,7 +60,8 @@ class Run(BaseModel, frozen=True, extra="forbid"):
 
     @cached_property
     def all_options(self) -> Options:
-        return Options.from_json(asdict(Options()) | self.options, f"published run {self.id}")
+        given = {"vocab_size": "missing"} | self.options
+        return Options.from_json(vars(Options()) | given, f"published run {self.id}")
 
     @cached_property
     def config(self) -> GPTConfig:

@@ -48,6 +48,10 @@ ROW = {
             dict(options=ROW["options"] | dict(n_layer="two")),
             "published run a-run: n_layer is 'two': it should be ",
         ),
+        (
+            dict(options={name: x for name, x in ROW["options"].items() if name != "vocab_size"}),
+            "published run a-run: vocab_size is 'missing': it should be ",
+        ),
     ],
 )
 def test_a_row_without_a_source_or_that_contradicts_itself_is_one_line(changes, expected, tmp_path):

@@ -69,4 +69,5 @@ def test_a_start_that_fails_is_one_line(char_run, tmp_path):
 
 def test_the_second_of_two_folders_is_compared_with_the_first():
     folders = ["--out_dir=a", "--out_dir=b"]
+    assert refusal(serve.main, [*folders, "--out_dir=c"]) == "--out_dir=c: two runs can be compared, not 3"
     assert refusal(serve.main, [*folders, "--init_from=gpt2"]).startswith("--beside=b: it is compared with ")
