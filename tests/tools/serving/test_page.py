@@ -713,6 +713,11 @@ def test_two_tabs_that_change_one_text_keep_both(open_page):
     other = open_page(context=page.context)
     button(other, "History").click()
     other.locator(".kept button", has_text="the quick").click()
+    page.reload()  # both have it open, and neither has changed it
+    page.locator(".token").nth(3).click()
+    button(page, "History").click()
+    expect(page.locator(".kept li")).to_have_count(1)
+    page.keyboard.press("Escape")
     button(other, "Edit").click()
     write(other, "the quick fox", tokens=5)
     longer = text_of(other)

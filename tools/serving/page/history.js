@@ -14,10 +14,11 @@ import { say } from "./writing.js";
 const PREFIX = "text-", MINE = "text";
 const SOON = 150; // milliseconds until a change is kept: browsers allow few changes of the URL
 
-let id = String(Math.random()), timer = 0, seen = 0; // seen: when the text was kept that this tab has
+let id = String(Math.random()), timer = 0, seen = ""; // seen: what this tab last kept or opened
 const field = byId("name");
 
 const stored = (name) => JSON.parse(localStorage.getItem(PREFIX + name) ?? "null");
+const content = ({ saved, at, ...kept }) => JSON.stringify(kept);
 const soon = () => { timer ||= setTimeout(keep, SOON); };
 effect(() => {
   void [past.value, future.value, toHash(), editing.value];
@@ -29,19 +30,19 @@ byId("history").addEventListener("beforetoggle", (event) => event.newState === "
 
 /** Keep what has changed. */
 function keep() {
-  if (!timer) return;
   timer = 0;
   if (!model.peek()) return;
   history.replaceState({ ours: true }, "", toHash());
   const typed = editing.peek() ? area.value : "", { tokens, example } = text.peek();
   if (!typed && (!tokens.length || (example && !past.peek().length))) return;
-  if (stored(id)?.saved > seen) id = String(Math.random()); // another tab went on with that text: both are kept
-  sessionStorage.setItem(MINE, id);
-  seen = Date.now();
-  const kept = { model: model.peek().name, name: field.value, saved: seen, at: at.peek(), text: text.peek(),
+  const kept = { model: model.peek().name, name: field.value, saved: Date.now(), at: at.peek(), text: text.peek(),
     past: past.peek(), future: future.peek(), typed };
+  if (content(kept) === seen) return;
+  if (stored(id) && content(stored(id)) !== seen) id = String(Math.random()); // another tab changed it: keep both
+  sessionStorage.setItem(MINE, id);
   for (;;) {
     try {
+      seen = content(kept);
       return localStorage.setItem(PREFIX + id, JSON.stringify(kept));
     } catch { // it is full
       if (!kept.past.length) return say("The browser's storage is full: remove texts from History.", true);
@@ -61,7 +62,7 @@ export function open(kept, name = sessionStorage.getItem(MINE)) {
   writing.peek()?.abort(); // or it would go on with this text
   keep();
   id = name;
-  seen = kept.saved;
+  seen = content(kept);
   sessionStorage.setItem(MINE, id);
   field.value = kept.name;
   batch(() => {

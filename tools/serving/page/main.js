@@ -40,8 +40,7 @@ addEventListener("popstate", (event) => {
 
 /** Show the text of a URL: its tokens, and the chosen place. */
 async function open(wanted) {
-  if (!wanted.ids.length) return;
-  if (String(wanted.ids) === String(ids.peek())) return choose(wanted.at ?? at.peek());
+  if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return choose(wanted.at ?? at.peek());
   const { tokens } = await post("inside/tokens", { text: wanted.ids });
   writing.peek()?.abort();
   if (area.value) await settle();
