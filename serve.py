@@ -19,8 +19,8 @@ def main(argv: list[str]) -> None:
     if len(folders) > 2:
         raise UserError(f"{folders[2]}: two runs can be compared, not {len(folders)}")
     if len(folders) == 2:
-        argv = [word for word in argv if word != folders[1]]
-        argv.append(folders[1].replace("--out_dir", "--beside"))
+        others = [word for word in argv if word not in folders]
+        argv = [*others, folders[0], folders[1].replace("--out_dir", "--beside")]
     options = ServeOptions(**given(argv, ServeOptions))
     if options.follow and options.init_from != "resume":
         raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")

@@ -81,8 +81,8 @@ def parse_target(text: str) -> Target:
     name, _, size = text.partition(":")
     device = next((x for x in DEVICES.values() if x.name.lower() == name.lower()), None)
     if device is None:
-        known = f"{', '.join(DEVICES)}, and --on=here for all of this machine"
-        raise UserError(f"--on={text}: unknown device {name!r}; known are {known}")
+        names = f"{', '.join(DEVICES)}, and --on=here for all of this machine"
+        raise UserError(f"--on={text}: unknown device {name!r}; known are {names}")
     known = TOPOLOGIES.get(device.name) or SIZES[: None if device.between_hosts else GPUS_PER_HOST]
     size = size or known[0]
     if size not in known:

@@ -47,7 +47,7 @@ effect(() => {
   byId("redo").ariaDisabled = busy || editing.value || !future.value.length;
   byId("edit").ariaDisabled = byId("new").ariaDisabled = busy;
   byId("save").ariaDisabled = busy || !model.value;
-  byId("by").textContent = by ? `written by ${by}, with the seed ${drawn.seed}` : example
+  byId("by").textContent = drawn ? `written by ${by}, with the seed ${drawn.seed}` : example
     ? "An example from the validation text. Press Write to go on with it, or just type a text of your own." : "";
   byId("message").textContent = said.value.text;
   byId("message").classList.toggle("bad", said.value.bad);
