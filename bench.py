@@ -54,7 +54,7 @@ from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
     *("optimizer", "attention_gate", "mup_base_width", "document_mask", "window", "position", "norm"),
-    *("norm_eps", "n_kv_head", "tie_embeddings", "lora_rank", "qk_norm"),
+    *("norm_eps", "n_kv_head", "tie_embeddings", "lora_rank", "qk_norm", "head_dim", "qkv_bias"),
 )
 
 

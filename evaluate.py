@@ -29,7 +29,7 @@ from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.batches import Batches
 from data.dataset import Dataset, prepare_if_missing
-from data.tokenizer import end_of_text, from_json
+from data.tokenizer import document_start, end_of_text, from_json, same_tokens
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import check_fit
@@ -135,18 +135,18 @@ def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str,
     name = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, name)
     dataset = Dataset(name)
-    if dataset.meta.tokenizer != tokenizer:
+    if not same_tokens(dataset.meta.tokenizer, tokenizer):
         lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
         raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")
     return name, dataset
 
 
 def bytes_of_text(pieces: Iterable[Int[np.ndarray, " N"]], tokenizer: dict | None) -> int:
-    """Count the UTF-8 bytes of tokens, of which end-of-text has none; 0 if they are not text."""
+    """Count the UTF-8 bytes of tokens, of which those around documents have none; 0 if they are not text."""
     if tokenizer is None:
         return 0
-    decode, eot = from_json(tokenizer).stream(), end_of_text(tokenizer)
-    n_bytes = sum(len(decode(ids[ids != eot]).encode()) for ids in pieces)
+    decode, start, eot = from_json(tokenizer).stream(), document_start(tokenizer), end_of_text(tokenizer)
+    n_bytes = sum(len(decode(ids[(ids != start) & (ids != eot)]).encode()) for ids in pieces)
     return n_bytes + len(decode([], final=True).encode())
 
 

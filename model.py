@@ -51,7 +51,7 @@ class GPTConfig(ModelShape):
 
     @property
     def head_size(self) -> int:
-        return self.n_embd // self.n_head
+        return self.head_dim or self.n_embd // self.n_head
 
     @property
     def hidden(self) -> int:
@@ -106,9 +106,9 @@ class Attention(eqx.Module):
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         q_key, k_key, v_key, proj_key = jax.random.split(key, 4)
         D, H, K, C = config.n_embd, config.n_head, config.kv_heads, config.head_size
-        self.c_q = Linear(config, D, H, C, key=q_key)
-        self.c_k = Linear(config, D, K, C, key=k_key)
-        self.c_v = Linear(config, D, K, C, key=v_key)
+        self.c_q = Linear(config, D, H, C, bias=config.qkv_bias, key=q_key)
+        self.c_k = Linear(config, D, K, C, bias=config.qkv_bias, key=k_key)
+        self.c_v = Linear(config, D, K, C, bias=config.qkv_bias, key=v_key)
         self.c_proj = Linear(config, H * C, D, std=config.residual_std, key=proj_key)
         self.q_norm = Norm(config, C) if config.qk_norm else None
         self.k_norm = Norm(config, C) if config.qk_norm else None

@@ -55,6 +55,7 @@ class SampleOptions(ModelOptions):
     purpose: ClassVar[str] = "Write text with a trained model."
 
     start: str = "\n"  # prompt, or FILE:prompt.txt
+    add_special_tokens: bool = True  # put around the prompt what the tokenizer does, as Llama's <s>
     num_samples: Count = 10  # samples to draw
     max_new_tokens: Count = 500  # tokens in each, after the prompt
     temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
@@ -75,10 +76,12 @@ def main(argv: list[str]) -> None:
     choose_device(options.device)
     keep_compiled_programs()
     text = read_prompt(options.start)
-    longest = len(text.encode(errors="replace")) + options.max_new_tokens  # a token has a byte or more
+    # A token of a text has a byte or more; the tokenizer may add one at each end.
+    longest = len(text.encode(errors="replace")) + 2 + options.max_new_tokens
     model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
-    prompt, block_size = tokenizer.encode(text), model.config.block_size
+    prompt = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
+    block_size = model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other
     if not len(prompt) or prompt.max() >= known:  # some tokenizers drop spaces
         raise UserError(

@@ -44,6 +44,7 @@ class ModelShape:
     n_head: Count = 12  # attention heads
     n_kv_head: Count | None = None  # key/value heads, shared by groups of query heads; None: n_head
     n_embd: Count = 768  # width of the residual stream
+    head_dim: Count | None = None  # width of a head; None: n_embd / n_head
     n_hidden: Count | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
     position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary (arXiv:2104.09864)
     rope_theta: Positive = 10000.0  # base of the rotary frequencies
@@ -52,6 +53,7 @@ class ModelShape:
     norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
     mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # of about as many parameters; gelu: GPT-2's
     bias: bool = False  # biases in the linear layers and layernorms
+    qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
     window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
@@ -202,9 +204,9 @@ def read_options(path: str) -> Options:
 
 def check_shape(config) -> None:
     """Raise ValueError for a GPTConfig whose fields, each within its limits, make no model together."""
-    if config.n_embd % config.n_head:
+    if config.n_embd % config.n_head and not config.head_dim:
         raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
     if config.n_head % config.kv_heads:
         raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
     if config.position == "rope" and config.head_size % 2:
-        raise ValueError(f"rope needs an even head size: n_embd / n_head is {config.head_size}")
+        raise ValueError(f"rope needs an even head size, and it is {config.head_size}")

@@ -1,6 +1,6 @@
 """Write a data set of any size: documents are read, tokenized in parallel and written as they stream.
 
-An end-of-text token follows each document. Its hash decides a document's split, so that copies stay together.
+An end-of-text token ends each document. Its hash decides a document's split, so that copies stay together.
 `.prepare.json` records how much is safely on disk: after a kill the same command goes on from there, and its
 files are the same to the byte.
 """
@@ -11,6 +11,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -56,7 +57,9 @@ def write_documents(
     `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped.
     """
     if end_of_text(tokenizer.description) is None:
-        raise UserError("the tokenizer has no end-of-text token, such as <|endoftext|>: choose another")
+        raise UserError(
+            "the tokenizer has no end-of-text token, such as <|endoftext|>: give its folder, or another"
+        )
     described = hashlib.sha256(json.dumps(tokenizer.description).encode()).hexdigest()
     command = [source.fingerprint(), described, val_fraction, limit]
     path = folder / ".prepare.json"
@@ -65,7 +68,7 @@ def write_documents(
     documents = take_documents(limit, progress.documents, source.batches(progress.position))
     settings = (tokenizer.description, val_fraction)
     write_tokens(path, progress, documents, num_proc or os.cpu_count() or 1, settings)
-    about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt or empty"
+    about = f"{progress.documents:,} documents, {progress.skipped:,} of them corrupt, empty or refused"
     if not all(progress.sizes.values()):
         for leftover in (*(temporary_path(folder, split) for split in SPLITS), path):
             leftover.unlink(missing_ok=True)
@@ -172,8 +175,14 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
             skipped += 1
             continue
         place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
-        ids = tokenizer.encode(text, special=False)
-        pieces["val" if place < val_below else "train"].append(np.append(ids, eot).astype(dtype))
+        try:
+            ids = tokenizer.encode(text, special=False, add_special_tokens=True)
+        except UserError as error:
+            print(f"note: a document is left out: {error}", file=sys.stderr)
+            skipped += 1
+            continue
+        ids = ids if ids[-1:] == eot else np.append(ids, eot)
+        pieces["val" if place < val_below else "train"].append(ids.astype(dtype))
     return {split: np.concatenate(some) for split, some in pieces.items()}, skipped
 
 

@@ -1,24 +1,29 @@
 """Text to token ids and back: characters, tiktoken's byte pairs, or any Hugging Face `tokenizer.json`.
 
-`meta.json` and checkpoints hold a tokenizer's description, in JSON values.
+`meta.json` and checkpoints hold a tokenizer's description, in JSON values. data/pretrained.py makes those of
+the tokenizers that transformers reads.
 """
 
 import codecs
 import functools
+import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import asdict, field
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int32
+from pydantic.dataclasses import dataclass
 
-from config.command_line import UserError, spell
-from config.files import first_line
+from config.command_line import NonNegativeInt, UserError, spell
+from config.files import first_line, refusing
 
 # The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
 END_OF_TEXT = {"gpt2": 50256, "cl100k_base": 100257, "o200k_base": 199999}
-# The token that ends a text in a tokenizer.json: the first one found.
+# The token that ends a text where only a tokenizer.json could say so: the first one found.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 # GPT-2 and ByteLevel's tokenizer.json write a printable byte as itself, the others as characters from 256 on.
@@ -27,15 +32,33 @@ OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
 
+@dataclass(frozen=True, config={"strict": True})
+class Uses:
+    """What a pretrained model uses its tokens for."""
+
+    eos_token_id: list[NonNegativeInt] = field(
+        default_factory=list
+    )  # the first ends documents, all end answers
+    document_start: NonNegativeInt | None = None  # stands before a document, as Llama's <s>
+    special_tokens: dict[str, str] = field(default_factory=dict)  # their texts, by names as in bos_token
+    chat_template: str | None = None
+
+
 class Tokenizer(ABC):
     """Encodes and decodes text."""
 
     vocab_size: int
-    description: dict[str, str]  # from which `from_json` makes it again
+    description: dict[str, Any]  # from which `from_json` makes it again
 
     @abstractmethod
-    def encode(self, text: str, special: bool = True) -> Int32[np.ndarray, " T"]:
-        """Return token ids. The name of a special token in the text means that token only if `special`."""
+    def encode(
+        self, text: str, special: bool = True, add_special_tokens: bool = False
+    ) -> Int32[np.ndarray, " T"]:
+        """Return token ids. Raises UserError for a text that cannot be encoded.
+
+        The name of a special token in the text means that token only if `special`. `add_special_tokens` adds
+        the tokens that a pretrained tokenizer puts around a text, as Llama's <s>.
+        """
 
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
@@ -62,7 +85,7 @@ class CharTokenizer(Tokenizer):
         self.vocab_size = len(symbols)
         self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
-    def encode(self, text: str, special: bool = True) -> np.ndarray:
+    def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
         if missing := sorted(set(text) - self._id_of.keys()):
             raise UserError(
                 f"the vocabulary of {self.vocab_size} characters lacks {', '.join(map(repr, missing[:10]))}: "
@@ -77,7 +100,7 @@ class CharTokenizer(Tokenizer):
 class TiktokenTokenizer(Tokenizer):
     """A byte-pair encoding of tiktoken, such as "gpt2". Raises UserError when it cannot be loaded."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, **uses: Any):
         import tiktoken  # here and in the next class: characters need neither library
 
         try:
@@ -87,13 +110,14 @@ class TiktokenTokenizer(Tokenizer):
                 f"tiktoken cannot load {name!r} ({first_line(error)}): choose a tokenizer.json or another "
                 "name; without a network, set TIKTOKEN_CACHE_DIR to a folder that has its files"
             ) from None
-        self.description = {"type": "tiktoken", "name": name}
+        self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
 
-    def encode(self, text: str, special: bool = True) -> np.ndarray:
+    def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
         allowed = {"<|endoftext|>"} if special else set()
         text = _replace_surrogates(text)
-        ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
+        with refusing_text(text):  # its regular expression gives up at about a million spaces in a row
+            ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
         return ids.astype(np.int32)
 
     def bytes_of(self, token: int) -> bytes:
@@ -106,15 +130,17 @@ class TiktokenTokenizer(Tokenizer):
 class JsonTokenizer(Tokenizer):
     """The tokenizer of a `tokenizer.json`'s text. Raises ValueError for another text."""
 
-    def __init__(self, text: str):
-        self._tokenizer = _load_library_tokenizer(text)
-        self.description = {"type": "tokenizers", "json": text}
+    def __init__(self, text: str, **uses: Any):
+        self._tokenizer, text = _load_library_tokenizer(text)
+        self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
 
-    def encode(self, text: str, special: bool = True) -> np.ndarray:
+    def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
-        ids = self._tokenizer.encode(_replace_surrogates(text), add_special_tokens=False).ids
-        return np.array(ids, np.int32)
+        text = _replace_surrogates(text)
+        with refusing_text(text):  # as for a word without a token
+            encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return np.array(encoded.ids, np.int32)
 
     def bytes_of(self, token: int) -> bytes:
         # Decoded after itself: a text's first token may lose a space.
@@ -127,14 +153,23 @@ class JsonTokenizer(Tokenizer):
         return text.encode()
 
 
+def refusing_text(text: str) -> AbstractContextManager[None]:
+    """Turn a library's error within, of whatever class, into a UserError that shows the text."""
+    return refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception)
+
+
 @functools.lru_cache(maxsize=2)
-def _load_library_tokenizer(text: str) -> Any:
+def _load_library_tokenizer(text: str) -> tuple[Any, str]:
+    """Return the tokenizer of a tokenizer.json, which cuts and pads no text, and its own text."""
     import tokenizers
 
     try:
-        return tokenizers.Tokenizer.from_str(text)
+        tokenizer = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # the library raises no narrower class
         raise ValueError(f"not a Hugging Face tokenizer.json: {error}") from None
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer, tokenizer.to_str()
 
 
 def from_json(description: Any) -> Tokenizer:
@@ -143,10 +178,15 @@ def from_json(description: Any) -> Tokenizer:
         case {"type": "char", "symbols": str(symbols)}:
             return CharTokenizer(symbols)
         case {"type": "tiktoken", "name": str(name)}:
-            return TiktokenTokenizer(name)
+            return TiktokenTokenizer(name, **uses_of(description))
         case {"type": "tokenizers", "json": str(text)}:
-            return JsonTokenizer(text)
+            return JsonTokenizer(text, **uses_of(description))
     raise ValueError(f"unknown tokenizer {spell(description)}")
+
+
+def uses_of(description: dict[str, Any]) -> dict[str, Any]:
+    """Return the entry of a description that says what its tokens are used for, if it has one."""
+    return {"uses": asdict(Uses(**description["uses"]))} if "uses" in description else {}
 
 
 def check_description(description: Any) -> dict | None:
@@ -155,20 +195,45 @@ def check_description(description: Any) -> dict | None:
         case None:
             return None
         case {"type": "tiktoken", "name": str(name)}:  # whose files may have to be downloaded
-            return {"type": "tiktoken", "name": name}
+            return {"type": "tiktoken", "name": name} | uses_of(description)
     return from_json(description).description
 
 
-def end_of_text(description: dict | None) -> int | None:
-    """Return the id of the token that ends a text, if the described tokenizer has one."""
+def same_tokens(a: dict | None, b: dict | None) -> bool:
+    """Tell whether two tokenizers have the same tokens for a text, whatever they put around it."""
+
+    def within(description: dict) -> dict:
+        library = json.loads(description.get("json", "{}")) | {"post_processor": None}
+        return description | {"json": library, "uses": None}
+
+    return (a and within(a)) == (b and within(b))
+
+
+def end_tokens(description: dict | None) -> list[int]:
+    """Return the tokens that end what a model writes. The first, if any, also ends a document."""
     match description:
+        case {"uses": {"eos_token_id": [*ids]}}:
+            return ids
         case {"type": "tiktoken", "name": str(name)}:
-            return END_OF_TEXT.get(name)
+            return [END_OF_TEXT[name]] if name in END_OF_TEXT else []
         case {"type": "tokenizers", "json": str(text)}:
-            added = _load_library_tokenizer(text).get_added_tokens_decoder()
+            added = _load_library_tokenizer(text)[0].get_added_tokens_decoder()
             ids = {token.content: i for i, token in added.items()}
-            return next((ids[name] for name in END_NAMES if name in ids), None)
-    return None
+            return [ids[name] for name in END_NAMES if name in ids][:1]
+    return []
+
+
+def end_of_text(description: dict | None) -> int | None:
+    """Return the token that ends a document, or None."""
+    return next(iter(end_tokens(description)), None)
+
+
+def document_start(description: dict | None) -> int | None:
+    """Return the token that begins a document, or None: one of its own, or else the end of the one before."""
+    match description:
+        case {"uses": {"document_start": int(token)}}:
+            return token
+    return end_of_text(description)
 
 
 def _replace_surrogates(text: str) -> str:

@@ -9,25 +9,31 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from config.command_line import UserError
-from config.files import write_whole, written
+from config.files import refusing, write_whole, written
 from data.dataset import FORMAT, SPLITS
-from data.tokenizer import JsonTokenizer, TiktokenTokenizer, Tokenizer
+from data.pretrained import read_tokenizer
+from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json
 
 
 def load_tokenizer(name: str) -> Tokenizer:
-    """Load a tokenizer by the path of its tokenizer.json, or by tiktoken's name for it. Raises UserError."""
-    if not name.endswith(".json"):
+    """Load a folder's tokenizer, that of a tokenizer.json, or tiktoken's of that name. Raises UserError."""
+    path = Path(name).expanduser()
+    if not path.is_dir() and path.suffix != ".json":
         return TiktokenTokenizer(name)
-    try:
-        return JsonTokenizer(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{name}: cannot be read as a tokenizer.json ({error}): give another") from None
+    # What lies beside a tokenizer.json says more about it.
+    if (description := read_tokenizer(path.parent if path.name == "tokenizer.json" else path)) is None:
+        raise UserError(f"{name}: there is no tokenizer.json, nor a vocab.json: give another --tokenizer")
+    return from_json(description)
 
 
 def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> str:
     """Write a text as a data set, the first 90% of it for training. Return words for a summary."""
     cut = int(0.9 * len(text))
-    train, val = tokenizer.encode(text[:cut], special=False), tokenizer.encode(text[cut:], special=False)
+    with refusing(source, "give another text or tokenizer", UserError):
+        train, val = (
+            tokenizer.encode(part, special=False, add_special_tokens=True)
+            for part in (text[:cut], text[cut:])
+        )
     write_dataset(folder, train, val, tokenizer, source)
     return f"{len(train):,} train and {len(val):,} validation tokens"
 

@@ -9,11 +9,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+import tokenizers
 from safetensors.numpy import save_file
 
 from config.command_line import UserError
+from config.files import read_json
 from config.options import Options
-from data.tokenizer import end_of_text, from_json
+from data.pretrained import transformers
+from data.tokenizer import end_of_text, end_tokens, from_json
 from hub.families import FAMILIES, GPT2, Family
 from model import GPT, Attention, GPTConfig, Norm
 from parallel.sharding import leaf_name
@@ -36,7 +39,8 @@ for {iteration} iterations. Its best validation loss is {loss}.
 
 
 # The options that decide a model's family. So do biases, unless the family has them: they may be 0.
-DECIDING = ("mlp", "position", "norm", "qk_norm", "window", "n_kv_head", "n_hidden", "attention_gate")
+DECIDING = ("mlp", "position", "norm", "qkv_bias", "qk_norm", "window", "n_kv_head", "head_dim", "n_hidden")
+DECIDING += ("attention_gate",)
 
 
 def which_family(config: GPTConfig) -> Family:
@@ -67,22 +71,33 @@ def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
     """Return the entries of config.json."""
     sizes = {theirs: resolved(config)[ours] for ours, theirs in family.sizes.items()}
     rest = {name: value for name, value in family.write_rest(config).items() if value is not None}
-    return sizes | rest | {"tie_word_embeddings": config.tie_embeddings}
+    return sizes | rest
 
 
 def resolved(config: GPTConfig) -> dict[str, Any]:
     """Return a config's fields, with numbers in place of None."""
-    return {"attention_gate": False, **vars(config), "n_kv_head": config.kv_heads, "n_hidden": config.hidden}
+    derived = {"n_kv_head": config.kv_heads, "head_dim": config.head_size, "n_hidden": config.hidden}
+    return {"attention_gate": False} | vars(config) | derived
 
 
 def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
-    eot = end_of_text(tokenizer)
-    special = {"bos_token_id": eot, "eos_token_id": eot}
+    special = special_ids(tokenizer)
     kind = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": "float32"}
     write_json(folder / "config.json", kind | write_config(family, model.config) | special)
     write_json(folder / "generation_config.json", special)
     write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
+
+
+def special_ids(tokenizer: dict | None) -> dict[str, Any]:
+    """Return the tokens that begin a text, end it and pad it, as config.json has them."""
+    ends, eot = end_tokens(tokenizer), end_of_text(tokenizer)
+    found = {"bos_token_id": eot, "eos_token_id": ends if len(ends) > 1 else eot}
+    if tokenizer is None or "uses" not in tokenizer:
+        return found
+    named, encode = tokenizer["uses"]["special_tokens"], from_json(tokenizer).encode
+    names = [name for name in ("bos_token", "pad_token") if name in named]
+    return found | {"bos_token_id": None} | {f"{name}_id": int(encode(named[name])[0]) for name in names}
 
 
 def with_biases(model: GPT, family: Family) -> GPT:
@@ -131,6 +146,7 @@ def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
 
 def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> None:
     """Write the files that transformers makes the tokenizer from, for the kinds that it has."""
+    config = folder / "tokenizer_config.json"
     match tokenizer:
         case {"type": "tiktoken", "name": "gpt2"}:
             from tiktoken.load import read_file_cached
@@ -138,14 +154,33 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
             from_json(tokenizer)  # downloads the files if they are not in tiktoken's cache, or says why not
             (folder / "merges.txt").write_bytes(read_file_cached(GPT2_FILES + "vocab.bpe"))
             (folder / "vocab.json").write_bytes(read_file_cached(GPT2_FILES + "encoder.json"))
-            kind = "GPT2Tokenizer"
+            write_json(config, {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size})
+            return
         case {"type": "tokenizers", "json": str(text)}:
-            (folder / "tokenizer.json").write_text(text, encoding="utf-8")
-            kind = "PreTrainedTokenizerFast"
+            library = tokenizers.Tokenizer.from_str(text)
+        case {"type": "char", "symbols": str(symbols)}:
+            library = characters(symbols)
         case _:
             print("note: transformers has no tokenizer for the tokens of this run: none is written")
             return
-    write_json(folder / "tokenizer_config.json", {"tokenizer_class": kind, "model_max_length": block_size})
+    uses, eot = tokenizer.get("uses", {}), end_of_text(tokenizer)
+    end = {} if eot is None else {"eos_token": library.id_to_token(eot)}
+    transformers().PreTrainedTokenizerFast(
+        tokenizer_object=library,
+        model_max_length=block_size,
+        chat_template=uses.get("chat_template"),
+        **end | uses.get("special_tokens", {}),
+    ).save_pretrained(folder)
+    # transformers 4 knows the class by this name alone.
+    write_json(config, read_json(config) | {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def characters(symbols: str) -> tokenizers.Tokenizer:
+    """Return the library's tokenizer with a token for each symbol, which refuses other characters."""
+    library = tokenizers.Tokenizer(tokenizers.models.WordLevel({x: i for i, x in enumerate(symbols)}))
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    library.decoder = tokenizers.decoders.Fuse()
+    return library
 
 
 def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:

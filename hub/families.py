@@ -1,12 +1,14 @@
-"""Families of models in Hugging Face's format: GPT-2, Llama, and Mistral, a Llama with a sliding window.
+"""Families of models in Hugging Face's format: GPT-2, Llama, and Llamas with more: Mistral, Qwen2, Qwen3.
 
-A family's table names the tensor of each of our arrays, with a pattern of einops from their axes to ours:
+transformers reads a config.json, for its spellings and defaults. A family's table names the tensor of each of
+our arrays, with a pattern of einops from their axes to ours:
 
     "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
 
 so each layer i has a matrix (H C, D), which becomes our (D, H, C).
 
-Llama: arXiv:2302.13971, 2407.21783. Mistral: arXiv:2310.06825. GPT-2: Radford et al., 2019.
+GPT-2: Radford et al., 2019. Llama: arXiv:2302.13971, 2407.21783. Mistral: arXiv:2310.06825. Qwen2:
+arXiv:2407.10671. Qwen3: arXiv:2505.09388.
 """
 
 from collections.abc import Callable
@@ -16,8 +18,12 @@ from typing import Any, NamedTuple
 import jax
 from einops import rearrange
 
-from config.command_line import check_values, spell
+from config.command_line import UserError, check_value, spell
+from data.pretrained import transformers
 from model import GPTConfig
+
+MOST_LAYERS = 10_000
+NOT_READ = ("model_type", "num_labels")  # a large num_labels would fill the memory with names
 
 
 class Tensor(NamedTuple):
@@ -53,8 +59,7 @@ class Family:
     architecture: str  # the class of transformers
     prefix: str  # of all tensors but the head's; some checkpoints leave it out
     biases: bool  # whether its layers have them
-    tied: bool  # whether the head is the embedding where config.json does not say
-    sizes: dict[str, str]  # fields of GPTConfig that are numbers, and what config.json calls them
+    sizes: dict[str, str]  # fields of GPTConfig that config.json has as well, and what it calls them
     read_rest: Callable[[dict[str, Any]], dict[str, Any]]  # the other fields; raises ValueError
     write_rest: Callable[[GPTConfig], dict[str, Any]]  # the other entries, of the nearest such model
     not_weights: str  # a regular expression for other tensors of a checkpoint
@@ -62,14 +67,32 @@ class Family:
 
     def read_config(self, values: dict[str, Any]) -> GPTConfig:
         """Read a config.json. Raises UserError or ValueError for a model that we do not compute."""
-        sizes = {ours: values.get(theirs) for ours, theirs in self.sizes.items()}
-        tied = values.get("tie_word_embeddings", self.tied)
-        fields = sizes | self.read_rest(values) | {"tie_embeddings": tied}
-        config = GPTConfig(**check_values(fields, "", GPTConfig))
+        values = self.complete(values)
+        fields = {ours: check_size(ours, theirs, values.get(theirs)) for ours, theirs in self.sizes.items()}
+        config = GPTConfig(**fields | self.read_rest(values))
         # Rope has several spellings, which read_rest checks.
         rest = {name: ours for name, ours in self.write_rest(config).items() if not name.startswith("rope_")}
         check_entries(values, rest)
         return config
+
+    def complete(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a config.json with the defaults and the spelling of transformers. Raises ValueError."""
+        n_layer = values.get(name := self.sizes["n_layer"])
+        if isinstance(n_layer, int) and n_layer > MOST_LAYERS:  # transformers makes lists as long
+            raise ValueError(f"{name} is {n_layer}, and {MOST_LAYERS} at most can be read")
+        given = {name: value for name, value in values.items() if name not in NOT_READ}
+        try:
+            return transformers().AutoConfig.for_model(self.model_type, **given).to_dict()
+        except Exception as error:  # of many classes, for values of a wrong type
+            raise ValueError(f"transformers refuses it: {error}") from None
+
+
+def check_size(ours: str, theirs: str, value: Any) -> Any:
+    """Return the value of an entry of config.json, within our field's limits. Raises ValueError."""
+    try:
+        return check_value(ours, value, "", GPTConfig)
+    except UserError as error:
+        raise ValueError(str(error).replace(ours, theirs, 1)) from None
 
 
 def check_entries(values: dict[str, Any], ours: dict[str, Any]) -> None:
@@ -89,6 +112,7 @@ def write_gpt2(config: GPTConfig) -> dict[str, Any]:
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
+        "per_layer_config": None,
         "quantization_config": None,
     }
 
@@ -101,10 +125,10 @@ GPT2 = Family(
     architecture="GPT2LMHeadModel",
     prefix="transformer.",
     biases=True,
-    tied=True,
     sizes={
         "block_size": "n_positions",
         "vocab_size": "vocab_size",
+        "tie_embeddings": "tie_word_embeddings",
         "n_layer": "n_layer",
         "n_head": "n_head",
         "n_embd": "n_embd",
@@ -135,12 +159,8 @@ LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_em
 
 
 def read_llama(values: dict[str, Any]) -> dict[str, Any]:
-    # transformers 5 has one entry for `rope_theta` and `rope_scaling`, earlier ones two.
-    rope = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    if not isinstance(rope, dict):
-        raise ValueError(f"its rope parameters are {spell(rope)}, expected an object")
-    rope = {"rope_theta": values.get("rope_theta", 10000.0)} | rope
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    rope = values["rope_parameters"]
+    kind = rope["rope_type"]
     if kind not in ("default", "llama3"):
         raise ValueError(f"rope_type is {spell(kind)}, and only 'default' and 'llama3' can be computed here")
     check_entries(rope, {"partial_rotary_factor": 1} | (LLAMA3 if kind == "llama3" else {}))
@@ -149,8 +169,8 @@ def read_llama(values: dict[str, Any]) -> dict[str, Any]:
         "norm": "rmsnorm",
         "mlp": "swiglu",
         "bias": False,
-        "rope_theta": rope["rope_theta"],
-        "rope_scaling": rope.get("factor") if kind == "llama3" else 1.0,
+        "rope_theta": check_size("rope_theta", "rope_theta", rope["rope_theta"]),
+        "rope_scaling": check_size("rope_scaling", "factor", rope["factor"]) if kind == "llama3" else 1.0,
     }
 
 
@@ -162,14 +182,23 @@ def write_llama(config: GPTConfig) -> dict[str, Any]:
         "mlp_bias": False,
         "head_dim": config.head_size,
         "sliding_window": config.window,
+        "per_layer_config": None,
         "quantization_config": None,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rope_scaling == 1 else scaled,
     }
 
 
-def read_mistral(values: dict[str, Any]) -> dict[str, Any]:
-    return read_llama(values) | {"window": values.get("sliding_window", 4096)}  # transformers' default
+def read_qwen(values: dict[str, Any]) -> dict[str, Any]:
+    all_layers = "full_attention" if values["sliding_window"] is None else "sliding_attention"
+    if set(values["layer_types"]) != {all_layers}:
+        raise ValueError("layer_types differ, and only layers of one kind can be computed here")
+    return read_llama(values)
+
+
+def write_qwen(config: GPTConfig) -> dict[str, Any]:
+    windows = {"use_sliding_window": True, "max_window_layers": 0} if config.window else {}
+    return write_llama(config) | windows
 
 
 LLAMA = Family(
@@ -177,14 +206,15 @@ LLAMA = Family(
     architecture="LlamaForCausalLM",
     prefix="model.",
     biases=False,
-    tied=False,
     sizes={
         "block_size": "max_position_embeddings",
         "vocab_size": "vocab_size",
+        "tie_embeddings": "tie_word_embeddings",
         "n_layer": "num_hidden_layers",
         "n_head": "num_attention_heads",
         "n_kv_head": "num_key_value_heads",
         "n_embd": "hidden_size",
+        "head_dim": "head_dim",
         "n_hidden": "intermediate_size",
         "norm_eps": "rms_norm_eps",
     },
@@ -207,6 +237,30 @@ LLAMA = Family(
     },
 )
 
-MISTRAL = replace(LLAMA, model_type="mistral", architecture="MistralForCausalLM", read_rest=read_mistral)
+QKV_BIASES = {
+    f"blocks.attn.c_{x}.bias": Tensor(f"model.layers.{{i}}.self_attn.{x}_proj.bias", "(h c) -> h c")
+    for x in "qkv"
+}
+QK_NORMS = {
+    f"blocks.attn.{x}_norm.weight": Tensor(f"model.layers.{{i}}.self_attn.{x}_norm.weight") for x in "qk"
+}
+SIZES = LLAMA.sizes | {"window": "sliding_window"}
+MISTRAL = replace(LLAMA, model_type="mistral", architecture="MistralForCausalLM", sizes=SIZES)
+QWEN2 = replace(
+    MISTRAL,
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    read_rest=lambda values: read_qwen(values) | {"qkv_bias": True},
+    write_rest=write_qwen,
+    tensors=LLAMA.tensors | QKV_BIASES,
+)
+QWEN3 = replace(
+    MISTRAL,
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    read_rest=lambda values: read_qwen(values) | {"qk_norm": True},
+    write_rest=write_qwen,
+    tensors=LLAMA.tensors | QK_NORMS,
+)
 
-FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL)}
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}

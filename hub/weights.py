@@ -16,15 +16,15 @@ from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, spell
 from config.files import read_json, refusing
-from data.tokenizer import check_description
-from hub.families import FAMILIES, GPT2, Family
+from data.pretrained import FILES as TOKENIZER_FILES
+from data.pretrained import read_tokenizer
+from hub.families import FAMILIES, Family
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
 GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
-FILES = ["config.json", "model.safetensors", "model-*.safetensors"]  # what is downloaded
-FILES += ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"]
+FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded
 
 Tensors = dict[str, Callable[[], np.ndarray]]  # a function that reads each, by its full name
 
@@ -77,12 +77,10 @@ class Pretrained:
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
-        path, gpt2_sized = self.folder / "tokenizer.json", self.config.vocab_size in GPT2_VOCABULARIES
-        # GPT-2's own is read by tiktoken, as its data sets are.
-        if path.is_file() and not (gpt2_sized and self.family is GPT2):
-            with refusing(f"{path}: cannot be used", "download it again", ValueError):
-                return check_description({"type": "tokenizers", "json": path.read_text("utf-8")})
-        return {"type": "tiktoken", "name": "gpt2"} if gpt2_sized else None
+        assumed = (
+            {"type": "tiktoken", "name": "gpt2"} if self.config.vocab_size in GPT2_VOCABULARIES else None
+        )
+        return read_tokenizer(self.folder) or assumed
 
 
 def locate(name: str) -> Path:

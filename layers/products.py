@@ -51,9 +51,11 @@ class Linear(eqx.Module):
     # How the mesh axis `tensor` splits each array: along the first output axis.
     tensor_specs: ClassVar[dict[str, P]] = {"weight": P(None, "tensor"), "bias": P("tensor")}
 
-    def __init__(self, config, fan_in: int, *fan_out: int, std: float = 0.02, key: PRNGKeyArray):
+    def __init__(
+        self, config, fan_in: int, *fan_out: int, bias: bool = False, std: float = 0.02, key: PRNGKeyArray
+    ):
         self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
-        self.bias = jnp.zeros(fan_out) if config.bias else None
+        self.bias = jnp.zeros(fan_out) if config.bias or bias else None
         self.compute = config.compute
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:

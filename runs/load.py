@@ -12,7 +12,7 @@ import jax
 
 from config.command_line import UserError
 from config.options import SHAPE, Options
-from data.tokenizer import Tokenizer, end_of_text, from_json
+from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
 from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_arrays
@@ -54,7 +54,7 @@ def load_run(
     chosen = saved[-1] if iteration is None else iteration
     manifest = checkpoints.manifest(chosen)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
-    config = model_config(options, manifest.vocab_size, end_of_text(manifest.tokenizer))
+    config = model_config(options, manifest.vocab_size, document_start(manifest.tokenizer))
     shapes = state_shapes(config, options).model
     base = load_base(checkpoints, manifest, shapes)
     model = checkpoints.restore_model(chosen, shapes, base)

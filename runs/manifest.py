@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
 from config.options import LORA, SHAPE, Options
-from data.tokenizer import check_description
+from data.tokenizer import check_description, same_tokens
 from parallel.hosts import on_process_0
 
 FORMAT = 3
@@ -51,10 +51,10 @@ class Manifest:
         for name in (*SHAPE, *LORA, "optimizer"):
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
-        return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
+        return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
-        if self.tokenizer != saved.tokenizer:
+        if not same_tokens(self.tokenizer, saved.tokenizer):
             raise UserError(
                 f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
                 "give the data set that it was trained on, or train anew in another --out_dir"

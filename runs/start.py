@@ -9,7 +9,7 @@ import jax
 from config.command_line import UserError
 from config.options import RESUMING, Options
 from data.dataset import NANOGPT, Dataset, Meta, prepare_if_missing
-from data.tokenizer import end_of_text
+from data.tokenizer import document_start, end_of_text, same_tokens
 from hub.weights import open_pretrained
 from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
@@ -81,7 +81,7 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
             f"dataset={options.dataset} has a vocabulary of {needed} tokens, and the model one of "
             f"{vocab_size}: choose a data set of the model's own tokens"
         )
-    config = model_config(options, vocab_size, eot)
+    config = model_config(options, vocab_size, document_start(meta.tokenizer))
     check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
     make_schedule(options)  # raises UserError for one that cannot be
     return config
@@ -133,10 +133,16 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     if is_run(options.init_from):
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
-        manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
-    elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
+        start = latest_manifest(options.init_from)
+        manifest.check_vocabulary(start, options.init_from)
+        tokenizer = start.tokenizer
+    else:
+        tokenizer = open_pretrained(options.init_from).tokenizer()
+    if not same_tokens(tokenizer, manifest.tokenizer):
         known = f"{options.init_from} is not known to have learned the tokens of"
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
+    elif document_start(tokenizer) == document_start(manifest.tokenizer):
+        manifest = replace(manifest, tokenizer=tokenizer)  # it says how the weights use them, as in chats
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:

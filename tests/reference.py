@@ -4,7 +4,9 @@ Nothing is downloaded: a reference is made from a configuration. Its tensors, be
 are renamed and stacked over the layers to match ours, so that the two can be compared leaf by leaf.
 """
 
+import re
 from dataclasses import replace
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -26,6 +28,10 @@ CONFIGS = {
         LLAMA, n_kv_head=2, n_hidden=100, norm_eps=1e-2, rope_theta=500000.0, rope_scaling=32.0
     ),
     "mistral": replace(LLAMA, n_kv_head=2, window=5),
+    "mistral, nemo": replace(LLAMA, n_kv_head=2, head_dim=20),
+    "qwen2": replace(LLAMA, n_kv_head=2, qkv_bias=True, tie_embeddings=True),
+    "qwen2, window": replace(LLAMA, n_kv_head=2, qkv_bias=True, window=5),
+    "qwen3": replace(LLAMA, n_kv_head=2, head_dim=20, qk_norm=True),
 }
 # transformers' parameters of the scaling, as in Llama 3.2's config.json.
 LLAMA3 = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -37,6 +43,11 @@ LLAMA_LAYER = {
     "attn.c_q.weight": "self_attn.q_proj",
     "attn.c_k.weight": "self_attn.k_proj",
     "attn.c_v.weight": "self_attn.v_proj",
+    "attn.c_q.bias": "self_attn.q_proj",
+    "attn.c_k.bias": "self_attn.k_proj",
+    "attn.c_v.bias": "self_attn.v_proj",
+    "attn.q_norm.weight": "self_attn.q_norm",
+    "attn.k_norm.weight": "self_attn.k_norm",
     "attn.c_proj.weight": "self_attn.o_proj",
     "ln_2.weight": "post_attention_layernorm",
     "mlp.c_gate.weight": "mlp.gate_proj",
@@ -49,7 +60,8 @@ def random_reference(name: str) -> torch.nn.Module:
     """The `transformers` model of CONFIGS[name]. Weights are large enough for its logits to spread."""
     config = CONFIGS[name]
     torch.manual_seed(0)
-    model = (gpt2 if name == "gpt2" else mistral if config.window else llama)(config).eval()
+    kind = re.split("[ ,]", name)[0]
+    model = {"gpt2": gpt2, "llama": llama}.get(kind, partial(more_than_llama, kind))(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():  # gains and biases too, which start out as ones and zeros
             parameter.add_(0.2 * torch.randn(parameter.shape))
@@ -91,10 +103,13 @@ def llama(config: GPTConfig) -> torch.nn.Module:
     )
 
 
-def mistral(config: GPTConfig) -> torch.nn.Module:
-    values = llama(replace(config, window=None)).config.to_dict()
-    theirs = transformers.MistralConfig(**values | {"sliding_window": config.window})
-    return transformers.MistralForCausalLM(theirs)
+def more_than_llama(kind: str, config: GPTConfig) -> torch.nn.Module:
+    """The model of a class whose config has all that Llama's has, and more: mistral, qwen2 or qwen3."""
+    values = llama(replace(config, window=None, head_dim=None)).config.to_dict() | {"model_type": kind}
+    values |= {"sliding_window": config.window, "head_dim": config.head_size}
+    values |= {"use_sliding_window": config.window is not None, "max_window_layers": 0}
+    theirs = transformers.AutoConfig.for_model(**values)
+    return transformers.AutoModelForCausalLM.from_config(theirs)
 
 
 def as_gpt(name: str, tensors: dict[str, torch.Tensor]) -> GPT:
@@ -143,7 +158,9 @@ def from_llama(tensors, config):
     if not config.tie_embeddings:
         arrays["lm_head"] = tensors.pop("lm_head.weight")
     for ours, theirs in LLAMA_LAYER.items():
-        names = [f"model.layers.{i}.{theirs}.weight" for i in range(config.n_layer)]
+        names = [f"model.layers.{i}.{theirs}.{ours.split('.')[-1]}" for i in range(config.n_layer)]
+        if names[0] not in tensors:  # biases and norms of queries and keys, where there are some
+            continue
         layers = np.stack([tensors.pop(name).T for name in names])
         if ours.startswith(("attn.c_q", "attn.c_k", "attn.c_v")):
             layers = layers.reshape(*layers.shape[:-1], -1, config.head_size)  # (L, D, heads, C)

@@ -1,5 +1,6 @@
 """export.py: what transformers and PEFT load computes what the run's model does, and comes back the same."""
 
+import importlib
 import os
 from dataclasses import replace
 from functools import cache
@@ -10,24 +11,42 @@ import peft
 import pytest
 import torch
 from transformers import (
+    AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     GPT2LMHeadModel,
     LlamaForCausalLM,
     MistralForCausalLM,
+    Qwen2ForCausalLM,
+    Qwen3ForCausalLM,
+    pipeline,
 )
 
 import export
+import sample
 import train
 from config.options import Options
-from data.tokenizer import CharTokenizer, JsonTokenizer, TiktokenTokenizer
-from hub.export import which_family
+from data.pretrained import read_tokenizer
+from data.tokenizer import (
+    CharTokenizer,
+    JsonTokenizer,
+    TiktokenTokenizer,
+    end_of_text,
+    from_json,
+    same_tokens,
+)
+from hub.export import which_family, write_tokenizer
 from model import GPT
 from runs.load import load_pretrained, load_run
 from runs.manifest import Manifest
 from tests.helpers import contents, refusal, save_run
+from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
+from tools.serving.chat import Chat
 from training.state import create_state, create_state_around, model_config, shape_options
+
+prepare_text = importlib.import_module("data.shakespeare.prepare").main
 
 TINY = replace(
     Options(), n_layer=2, n_head=4, n_embd=32, block_size=16, vocab_size=65, device="cpu", unroll=1
@@ -42,8 +61,13 @@ SHAPES = {
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
     "llama, µP": LLAMA | dict(mup_base_width=8),
     "mistral": LLAMA | dict(window=5),
+    "llama, wide heads": LLAMA | dict(head_dim=12),
+    "qwen2": LLAMA | dict(qkv_bias=True),
+    "qwen2, window": LLAMA | dict(qkv_bias=True, window=5),
+    "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
+CLASSES |= {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
 
 
@@ -128,11 +152,11 @@ def test_what_cannot_be_exported_is_one_line_and_nothing_is_written(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_the_card_says_what_the_model_is_and_characters_have_no_tokenizer(tmp_path, capsys):
+def test_the_card_says_what_the_model_is(tmp_path, capsys):
     run = a_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
     files = contents(run_export(run, tmp_path / "bard"))
-    assert set(files) == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
-    assert "note: transformers has no tokenizer" in capsys.readouterr().out
+    weights = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
+    assert set(files) == weights | {"tokenizer.json", "tokenizer_config.json"}
     card = files["README.md"].decode()
     parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
     assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
@@ -158,7 +182,64 @@ def test_a_tokenizer_json_goes_along_and_comes_back(tmp_path, tokenizer_json, fa
     text = "the other\twörld €😀 <|endoftext|>"
     assert AutoTokenizer.from_pretrained(folder).encode(text) == tokenizer.encode(text).tolist()
     _, description = load_pretrained(str(folder))
-    assert description == tokenizer.description
+    assert same_tokens(description, tokenizer.description) and end_of_text(description) == 0
+
+
+# --- its tokens and its chats -----------------------------------------------------------------------------
+
+
+def test_a_pipeline_continues_the_export_of_a_character_run_as_sample_does(tmp_path, capsys):
+    run = a_run(tmp_path / "run", replace(TINY, out_dir=str(tmp_path / "run"), **LLAMA))
+    folder = run_export(run, tmp_path / "to")
+    start = "PACK MY BOX"
+    start = start.replace(" ", "`")  # of the 65 characters from ! to a
+    theirs = pipeline("text-generation", str(folder))
+    with torch.no_grad():
+        text = theirs(start, max_new_tokens=5, do_sample=False)[0]["generated_text"]
+    assert text.startswith(start) and len(text) == len(start) + 5
+    capsys.readouterr()
+    asked = dict(out_dir=run, start=start, temperature=0, max_new_tokens=5, num_samples=1, device="cpu")
+    sample.main([f"--{name}={value}" for name, value in asked.items()])
+    assert capsys.readouterr().out == f"{text}\n{sample.SEPARATOR}\n"
+
+
+def test_characters_are_encoded_one_by_one_and_no_other_is_taken(tmp_path):
+    tokenizer = CharTokenizer("\n \t'ab.,é😀\u200d")
+    write_tokenizer(tmp_path, tokenizer.description, 8)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    for text in ("ab ba", " a  b \n\n\t'a .,", "é😀\u200d\n", ""):
+        assert theirs(text).input_ids == tokenizer.encode(text).tolist()
+        assert theirs.decode(tokenizer.encode(text)) == text
+    with pytest.raises(Exception, match="UNK"):
+        theirs("c")
+    assert from_json(read_tokenizer(tmp_path)).encode("a b").tolist() == tokenizer.encode("a b").tolist()
+
+
+@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
+    source = tmp_path / "llama"
+    save_llama(source)
+    theirs = AutoTokenizer.from_pretrained(source)
+    text = tmp_path / "text.txt"
+    text.write_text("the other thing and the rest. " * 30)
+    prepare_text(
+        [f"--source={text}", f"--to={tmp_path / 'data'}", f"--tokenizer={source / 'tokenizer.json'}"]
+    )
+    words = tiny(
+        tmp_path / "run", init_from=source, dataset=tmp_path / "data", max_iters=2, lora_rank=2 * lora
+    )
+    train.main([word for word in words if not word.startswith(("--n_", "--lora_rank=0"))])
+    ours = run_export(tmp_path / "run", tmp_path / "to")
+
+    again, chat = AutoTokenizer.from_pretrained(ours), [{"role": "user", "content": "hi"}]
+    assert again.special_tokens_map == theirs.special_tokens_map
+    assert again("the [TURN] other").input_ids == theirs("the [TURN] other").input_ids
+    assert again.apply_chat_template(chat, tokenize=False) == theirs.apply_chat_template(chat, tokenize=False)
+    assert GenerationConfig.from_pretrained(ours).eos_token_id == [END, TURN]
+    config = AutoConfig.from_pretrained(ours)
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (START, [END, TURN], PAD)
+    _, manifest, _ = load_run(str(tmp_path / "run"))
+    assert Chat(manifest.tokenizer).prompt(chat).startswith("<s>user: hi[TURN]")
 
 
 # --- adapters for PEFT ------------------------------------------------------------------------------------

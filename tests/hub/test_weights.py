@@ -14,6 +14,7 @@ import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
 
 from config.options import Options
 from hub.families import FAMILIES
@@ -70,6 +71,12 @@ def folder(tmp_path):
     return tmp_path
 
 
+# Llama 3's scaling, and without the length of its first training, which is then the model's own.
+LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, rope_theta=1e4)
+LLAMA3_AS_LONG = dict(LLAMA3)
+LLAMA3["original_max_position_embeddings"] = 8192
+
+
 def change_config(folder, **values):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
@@ -89,8 +96,9 @@ def test_every_weight_and_the_logits_are_those_of_transformers(name, tmp_path):
     reference = saved(name, tmp_path)
     model = load(tmp_path)
     assert (model.config.kv_heads, model.config.hidden) == (CONFIGS[name].kv_heads, CONFIGS[name].hidden)
-    expected = replace(CONFIGS[name], n_kv_head=model.config.n_kv_head, n_hidden=model.config.n_hidden)
-    assert model.config == replace(expected, rope_theta=model.config.rope_theta)
+    said = {field: getattr(model.config, field) for field in ("n_kv_head", "n_hidden", "head_dim")}
+    assert model.config.head_size == CONFIGS[name].head_size
+    assert model.config == replace(CONFIGS[name], **said, rope_theta=model.config.rope_theta)
     assert CONFIGS[name].position == "learned" or model.config.rope_theta == CONFIGS[name].rope_theta
     assert_same_bits(model, as_gpt(name, dict(reference.named_parameters())))
     assert_logits(model, *logits(reference))
@@ -132,6 +140,20 @@ def test_a_config_of_transformers_4_says_the_rotation_in_two_entries(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(values))
     open_pretrained.cache_clear()
     assert load(tmp_path).config == replace(expected.config, rope_scaling=1.0)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
+def test_what_a_config_leaves_out_is_as_in_transformers(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
+    ours, theirs = open_pretrained(str(tmp_path)).config, AutoConfig.from_pretrained(tmp_path)
+    learned = name == "gpt2"
+    assert ours.block_size == theirs.max_position_embeddings and ours.vocab_size == theirs.vocab_size
+    assert ours.norm_eps == (theirs.layer_norm_epsilon if learned else theirs.rms_norm_eps)
+    assert (ours.n_embd, ours.n_layer) == (theirs.hidden_size, theirs.num_hidden_layers)
+    assert ours.hidden == (4 * theirs.n_embd if learned else theirs.intermediate_size)
+    assert ours.head_size == getattr(theirs, "head_dim", theirs.hidden_size // theirs.num_attention_heads)
+    assert ours.kv_heads == getattr(theirs, "num_key_value_heads", theirs.num_attention_heads)
+    assert (ours.window, ours.tie_embeddings) == (getattr(theirs, "sliding_window", None), learned)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
@@ -216,27 +238,44 @@ def test_a_file_cut_short_is_named(folder, kept):
 @pytest.mark.parametrize(
     "name, values, says",
     [
-        ("gpt2", dict(model_type="mamba"), "model_type is 'mamba', and only gpt2, llama, mistral can be"),
+        (
+            "gpt2",
+            dict(model_type="mamba"),
+            "model_type is 'mamba', and only gpt2, llama, mistral, qwen2, qwen3 can be",
+        ),
         ("gpt2", dict(activation_function="gelu"), "activation_function is 'gelu'"),
         ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
-        ("gpt2", dict(n_inner="100"), "n_hidden is '100': it should be a valid integer"),
-        ("gpt2", dict(n_layer=None), "n_layer is None: it should be a valid integer"),
+        ("gpt2", dict(n_inner="100"), "transformers refuses it: Validation error for field 'n_inner': "),
+        ("gpt2", dict(n_inner=0), "n_inner is 0: it should be greater than"),
+        ("gpt2", dict(n_layer=None), "transformers refuses it: Validation error for field 'n_layer': "),
+        ("gpt2", dict(per_layer_config={}), "per_layer_config is {}"),
         ("gpt2", dict(n_head=5), "n_embd=48 must be a multiple of n_head=5"),
         ("gpt2", dict(vocab_size=0), "vocab_size is 0: it should be greater than"),
         ("llama", dict(attention_bias=True), "attention_bias is True"),
-        ("llama", dict(head_dim=16), "head_dim is 16"),
+        ("llama", dict(head_dim=15), "transformers refuses it: Class validation error"),
+        ("llama", dict(head_dim=3), "rope needs an even head size, and it is 3"),
+        ("qwen3", dict(attention_bias=True), "attention_bias is True"),
+        (
+            "qwen2",
+            dict(layer_types=["full_attention", "sliding_attention", "full_attention"]),
+            "layer_types differ",
+        ),
+        ("qwen2", dict(num_hidden_layers=2**30), "num_hidden_layers is 1073741824, and 10000 at most"),
         ("llama", dict(hidden_act="gelu"), "hidden_act is 'gelu'"),
         ("llama", dict(sliding_window=4096), "sliding_window is 4096"),
-        ("mistral", dict(sliding_window="4096"), "window is '4096': it should be a valid integer"),
-        ("mistral", dict(sliding_window=0), "window is 0: it should be greater than"),
-        ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_type is 'yarn'"),
         (
-            "llama",
-            dict(rope_parameters=dict(rope_type="llama3")),
-            "rope_scaling is None: it should be a valid number",
+            "mistral",
+            dict(sliding_window="4096"),
+            "transformers refuses it: Validation error for field 'sliding",
         ),
-        ("llama", dict(rope_parameters=dict(rope_type="llama3", low_freq_factor=2)), "low_freq_factor is 2"),
-        ("llama", dict(rope_parameters=[1]), "its rope parameters are [1]"),
+        ("mistral", dict(sliding_window=0), "sliding_window is 0: it should be greater than"),
+        ("llama", dict(rope_parameters=dict(rope_type="yarn", factor=2.0)), "rope_type is 'yarn'"),
+        ("llama", dict(rope_scaling=dict(rope_type="linear", factor=4.0)), "rope_type is 'linear'"),
+        ("llama", dict(rope_parameters=dict(rope_type="llama3")), "transformers refuses it: "),
+        ("llama", dict(rope_parameters=LLAMA3 | dict(factor=0.0)), "factor is 0: it should be greater than"),
+        ("llama", dict(rope_parameters=LLAMA3 | dict(low_freq_factor=2)), "low_freq_factor is 2"),
+        ("llama", dict(rope_parameters=LLAMA3_AS_LONG), "original_max_position_embeddings is 16"),
+        ("llama", dict(rope_parameters=[1]), "transformers refuses it: "),
     ],
 )
 def test_a_model_that_we_do_not_have_is_named(name, values, says, tmp_path):
@@ -258,7 +297,7 @@ def test_any_damage_to_a_config_is_one_line(name, tmp_path):
 
 def test_a_number_of_layers_beyond_all_reason_is_refused_at_once(folder):
     change_config(folder, n_layer=2**30)
-    assert "has no tensor transformer.h.3.ln_1.weight" in refused(folder)
+    assert "n_layer is 1073741824, and 10000 at most can be read" in refused(folder)
 
 
 @pytest.mark.parametrize("vocab_size", [50257, 50304, 50258, 50305])

@@ -255,7 +255,7 @@ def write(served: Here, fields: WriteBody) -> Response:
             vocab_size=served.vocab_size,
         )
         new = np.concatenate(list(drawn), axis=1)[0]
-    ends = np.flatnonzero(new == served.eot)[:1] + 1
+    ends = np.flatnonzero(np.isin(new, served.ends))[:1] + 1
     return answer(served, np.concatenate([ids, new[: ends[0]] if len(ends) else new]))
 
 

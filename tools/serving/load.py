@@ -9,10 +9,8 @@ from pathlib import Path
 import jax
 
 from config.command_line import UserError
-from data.tokenizer import Tokenizer, end_of_text
+from data.tokenizer import end_tokens, same_tokens
 from generation.engine import Engine
-from hub.chat import read_chat_template
-from hub.weights import open_pretrained
 from parallel.mesh import check_fit, make_mesh
 from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device, keep_compiled_programs
@@ -61,16 +59,19 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
     if mesh.shape["data"] * mesh.shape["stage"] > 1:
         raise UserError(f"mesh={options.mesh}: a server splits the weights alone: use tensor or fsdp")
     check_fit(mesh, model.config, B=mesh.size)
-    if options.beside and latest_manifest(options.beside).tokenizer != description:
+    if options.beside and not same_tokens(latest_manifest(options.beside).tokenizer, description):
         raise UserError(f"--beside={options.beside}: has another vocabulary than --out_dir={options.out_dir}")
     others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
+    chat = Chat(tokenizer.description)
+    if chat.broken:
+        print(f"note: {chat.broken}: chats are refused", file=sys.stderr)
     return Served(
         Path(options.out_dir if of_a_run else options.init_from).resolve().name,
         tokenizer,
-        end_of_text(description),
-        Chat() if of_a_run else load_chat(options.init_from, tokenizer),
+        end_tokens(description),
+        chat,
         Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
         [Run(options.out_dir, options.dtype), *others] if of_a_run else [],
         options.api_key,
@@ -85,13 +86,6 @@ def wait_for_checkpoint(out_dir: str, say: Callable[[str], None]) -> None:
     while checkpoints.latest() is None:
         time.sleep(LOOK)
         checkpoints.manager.reload()
-
-
-def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
-    """Load the chat template of a tokenizer from the hub or a folder. Raises UserError."""
-    template, tokens = read_chat_template(open_pretrained(init_from).folder)
-    end = tokenizer.encode(tokens.get("eos_token", "")).tolist()
-    return Chat(template, tokens, ends=tuple(end) if len(end) == 1 else ())
 
 
 def follow(served: Served, options: ServeOptions) -> None:

@@ -86,6 +86,7 @@ class CompletionBody(Common):
     prompt: Annotated[list[str | Ids], Field(max_length=SEQUENCES), BeforeValidator(as_list)] = [""]
     logprobs: int | None = Field(None, ge=0, le=20)
     echo: bool = False
+    add_special_tokens: bool = True  # as vLLM's
 
     @property
     def likeliest(self) -> int | None:
@@ -124,16 +125,16 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
     """Return what the engine is asked, n times each prompt, and the texts that end one. Raises ApiError."""
     check_model(fields.model, served)
     stops = fields.stop
-    ends = (*fields.stop_token_ids, *([] if served.eot is None else [served.eot]))
+    ends = (*fields.stop_token_ids, *served.ends)
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
     check_ids(served, "logit_bias", fields.logit_bias)
     if isinstance(fields, ChatBody):
-        prompts = [read_ids(served, "messages", served.chat.prompt([x.plain() for x in fields.messages]))]
+        text = served.chat.prompt([x.plain() for x in fields.messages])
+        prompts = [read_ids(served, "messages", text, add_special_tokens=False)]
         default = served.model.config.block_size
         stops = stops + served.chat.stops
-        ends = ends + served.chat.ends
     else:
-        prompts = [read_ids(served, "prompt", prompt) for prompt in fields.prompt]
+        prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
         default = 16  # as OpenAI's
     if fields.n * len(prompts) > (most := min(SEQUENCES, served.worker.room)):
         message = f"{len(prompts)} prompts times n={fields.n} are more than {most}, which run or wait here"
@@ -170,16 +171,17 @@ def check_model(name: str | None, served: Served) -> None:
         raise ApiError(message, "model", 404, "model_not_found")
 
 
-def read_ids(served: Served, param: str, given: str | list[int]) -> Int[np.ndarray, " T"]:
+def read_ids(
+    served: Served, param: str, given: str | list[int], add_special_tokens: bool = True
+) -> Int[np.ndarray, " T"]:
     """Return token ids, or those of a text; if it is empty, the end-of-text token. Raises ApiError."""
     ids = given
     if isinstance(ids, str):
         try:
-            ids = served.tokenizer.encode(ids).tolist()
-        except UserError as error:  # a character that is not in the vocabulary
+            ids = served.tokenizer.encode(ids, add_special_tokens=add_special_tokens).tolist()
+        except UserError as error:  # as for a character that is not in the vocabulary
             raise ApiError(str(error), param) from None
-        if not ids and served.eot is not None:
-            ids = [served.eot]
+        ids = ids or served.ends[:1]
     if not ids:
         raise ApiError(f"{param} is empty: it needs at least one token", param)
     check_ids(served, param, ids)

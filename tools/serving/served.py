@@ -95,7 +95,7 @@ class Served:
 
     name: str  # of the model, in the API
     tokenizer: Tokenizer
-    eot: int | None  # the token that ends a text
+    ends: list[int]  # tokens that end what it writes
     chat: Chat
     worker: Worker
     runs: list[Run]  # the model's, if it comes from one, and others of its vocabulary

@@ -1,0 +1,199 @@
+"""Tokenizers of folders are those of transformers: its tokens, which begin and end a text, and its errors."""
+
+import importlib
+import json
+import os
+
+import numpy as np
+import pytest
+import tokenizers
+from transformers import AutoTokenizer
+
+from config.command_line import UserError
+from data.dataset import load_meta
+from data.prepare import prepare
+from data.pretrained import read_tokenizer
+from data.tokenizer import document_start, end_of_text, end_tokens, from_json, same_tokens
+from data.writer import load_tokenizer
+from hub.export import write_tokenizer
+from tests.helpers import refusal, run_python
+from tests.pretrained import (
+    BOS,
+    END,
+    PAD,
+    START,
+    TEMPLATE,
+    TURN,
+    library_tokenizer,
+    save_gpt2,
+    save_llama,
+    save_tokenizer,
+)
+
+shakespeare = importlib.import_module("data.shakespeare.prepare")
+
+TEXT = "the other wörld <s>[TURN] €\n\n"
+DOCUMENTS = ["the story " * 400, "the", "a b"]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    save_llama(tmp_path / "llama")
+    return tmp_path / "llama"
+
+
+@pytest.fixture
+def cutting(tmp_path):
+    """A tokenizer.json that says to cut texts at 64 tokens and to fill them up to 64."""
+    library = library_tokenizer()
+    library.enable_truncation(64)
+    library.enable_padding(length=64, pad_token="[PAD]", pad_id=PAD)
+    library.save(str(tmp_path / "cutting.json"))
+    return tmp_path / "cutting.json"
+
+
+def prepared(folder, tokenizer, documents=DOCUMENTS):
+    """The tokens that data/prepare.py writes, of both splits."""
+    source = folder / "source.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    options = dict(source=source, to=folder / "set", tokenizer=tokenizer, num_proc=1, val_fraction=0.4)
+    prepare([f"--{name}={value}" for name, value in options.items()])
+    dtype = load_meta(str(folder / "set")).dtype
+    return [np.fromfile(folder / "set" / f"{split}.bin", dtype).tolist() for split in ("train", "val")]
+
+
+def test_a_prompt_is_that_of_transformers(folder):
+    theirs, ours = AutoTokenizer.from_pretrained(folder), from_json(read_tokenizer(folder))
+    for special in (True, False):
+        expected = theirs(TEXT, add_special_tokens=special).input_ids
+        assert ours.encode(TEXT, add_special_tokens=special).tolist() == expected
+    assert expected[0] != START and START in expected  # in the text, its name means it
+
+
+def test_the_ends_are_those_of_the_generation_config_or_else_of_the_config(folder):
+    assert end_tokens(read_tokenizer(folder)) == [END, TURN]
+    (folder / "generation_config.json").unlink()
+    config = json.loads((folder / "config.json").read_text())
+    for said, expected in ((TURN, [TURN]), ([TURN, END], [END, TURN]), (None, [END])):
+        (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": said}))
+        assert end_tokens(read_tokenizer(folder)) == expected
+    assert end_of_text(read_tokenizer(folder)) == END  # of the tokenizer, whatever its name is
+
+
+def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(cutting, tmp_path, capsys):
+    expected = library_tokenizer().encode(DOCUMENTS[0], add_special_tokens=False).ids
+    assert len(expected) > 64
+    tokenizer = load_tokenizer(str(cutting))
+    for text, ids in ((DOCUMENTS[0], expected), ("the", library_tokenizer(None).encode("the").ids)):
+        assert tokenizer.encode(text).tolist() == ids
+    assert tokenizer.vocab_size == library_tokenizer().get_vocab_size()
+    from_run = {"type": "tokenizers", "json": cutting.read_text()}  # as earlier versions kept it
+    assert from_json(from_run).encode(DOCUMENTS[0]).tolist() == expected
+
+    text = tmp_path / "text.txt"
+    text.write_text("the " * 7000)
+    shakespeare.main([f"--source={text}", f"--to={tmp_path / 'set'}", f"--tokenizer={cutting}"])
+    assert load_meta(str(tmp_path / "set")).counts == {"train": 1 + 25200 // 4 + 1, "val": 1 + 700 + 1}
+    assert "28,000 characters" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("template", [BOS, None, "<s> $A [END]"])
+def test_a_document_is_as_the_tokenizer_encodes_it_with_its_end_last(tmp_path, template):
+    save_tokenizer(tmp_path, library_tokenizer(template))
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    train, val = prepared(tmp_path, tmp_path)
+    encoded = [theirs(text).input_ids for text in DOCUMENTS]
+    expected = [ids if ids[-1] == END else [*ids, END] for ids in encoded]
+    assert sorted(train + val) == sorted(sum(expected, []))
+    stream = train + val
+    for ids in expected:  # each document as a whole
+        assert any(stream[i : i + len(ids)] == ids for i in range(len(stream)))
+    meta = load_meta(str(tmp_path / "set"))
+    assert document_start(meta.tokenizer) == (END if template is None else START)
+    assert end_of_text(meta.tokenizer) == END
+
+
+def test_a_special_token_that_a_document_names_is_text(tmp_path):
+    save_tokenizer(tmp_path, library_tokenizer())
+    train, val = prepared(tmp_path, tmp_path, ["a<s>b", "[END]", "c", "d", "e"])
+    assert (train + val).count(START) == (train + val).count(END) == 5
+
+
+@pytest.mark.parametrize("vocab_size", [50257, 50304])
+def test_a_gpt2_with_its_own_tokenizer_has_its_own_tokens(tmp_path, vocab_size):
+    save_gpt2(tmp_path, vocab_size)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    description = read_tokenizer(tmp_path)
+    assert from_json(description).encode(TEXT).tolist() == theirs(TEXT).input_ids
+    assert end_of_text(description) == END
+    same = load_tokenizer(str(tmp_path / "tokenizer.json")).description  # as data is prepared with
+    assert same_tokens(description, same) and end_of_text(same) == END
+
+
+def test_a_vocabulary_with_its_merges_is_enough(tmp_path):
+    library = json.loads(library_tokenizer().to_str())["model"]
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "vocab.json").write_text(json.dumps(library["vocab"] | {"<|endoftext|>": 264}))
+    (tmp_path / "merges.txt").write_text("\n".join(" ".join(pair) for pair in library["merges"]) + "\n")
+    theirs, description = AutoTokenizer.from_pretrained(tmp_path), read_tokenizer(tmp_path)
+    assert from_json(description).encode("the other").tolist() == theirs("the other").input_ids
+    assert end_of_text(description) == theirs.eos_token_id == 264
+
+
+@pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
+def test_openais_own_is_read_by_tiktoken(tmp_path):
+    write_tokenizer(tmp_path, {"type": "tiktoken", "name": "gpt2"}, 1024)
+    assert read_tokenizer(tmp_path) == {"type": "tiktoken", "name": "gpt2"}
+    AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    (tmp_path / "again" / "chat_template.jinja").write_text(TEMPLATE)
+    description = read_tokenizer(tmp_path / "again")
+    assert same_tokens(description, {"type": "tiktoken", "name": "gpt2"})
+    assert description["uses"]["chat_template"] == TEMPLATE
+
+
+def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tmp_path, capfd):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[END]": 2}))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    save_tokenizer(tmp_path, words, bos_token=None, pad_token=None, chat_template=None)
+    with pytest.raises(UserError, match="the text 'a c' cannot be encoded .*UNK"):
+        load_tokenizer(str(tmp_path)).encode("a c")
+    train, val = prepared(tmp_path, tmp_path, ["a b", "c", *["a"] * 3, "b", "b a", "a a"])
+    assert sorted(train + val) == sorted([0, 1, 2, *[0, 2] * 3, 1, 2, 1, 0, 2, 0, 0, 2])
+    out, err = capfd.readouterr()
+    assert "8 documents, 1 of them corrupt, empty or refused" in out
+    assert "note: a document is left out: the text 'c' cannot be encoded" in err
+    text = tmp_path / "c.txt"
+    text.write_text("c " * 100)
+    said = refusal(
+        shakespeare.main, [f"--source={text}", f"--to={tmp_path / 'x'}", f"--tokenizer={tmp_path}"]
+    )
+    assert said.startswith(f"{text} (the text 'c c c c ")
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "[" * 10_000),
+        ("tokenizer_config.json", "{"),
+        (
+            "tokenizer_config.json",
+            '{"auto_map": {"AutoTokenizer": ["evil.Tokenizer", null]}, "tokenizer_class": "E"}',
+        ),
+        ("generation_config.json", "["),
+        ("generation_config.json", '{"eos_token_id": [[1]]}'),
+        ("config.json", '{"model_type": ['),
+    ],
+)
+def test_a_damaged_or_hostile_file_is_one_line_and_runs_nothing(folder, tmp_path, name, content):
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Tokenizer: pass\n")
+    (folder / name).write_text(content)
+    said = refusal(read_tokenizer, folder)
+    assert said.startswith(f"{folder / 'tokenizer.json'}: cannot be used (")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_runs_on_characters_and_tiktoken_import_no_transformers():
+    imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.load; "
+    done = run_python("-c", imports + "print('transformers' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
