@@ -272,6 +272,8 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
         ("gpt2", "all", GPT2_ALL),
         ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
         pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
+        pytest.param("qwen2", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
+        pytest.param("qwen3", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
     ],
 )
 def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import tiktoken
+from tiktoken_ext.openai_public import r50k_pat_str
 
 from config.command_line import UserError
 from data.tokenizer import (
@@ -148,6 +149,18 @@ def test_an_encoding_that_is_unknown_or_offline_says_what_to_do(monkeypatch, tmp
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match="TIKTOKEN_CACHE_DIR"):
         TiktokenTokenizer("gpt2")
+
+
+def test_spaces_that_gpt2s_regular_expression_cannot_split_are_one_line(monkeypatch):
+    encoding = tiktoken.Encoding(
+        "gpt2",
+        pat_str=r50k_pat_str,
+        mergeable_ranks={bytes([i]): i for i in range(256)},
+        special_tokens={"<|endoftext|>": 300},
+    )
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+    with pytest.raises(UserError, match="the text ' .* cannot be encoded .*backtracking"):
+        TiktokenTokenizer("gpt2").encode(" " * 1_000_000 + "a")
 
 
 # A Hugging Face tokenizer.json

@@ -8,16 +8,19 @@ import numpy as np
 import pytest
 import tiktoken
 import torch
+from transformers import AutoTokenizer
 
 import evaluate
 import sample
 import train
 from config.options import Options
+from data.prepare import prepare
 from model import GPTConfig
 from parallel.mesh import make_mesh
 from runs.load import load_run
 from runs.start import choose_config, open_dataset
 from tests.helpers import losses, named_arrays, refusal
+from tests.pretrained import END, START, library_tokenizer, save_gpt2, save_llama
 from tests.reference import as_gpt, gpt2, random_reference
 
 # The changes of these runs are far below float32's rounding of their weights, which are about 0.1.
@@ -147,6 +150,73 @@ def test_sample_writes_what_transformers_finds_likeliest(tmp_path, monkeypatch, 
     )
     sample.main([f"--{name}={value}" for name, value in options.items()])
     assert capsys.readouterr().out == f"{bytes(tokens).decode(errors='replace')}\n{sample.SEPARATOR}\n"
+
+
+def test_sample_continues_as_generate_does_with_the_token_that_begins_a_text(tmp_path, capsys):
+    reference, tokenizer = save_llama(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for special in (True, False):
+        ids = tokenizer("the other", return_tensors="pt", add_special_tokens=special).input_ids
+        with torch.no_grad():
+            found = reference.generate(ids, max_new_tokens=10, do_sample=False, eos_token_id=None)[0]
+        options = dict(
+            init_from=tmp_path, start="the other", temperature=0, num_samples=1, max_new_tokens=10,
+            device="cpu", add_special_tokens=special, prompt_logprobs=True,
+        )  # fmt: skip
+        sample.main([f"--{name}={value}" for name, value in options.items()])
+        logprobs, text, _ = capsys.readouterr().out.split(f"{sample.SEPARATOR}\n")
+        assert len(logprobs.splitlines()) == ids.shape[1] and ("'<s>'" in logprobs) == special
+        new = tokenizer.decode(found[ids.shape[1] :])
+        assert text == f"the other{new}\n"
+
+
+def prepare_documents(folder, tokenizer, n=60):
+    """Prepare documents that differ; return the folder of the data set and the bytes of each document."""
+    texts = [f"the story of {i}: €\n" + "and the other\n" * (i % 5) for i in range(n)]
+    source, to = folder / "source.jsonl", folder / "documents"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = dict(source=source, to=to, tokenizer=tokenizer, val_fraction=0.3, num_proc=1)
+    prepare([f"--{name}={value}" for name, value in options.items()])
+    return to, texts
+
+
+def test_data_of_a_gpt2s_own_tokenizer_is_known_to_it(tmp_path, capsys):
+    """A GPT-2 of OpenAI's vocabulary size, and another's tokens."""
+    (tmp_path / "german").mkdir()
+    save_gpt2(tmp_path / "german")
+    data, _ = prepare_documents(tmp_path, tmp_path / "german" / "tokenizer.json")
+    words = [f"--init_from={tmp_path / 'german'}", f"--dataset={data}", "--device=cpu"]
+    options = ["--eval_only=True", "--mesh=data:1", "--batch_size=2", "--gradient_accumulation_steps=1"]
+    train.main([*words, *options, "--eval_iters=1"])
+    assert "not known to have learned" not in capsys.readouterr().err
+    evaluate.main([*words, f"--json={tmp_path / 'result.json'}"])
+    assert json.loads((tmp_path / "result.json").read_text())["tokens"] > 100
+
+
+def test_the_token_that_begins_documents_masks_them_and_has_no_bytes(tmp_path):
+    save_llama(tmp_path / "llama")
+    data, texts = prepare_documents(tmp_path, tmp_path / "llama")
+    options = dict(
+        out_dir=tmp_path / "run", init_from=tmp_path / "llama", dataset=data, device="cpu", mesh="data:1",
+        batch_size=2, gradient_accumulation_steps=1, max_iters=1, eval_interval=1, eval_iters=1,
+        document_mask=True,
+    )  # fmt: skip
+    train.main([f"--{name}={value}" for name, value in options.items()])
+    model, _, _ = load_run(str(tmp_path / "run"))
+    assert model.config.eot == START  # not [END], which is the last of its own document
+    first = [START, 20, 30, END]
+    alone = np.asarray(model(np.array([[START, 50, 60, 70, END]])))
+    packed = np.asarray(model(np.array([[*first, START, 50, 60, 70, END]])))[:, len(first) :]
+    np.testing.assert_allclose(packed, alone, atol=1e-4)  # of float32 logits of about 10
+
+    evaluate.main(["--device=cpu", f"--out_dir={tmp_path / 'run'}", f"--json={tmp_path / 'result.json'}"])
+    result = json.loads((tmp_path / "result.json").read_text())
+    ids = np.fromfile(data / "val.bin", "<u2")
+    val = [
+        text
+        for text in texts
+        if " ".join(map(str, library_tokenizer().encode(text).ids)) in " ".join(map(str, ids))
+    ]
+    assert result["bytes"] == sum(len(text.encode()) for text in val) and len(val) == (ids == END).sum()
 
 
 def test_weights_without_a_tokenizer_write_nothing_and_are_not_evaluated_on_a_text(folder, tiny_data):

@@ -1,0 +1,109 @@
+"""A folder of the hub is served as transformers reads it: the first token, the end tokens, the template."""
+
+import openai
+import pytest
+import tokenizers
+import torch
+from transformers import AutoTokenizer
+
+from data.writer import load_tokenizer
+from tests.pretrained import END, START, TURN, save_llama, save_tokenizer
+from tests.tools.serving.conftest import save_random
+from tests.tools.serving.served_run import ask, client, serving
+
+TEXT = "the other"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hub") / "llama"
+
+
+@pytest.fixture(scope="module")
+def theirs(folder):
+    return save_llama(folder)
+
+
+@pytest.fixture(scope="module")
+def url(folder, theirs):
+    with serving(init_from=str(folder), compiled=False) as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="module")
+def complete(url):
+    return lambda prompt, **more: client(url).completions.create(model="llama", prompt=prompt, **more)
+
+
+def generated(theirs, ids, n, **more):
+    """The tokens that `generate` adds, up to one that ends a text."""
+    with torch.no_grad():
+        found = theirs.generate(torch.tensor([ids]), max_new_tokens=n, do_sample=False, **more)[0, len(ids) :]
+    return found.tolist()
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_a_completion_begins_as_the_tokenizer_does(folder, theirs, complete, special):
+    ids = AutoTokenizer.from_pretrained(folder)(TEXT, add_special_tokens=special).input_ids
+    assert (ids[0] == START) == special
+    more = {} if special else {"extra_body": {"add_special_tokens": False}}
+    answer = complete(TEXT, temperature=0, max_tokens=8, logprobs=1, **more)
+    assert answer.usage.prompt_tokens == len(ids)
+    assert answer.choices[0].logprobs.token_ids == generated(theirs, ids, 8, eos_token_id=[END, TURN])[:8]
+
+
+@pytest.mark.parametrize("token", [END, TURN])
+def test_each_end_token_ends_a_completion_and_a_chat(url, complete, token):
+    bias = {str(token): 100}
+    done = complete(TEXT, max_tokens=8, logit_bias=bias).choices[0]
+    assert (done.text, done.finish_reason) == ("", "stop")
+    done = client(url).chat.completions.create(
+        model="llama", messages=[{"role": "user", "content": TEXT}], max_tokens=8, logit_bias=bias
+    )
+    assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("", "stop")
+
+
+def test_a_chat_is_the_templates_text_and_nothing_is_put_before_it(url, folder, theirs):
+    chat = [{"role": "user", "content": TEXT}]
+    ids = AutoTokenizer.from_pretrained(folder).apply_chat_template(chat, return_dict=False)
+    assert ids.count(START) == 1 == ids.index(START) + 1
+    done = client(url).chat.completions.create(
+        model="llama", messages=chat, temperature=0, max_tokens=6, logprobs=True
+    )
+    assert done.usage.prompt_tokens == len(ids)
+    text = AutoTokenizer.from_pretrained(folder).decode(generated(theirs, ids, 6), skip_special_tokens=True)
+    assert done.choices[0].message.content == text
+
+
+def test_writing_on_the_page_ends_at_each_end_token(url, theirs):
+    expected = []
+    for seed in range(40):  # until one of the texts has ended
+        fields = dict(text=TEXT, seed=seed, temperature=2.0, max_tokens=200)
+        _, answer = ask(f"{url}/inside/write", fields)
+        ids = [token["id"] for token in answer["tokens"]]
+        assert ids[0] == START
+        expected += [i for i in ids[:-1] if i in (END, TURN)]
+        if ids[-1] in (END, TURN):
+            break
+    assert ids[-1] in (END, TURN) and expected == []
+
+
+def test_a_template_that_cannot_be_used_turns_chats_off_alone(tmp_path, capsys):
+    save_llama(tmp_path / "llama")
+    (tmp_path / "llama" / "chat_template.jinja").write_text("{% if %}")
+    with serving(init_from=str(tmp_path / "llama"), compiled=False) as (url, _):
+        assert "note: the model's chat template cannot be compiled" in capsys.readouterr().err
+        with pytest.raises(openai.BadRequestError, match="chat template cannot be compiled"):
+            client(url).chat.completions.create(model="llama", messages=[{"role": "user", "content": "a"}])
+        assert client(url).completions.create(model="llama", prompt="the", max_tokens=1).choices
+
+
+def test_a_text_that_cannot_be_encoded_is_a_400(tmp_path):
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[END]": 2}))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    save_tokenizer(tmp_path / "tokens", words, bos_token=None, pad_token=None, chat_template=None)
+    run = save_random(tmp_path / "run", load_tokenizer(str(tmp_path / "tokens")))
+    with serving(out_dir=str(run), compiled=False) as (url, _):
+        with pytest.raises(openai.BadRequestError, match="the text 'c' cannot be encoded"):
+            client(url).completions.create(model="run", prompt="c")
+        assert client(url).completions.create(model="run", prompt="a b", max_tokens=1).choices
