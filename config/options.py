@@ -209,4 +209,5 @@ def check_shape(config) -> None:
     if config.n_head % config.kv_heads:
         raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
     if config.position == "rope" and config.head_size % 2:
-        raise ValueError(f"rope needs an even head size, and it is {config.head_size}")
+        which = "head_dim" if config.head_dim else "n_embd / n_head"
+        raise ValueError(f"rope needs an even head size: {which} is {config.head_size}")

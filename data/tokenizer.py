@@ -12,13 +12,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int32
+from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-from config.command_line import NonNegativeInt, UserError, spell
+from config.command_line import NonNegativeInt, UserError, matching, spell
 from config.files import first_line, refusing
 
 # The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
@@ -32,6 +33,9 @@ OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
 
 
+TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
+
+
 @dataclass(frozen=True, config={"strict": True})
 class Uses:
     """What a pretrained model uses its tokens for."""
@@ -40,7 +44,7 @@ class Uses:
         default_factory=list
     )  # the first ends documents, all end answers
     document_start: NonNegativeInt | None = None  # stands before a document, as Llama's <s>
-    special_tokens: dict[str, str] = field(default_factory=dict)  # their texts, by names as in bos_token
+    special_tokens: dict[TokenName, str] = field(default_factory=dict)  # texts, by names as in bos_token
     chat_template: str | None = None
 
 
@@ -186,7 +190,11 @@ def from_json(description: Any) -> Tokenizer:
 
 def uses_of(description: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of a description that says what its tokens are used for, if it has one."""
-    return {"uses": asdict(Uses(**description["uses"]))} if "uses" in description else {}
+    return (
+        {"uses": asdict(TypeAdapter(Uses).validate_python(description["uses"]))}
+        if "uses" in description
+        else {}
+    )
 
 
 def check_description(description: Any) -> dict | None:

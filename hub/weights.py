@@ -26,6 +26,12 @@ GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded
 
+# Other folders that people have, by a file in them, and what to do with one.
+OTHERS = {
+    "adapter_config.json": "holds PEFT's adapters alone: merge them into their model with PEFT",
+    "ckpt.pt": "holds nanoGPT's checkpoint: make a folder of it with python -m hub.from_nanogpt",
+}
+
 Tensors = dict[str, Callable[[], np.ndarray]]  # a function that reads each, by its full name
 
 
@@ -109,6 +115,9 @@ def open_pretrained(name: str) -> Pretrained:
     """Open the checkpoint that `--init_from=<name>` means. Raises UserError."""
     folder = locate(name)
     path = folder / "config.json"
+    for file, what in OTHERS.items():
+        if (folder / file).is_file() and not path.is_file():
+            raise UserError(f"{folder}: {what}")
     try:
         if not isinstance(values := read_json(path), dict):
             raise ValueError("expected a JSON object")

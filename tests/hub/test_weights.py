@@ -211,6 +211,15 @@ def test_a_folder_without_weights_says_how_to_convert_a_pickle(folder):
 
 
 @pytest.mark.parametrize(
+    "file, says",
+    [("adapter_config.json", "merge them into their model with PEFT"), ("ckpt.pt", "-m hub.from_nanogpt")],
+)
+def test_another_kind_of_folder_is_named(tmp_path, file, says):
+    (tmp_path / file).write_text("{}")
+    assert says in refused(tmp_path)
+
+
+@pytest.mark.parametrize(
     "name, tensor, says",
     [
         ("h.1.mlp.c_fc.bias", None, "the checkpoint has no tensor transformer.h.1.mlp.c_fc.bias"),
@@ -253,7 +262,7 @@ def test_a_file_cut_short_is_named(folder, kept):
         ("gpt2", dict(vocab_size=0), "vocab_size is 0: it should be greater than"),
         ("llama", dict(attention_bias=True), "attention_bias is True"),
         ("llama", dict(head_dim=15), "transformers refuses it: Class validation error"),
-        ("llama", dict(head_dim=3), "rope needs an even head size, and it is 3"),
+        ("llama", dict(head_dim=3), "rope needs an even head size: head_dim is 3"),
         ("qwen3", dict(attention_bias=True), "attention_bias is True"),
         (
             "qwen2",
