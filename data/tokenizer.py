@@ -40,9 +40,8 @@ TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
 class Uses:
     """What a pretrained model uses its tokens for."""
 
-    eos_token_id: list[NonNegativeInt] = field(
-        default_factory=list
-    )  # the first ends documents, all end answers
+    # The first ends a document, and each of them what a model writes.
+    eos_token_id: list[NonNegativeInt] = field(default_factory=list)
     document_start: NonNegativeInt | None = None  # stands before a document, as Llama's <s>
     special_tokens: dict[TokenName, str] = field(default_factory=dict)  # texts, by names as in bos_token
     chat_template: str | None = None
@@ -190,11 +189,9 @@ def from_json(description: Any) -> Tokenizer:
 
 def uses_of(description: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of a description that says what its tokens are used for, if it has one."""
-    return (
-        {"uses": asdict(TypeAdapter(Uses).validate_python(description["uses"]))}
-        if "uses" in description
-        else {}
-    )
+    if "uses" not in description:
+        return {}
+    return {"uses": asdict(TypeAdapter(Uses).validate_python(description["uses"]))}
 
 
 def check_description(description: Any) -> dict | None:

@@ -83,10 +83,8 @@ class Pretrained:
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
-        assumed = (
-            {"type": "tiktoken", "name": "gpt2"} if self.config.vocab_size in GPT2_VOCABULARIES else None
-        )
-        return read_tokenizer(self.folder) or assumed
+        gpt2 = {"type": "tiktoken", "name": "gpt2"}
+        return read_tokenizer(self.folder) or (gpt2 if self.config.vocab_size in GPT2_VOCABULARIES else None)
 
 
 def locate(name: str) -> Path:
