@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from config.files import read_json, refusing
-from data.tokenizer import END_NAMES, check_description
+from data.tokenizer import check_description, end_of_text
 
 # The files that a tokenizer is made from. The first two hold vocabularies, and one of them has to be there.
 FILES = ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json")
@@ -67,18 +67,18 @@ def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
     """
     backend, vocabulary, template = theirs.backend_tokenizer, theirs.get_vocab(), theirs.chat_template
     ids, eos = set(vocabulary.values()), theirs.eos_token_id
-    named = [vocabulary[name] for name in END_NAMES if name in vocabulary][:1]
-    ends = [i for i in ends if i in ids] or ([eos] if eos is not None else named)
-    ends = sorted(ends, key=lambda i: i != eos)
-    encoded = backend.encode(backend.id_to_token(ends[0])) if ends else None
+    ends = [i for i in ends if i in ids] or ([] if eos is None else [eos])
     tokens = {name: text for name, text in theirs.special_tokens_map.items() if isinstance(text, str)}
     uses = {
-        "eos_token_id": ends,
-        "document_start": encoded.ids[0] if encoded and encoded.special_tokens_mask[0] else None,
+        "eos_token_id": sorted(ends, key=lambda i: i != eos),
         "special_tokens": tokens,
         "chat_template": template.get("default") if isinstance(template, dict) else template,
     }
+    description = {"type": "tokenizers", "json": backend.to_str(), "uses": uses}
+    if (eot := end_of_text(description)) is not None:  # a text that it can encode
+        encoded = backend.encode(backend.id_to_token(eot))
+        uses["document_start"] = encoded.ids[0] if encoded.special_tokens_mask[0] else None
     words = json.dumps(sorted(vocabulary.items())).encode()
-    if uses["document_start"] is None and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
+    if uses.get("document_start") is None and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
         return {"type": "tiktoken", "name": "gpt2"} | ({"uses": uses} if template else {})
-    return check_description({"type": "tokenizers", "json": backend.to_str(), "uses": uses})
+    return check_description(description)

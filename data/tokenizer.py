@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int32
-from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from config.command_line import NonNegativeInt, UserError, matching, spell
@@ -189,9 +188,12 @@ def from_json(description: Any) -> Tokenizer:
 
 def uses_of(description: dict[str, Any]) -> dict[str, Any]:
     """Return the entry of a description that says what its tokens are used for, if it has one."""
-    if "uses" not in description:
-        return {}
-    return {"uses": asdict(TypeAdapter(Uses).validate_python(description["uses"]))}
+    match description.get("uses"):
+        case {**uses}:
+            return {"uses": asdict(Uses(**uses))}
+        case None:
+            return {}
+    raise ValueError("the uses of its tokens are no object")
 
 
 def check_description(description: Any) -> dict | None:
@@ -217,7 +219,7 @@ def same_tokens(a: dict | None, b: dict | None) -> bool:
 def end_tokens(description: dict | None) -> list[int]:
     """Return the tokens that end what a model writes. The first, if any, also ends a document."""
     match description:
-        case {"uses": {"eos_token_id": [*ids]}}:
+        case {"uses": {"eos_token_id": [_, *_] as ids}}:
             return ids
         case {"type": "tiktoken", "name": str(name)}:
             return [END_OF_TEXT[name]] if name in END_OF_TEXT else []

@@ -107,7 +107,7 @@ def test_corrupt_and_empty_documents_are_skipped_and_counted(tmp_path, write, ca
     empty = [b"", b'{"text": ""}', rb'{"text": " \n"}']
     (tmp_path / "mixed.jsonl").write_bytes(b"\n".join([*good[:20], *bad, *good[20:], *empty]) + b"\n")
     assert stories(write(paths=[tmp_path / "mixed.jsonl"])) == sorted(TEXTS[:50])
-    assert ": 58 documents, 8 of them corrupt or empty, " in capsys.readouterr().out
+    assert ": 58 documents, 8 of them corrupt, empty or refused, " in capsys.readouterr().out
 
 
 def test_the_name_of_end_of_text_in_a_document_ends_nothing(tmp_path, write):
