@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     keep_compiled_programs()
     text = read_prompt(options.start)
     longest = len(text.encode(errors="replace")) + options.max_new_tokens  # a token has a byte or more
-    model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
+    model, description = load_model(options, longest)
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
     prompt, block_size = tokenizer.encode(text), model.config.block_size
     known = min(tokenizer.vocab_size, model.config.vocab_size)  # either may be larger than the other

@@ -85,6 +85,7 @@ Name = Annotated[str, matching(r"[^\x00]+", "a name")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 BatchCount = Count | Literal[-1]
+Checkpoint = NonNegativeInt | Literal["best", "last"]  # of a run; an int is an iteration
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
 NonNegative = Annotated[float, Field(ge=0, le=FLOAT32)]

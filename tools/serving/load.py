@@ -51,7 +51,7 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
         wait_for_checkpoint(options.out_dir, say)
     say("loading weights")
     if of_a_run:
-        model, manifest, iteration = load_run(options.out_dir, dtype=options.dtype)
+        model, manifest, iteration = load_run(options.out_dir, options.checkpoint, options.dtype)
         description = manifest.tokenizer
     else:
         model, description = load_pretrained(options.init_from, options.dtype, options.block_size)

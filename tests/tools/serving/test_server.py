@@ -164,6 +164,11 @@ def test_a_path_or_method_that_there_is_not(url, post):
         (["--allow_origins=*"], "--allow_origins is '*': expected origins as in https://a.org"),
         (["--allow_origins=https://a.org/page"], "expected origins as in"),
         (["--follow=True", "--init_from=gpt2"], "init_from=gpt2 is none"),
+        (
+            ["--follow=True", "--checkpoint=best"],
+            "--checkpoint=best: --follow=True serves the last one alone",
+        ),
+        (["--checkpoint=3"], "none is of iteration 3: give --checkpoint=last, or one of [0]"),
     ],
 )
 def test_a_bad_option_is_one_line(char_run, options, says):
@@ -343,6 +348,13 @@ def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
 
 def test_ctrl_c_ends_it_quietly(char_run):
     assert Server(char_run, "--slots=1").end(signal.SIGINT) == 130
+
+
+def test_the_checkpoint_that_is_served_may_be_any_of_the_run(run):
+    with serving(out_dir=str(run), checkpoint=10) as (url, _):
+        assert httpx.get(f"{url}/health").json()["version"] == "iter-10"
+        said = httpx.post(f"{url}/v1/completions", json={"prompt": "the", "temperature": 0}).json()
+    assert said["system_fingerprint"] == "iter-10"
 
 
 @pytest.mark.slow
