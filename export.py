@@ -10,9 +10,11 @@ is another run of ours, export it too.
 """
 
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -41,12 +43,14 @@ class ExportOptions:
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
-    with new_folder(Path(options.to)) as folder:
-        WRITERS[options.format](options, folder)
+    # A print may fail, and must not take the folder away: notes go to stderr, the rest comes afterwards.
+    with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
+        written = WRITERS[options.format](options, folder)
+    print(written, flush=True)
 
 
-def export_model(options: ExportOptions, folder: Path) -> None:
-    """Write weights, tokenizer and model card."""
+def export_model(options: ExportOptions, folder: Path) -> str:
+    """Write weights, tokenizer and model card. Like the other writers, return what was written in words."""
     model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
@@ -56,11 +60,11 @@ def export_model(options: ExportOptions, folder: Path) -> None:
     measured = "was not measured" if loss is None else f"is {loss:.4f}"
     facts = {"name": name, "dataset": manifest.options.dataset, "iteration": iteration, "loss": measured}
     write_card(folder, model, family, **facts)
-    print(f"{family.architecture} of iter {iteration}: {options.to}")
-    print(f"to the Hugging Face hub: hf upload <your name>/{name} {options.to}")
+    upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
+    return f"{family.architecture} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
 
 
-def export_adapters(options: ExportOptions, folder: Path) -> None:
+def export_adapters(options: ExportOptions, folder: Path) -> str:
     """Write adapters and their description. Raises UserError for a run that has none for PEFT."""
     model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32", merged=False)
     advice = "leave out --format=peft"
@@ -71,10 +75,10 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
         raise UserError(f"out_dir={options.out_dir}: {why}: {advice}")
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(model.config), manifest.options, base)
-    print(f"adapters of iter {iteration}, for {base}: {options.to}")
+    return f"adapters of iter {iteration}, for {base}: {options.to}"
 
 
-def export_run(options: ExportOptions, folder: Path) -> None:
+def export_run(options: ExportOptions, folder: Path) -> str:
     """Write a run at iteration 0 with the merged weights. Raises UserError for a run that has no adapters."""
     model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
     if manifest.base is None:
@@ -85,7 +89,7 @@ def export_run(options: ExportOptions, folder: Path) -> None:
     manifest = replace(manifest, options=run, base=None, best_val_loss=loss)
     checkpoints.save(create_state_around(model, run), manifest, loss)
     checkpoints.wait()
-    print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}")
+    return f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}"
 
 
 WRITERS = {"transformers": export_model, "peft": export_adapters, "run": export_run}

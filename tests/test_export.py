@@ -1,6 +1,7 @@
 """export.py: what transformers and PEFT load computes what the run's model does, and comes back the same."""
 
 import os
+import shlex
 from dataclasses import replace
 from functools import cache
 
@@ -26,11 +27,13 @@ from model import GPT
 from runs.load import load_pretrained, load_run
 from runs.manifest import Manifest
 from tests.helpers import (
+    DEADLINE,
     assert_same_bits,
     contents,
     refusal,
     save_overfitted,
     save_run,
+    start_python,
 )
 from tests.reference import random_reference
 from training.state import create_state, create_state_around, model_config, shape_options
@@ -143,7 +146,7 @@ def test_the_card_says_what_the_model_is_and_characters_have_no_tokenizer(tmp_pa
     run = a_run(tmp_path / "run", replace(TINY, dataset="shakespeare", **SHAPES["gpt2"]))
     files = contents(run_export(run, tmp_path / "bard"))
     assert set(files) == {"README.md", "config.json", "generation_config.json", "model.safetensors"}
-    assert "note: transformers has no tokenizer" in capsys.readouterr().out
+    assert "note: transformers has no tokenizer" in capsys.readouterr().err
     card = files["README.md"].decode()
     parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
     assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
@@ -160,6 +163,28 @@ def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
     card = (folder / "README.md").read_text()
     assert f"for {iteration} iterations. Its validation loss is {loss:.4f}." in card
     assert f"GPT2LMHeadModel of iter {iteration}: " in capsys.readouterr().out
+
+
+def test_what_is_printed_can_be_pasted_into_a_shell(tmp_path, capsys):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    to = run_export(run, tmp_path / "my gpt")
+    words = shlex.split(
+        capsys.readouterr().out.splitlines()[-1].partition(": ")[2].replace("<your name>", "me")
+    )
+    assert words == ["hf", "upload", "me/my gpt", str(to)]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_costs_no_file(tmp_path, unbuffered):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    expected = contents(run_export(run, tmp_path / "expected" / "to"))
+    to = tmp_path / "to"
+    process = start_python(
+        "export.py", f"--out_dir={run}", f"--to={to}", JAX_PLATFORMS="cpu", PYTHONUNBUFFERED=unbuffered
+    )
+    process.stdout.close()  # as `| true` does
+    assert process.wait(DEADLINE) == 141
+    assert contents(to) == expected
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
