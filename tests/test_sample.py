@@ -89,7 +89,7 @@ def test_a_sample_does_not_depend_on_how_many_are_drawn(write):
 def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
     texts = write(start="ab", temperature=0)[0] + write(start="ab", temperature=0, seed=9)[0]
     assert len(set(texts)) == 1
-    assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=1e-6)[0]
+    assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=0)[0]
 
 
 def test_the_prompt_may_be_a_file(write, tmp_path):
@@ -179,7 +179,7 @@ def test_the_checkpoint_may_be_the_best_or_that_of_an_iteration(write, run, tmp_
     "argument, says",
     [
         ("--num_samples=100000000", "too little memory: RESOURCE_EXHAUSTED"),
-        ("--top_p=0", "--top_p is 0: it should be greater than 0"),
+        ("--top_p=-0.1", "--top_p is -0.1: it should be greater than or equal to 0"),
         ("--checkpoint=7", "none is of iteration 7: give --checkpoint=last, or one of [0]"),
         ("--checkpoint=best", "none has a validation loss: give --checkpoint=last, or one of [0]"),
         (
