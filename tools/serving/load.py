@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -95,19 +95,25 @@ def load_chat(init_from: str, tokenizer: Tokenizer) -> Chat:
 
 
 def follow(served: Served, options: ServeOptions) -> None:
-    """Serve each new checkpoint of the run, until the server stops."""
-    checkpoints, seen = Checkpoints(options.out_dir), served.worker.version
+    """Serve each new checkpoint of the run, until the server stops; a bad one again if its files change."""
+    checkpoints, seen, files, failed = Checkpoints(options.out_dir), served.worker.version, {}, {}
+    say_once = cache(partial(print, file=sys.stderr, flush=True))
     while served.worker.works:
         time.sleep(LOOK)
         try:
             checkpoints.manager.reload()
             if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
                 continue
+            newest = checkpoints.folder / str(checkpoints.latest())
+            files = {path: path.stat().st_ctime_ns for path in newest.rglob("*")}
+            if files == failed:
+                continue
             model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
             if model.config != served.model.config:
                 raise UserError("the run has another shape now: start serve.py anew to follow it")
         except (UserError, OSError) as error:  # training deletes one, or has not completed it
-            print(f"note: {error}", file=sys.stderr, flush=True)
+            failed = files
+            say_once(f"note: {error}")
             continue
         seen = f"iter-{iteration}"
         served.worker.replace(model, seen)

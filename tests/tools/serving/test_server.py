@@ -10,20 +10,27 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import jax
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import serve as command
 from generation.engine import Engine
+from parallel.mesh import make_mesh
+from runs.checkpoint import Checkpoints
+from runs.load import load_run
 from tests.helpers import DEADLINE, refusal, wait_until
 from tests.models import TINY, large
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
+from tools.serving import load as loading
 from tools.serving.errors import ApiError
+from tools.serving.options import ServeOptions
 from tools.serving.worker import Worker
 
 KEY = "correct horse".replace(" ", "-")
@@ -370,6 +377,72 @@ def test_it_follows_a_run_that_trains(run, tmp_path):
     wait_until(lambda: ask(**settings).system_fingerprint == "iter-20")
     fresh = Server(out, "--slots=2").client.completions.create(**settings)
     assert fresh.choices[0].text == ask(**settings).choices[0].text != before.choices[0].text
+
+
+@pytest.fixture
+def followed(run, tmp_path, monkeypatch):
+    """`(served, put, looks, loaded)` of a server that follows a copy of `run`, of which it has checkpoint 5.
+
+    `put(iteration, source)` adds a checkpoint; `looks` has an item for each look, `loaded` for each load.
+    """
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("10", "15", "20"))
+    looks, loaded, latest = [], [], Checkpoints.latest
+
+    def put(iteration, source):
+        shutil.copytree(source, tmp_path / str(iteration)).rename(out / "checkpoints" / str(iteration))
+
+    def load(*words, **options):
+        loaded.append(Checkpoints(str(out)).latest())
+        return load_run(*words, **options)
+
+    monkeypatch.setattr(loading, "LOOK", 0.01)
+    monkeypatch.setattr(Checkpoints, "latest", lambda self: (looks.append(1), latest(self))[1])
+    with serving(out_dir=str(out)) as (_, served), ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(loading, "load_run", load)
+
+        def follow():
+            with jax.set_mesh(make_mesh("data:1")):
+                loading.follow(served, ServeOptions(out_dir=str(out)))
+
+        ended = pool.submit(follow)
+        yield served, put, looks, loaded
+        served.worker.stop()
+        ended.result()
+
+
+@pytest.mark.parametrize("kind", ["damaged", "another shape"])
+def test_a_checkpoint_that_cannot_be_followed_is_tried_and_told_once(
+    run, char_run, followed, kind, tmp_path, capsys
+):
+    served, put, looks, loaded = followed
+    if kind == "damaged":
+        bad = shutil.copytree(run / "checkpoints" / "10", tmp_path / "bad")
+        shutil.rmtree(bad / "model")
+    else:
+        bad = char_run / "checkpoints" / "0"
+    capsys.readouterr()
+    put(10, bad)
+    wait_until(lambda: loaded)
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 20)
+    assert loaded == [10]
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ") and kind in note
+    assert served.worker.version == "iter-5"
+    put(15, run / "checkpoints" / "15")
+    wait_until(lambda: served.worker.version == "iter-15")
+
+
+def test_a_checkpoint_that_is_still_being_copied_is_followed_once_it_is_whole(run, followed):
+    served, put, _, loaded = followed
+    place = Path(served.runs[0].out_dir) / "checkpoints" / "10"
+    put(10, run / "checkpoints" / "10")
+    wait_until(lambda: served.worker.version == "iter-10")
+    shutil.copytree(run / "checkpoints" / "15" / "manifest", place.with_name("15") / "manifest")
+    wait_until(lambda: 15 in loaded)
+    shutil.copytree(run / "checkpoints" / "15", place.with_name("15"), dirs_exist_ok=True)
+    wait_until(lambda: served.worker.version == "iter-15")
 
 
 @pytest.mark.slow
