@@ -35,7 +35,8 @@ def serve(options: ServeOptions, server: Server) -> None:
     with jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options, server.say)
         served.worker.thread.start()
-        server.app, server.stop_work = make_app(served), served.worker.stop
+        server.app = make_app(served)
+        server.give_up, server.stop_work = served.worker.give_up, served.worker.stop
         print(f"serving {served.name} at {server.address}", flush=True)
         if options.follow:
             follow(served, options)

@@ -29,6 +29,7 @@ from tests.models import TINY, large
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
 from tools.serving import load as loading
+from tools.serving import server as server_module
 from tools.serving.errors import ApiError
 from tools.serving.options import ServeOptions
 from tools.serving.worker import Worker
@@ -116,7 +117,22 @@ def test_without_the_key_nothing_is_answered(url, client):
     ],
 )
 def test_another_sites_page_is_refused(keyless, headers, status):
-    assert httpx.get(f"{keyless}/health", headers=headers).status_code == status
+    answer = httpx.get(f"{keyless}/health", headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or "site may not ask" in error(answer)[1] or "--allowed_hosts" in error(answer)[1]
+
+
+def test_a_name_may_stand_for_all_below_a_domain(char_run):
+    with serving(out_dir=str(char_run), allowed_hosts="*.Example.com") as (url, _):
+        hosts = {
+            "a.example.com": 200,
+            "A.B.EXAMPLE.COM:80": 200,
+            "example.com": 400,
+            "example.com.evil": 400,
+            "": 400,
+        }
+        for host, status in hosts.items():
+            assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status, host
 
 
 NAMED = ["https://chat.example", "http://localhost:3000"]
@@ -223,8 +239,13 @@ def test_prometheus_reads_what_the_server_does(char_run):
 # --- limits -----------------------------------------------------------------------------------------------
 
 
-def test_limits_of_a_request(post):
-    assert post(prompt="a" * 2**20).status_code == 413
+def test_limits_of_a_request(url, post):
+    long = json.dumps({"prompt": "a" * 2**20}).encode()
+    for content in (long, iter([long])):  # the second does not say beforehand how long it is
+        answer = httpx.post(
+            f"{url}/v1/completions", content=content, headers={"Authorization": f"Bearer {KEY}"}
+        )
+        assert error(answer)[0] == 413 and answer.json()["error"]["type"] == "invalid_request_error"
     assert "lacks '!'" in error(post(prompt="a!"))[1]
     assert "needs at least one token" in error(post(prompt=""))[1]  # this tokenizer has no end of text
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again
@@ -236,6 +257,7 @@ def test_too_many_requests_are_told_to_come_again(url, client, post):
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="chars", prompt="a")
         assert caught.value.response.headers["retry-after"] == "1"
+        assert (caught.value.type, caught.value.code) == ("requests", "rate_limit_exceeded")  # OpenAI's own
     wait_for(url, running=0, pending=0)
     assert post(prompt="a").status_code == 200
 
@@ -351,6 +373,22 @@ def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
     assert received[-1].finish_reason == "length"
     assert refused.wait(DEADLINE)
     assert server.end(signal.SIGTERM) == 0
+
+
+def test_what_is_not_finished_in_time_ends_with_an_error(char_run, monkeypatch):
+    """A stream with an event, and another request with an answer, both of OpenAI's error object."""
+    monkeypatch.setattr(server_module, "FINISH", 0)
+    with ThreadPoolExecutor() as pool:
+        with serving(out_dir=str(char_run), finish=DEADLINE, max_tokens=1000000) as (url, served):
+            create = partial(served_run.client(url).completions.create, model="chars", prompt="a")
+            stream = create(max_tokens=1000000, stream=True)
+            assert next(stream).choices
+            reading, waiting = pool.submit(list, stream), pool.submit(create)
+            wait_until(lambda: len(served.worker.pending) == 2)
+        for error in (reading.exception(), waiting.exception()):
+            assert isinstance(error, openai.APIError) and error.message.endswith("the server has stopped")
+            assert (error.type, error.code) == ("server_error", "unavailable")
+        assert waiting.exception().status_code == 503
 
 
 def test_ctrl_c_ends_it_quietly(char_run):
