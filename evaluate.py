@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     with on_devices(options):
         if options.json:
             on_process_0(check_writable, Path(options.json))
-        model, tokenizer = load_model(options.init_from, options.out_dir, options.dtype)
+        model, tokenizer = load_model(options)
         most = model.config.block_size
         T = options.block_size or most
         if T > most:

@@ -1,6 +1,6 @@
 """Write a run's model as transformers and vLLM read it, or its adapters for PEFT, or merged as a new run.
 
-    python export.py --out_dir=out-quickstart --to=my-gpt           the latest checkpoint, into a new folder
+    python export.py --out_dir=out-quickstart --to=my-gpt           the last checkpoint, into a new folder
     hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
     python export.py --out_dir=out-lora --to=out-merged --format=run    a run at iteration 0, adapters merged
@@ -10,16 +10,18 @@ is another run of ours, export it too.
 """
 
 import os
+import shlex
 import shutil
+import sys
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from safetensors import SafetensorError
 
-from config.command_line import Name, UserError, command, given
+from config.command_line import Checkpoint, Name, UserError, command, given
 from hub.export import which_family, write_adapters, write_card, write_json, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
@@ -33,34 +35,38 @@ class ExportOptions:
     program: ClassVar[str] = "export.py"
     purpose: ClassVar[str] = "Write a run's model as transformers reads it, or its adapters as PEFT does."
 
-    out_dir: Name = "out"  # folder of the run, whose latest checkpoint is taken
+    out_dir: Name = "out"  # folder of the run
+    checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
     to: Name = "out-hf"  # folder to write, new or empty
     format: Literal["transformers", "peft", "run"] = "transformers"  # peft: LoRA's adapters; run: them merged
 
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
-    with new_folder(Path(options.to)) as folder:
-        WRITERS[options.format](options, folder)
+    # A print may fail, and must not take the folder away: notes go to stderr, the rest comes afterwards.
+    with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
+        written = WRITERS[options.format](options, folder)
+    print(written, flush=True)
 
 
-def export_model(options: ExportOptions, folder: Path) -> None:
-    """Write weights, tokenizer and model card."""
-    model, manifest, iteration = load_run(options.out_dir, dtype="float32")
+def export_model(options: ExportOptions, folder: Path) -> str:
+    """Write weights, tokenizer and model card. Like the other writers, return what was written in words."""
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)
     write_tokenizer(folder, manifest.tokenizer, model.config.block_size)
     name = Path(options.to).resolve().name
-    loss = "not known" if manifest.best_val_loss is None else f"{manifest.best_val_loss:.4f}"
-    facts = {"name": name, "dataset": manifest.options.dataset, "iteration": iteration, "loss": loss}
+    loss = Checkpoints(options.out_dir).loss(iteration)
+    measured = "was not measured" if loss is None else f"is {loss:.4f}"
+    facts = {"name": name, "dataset": manifest.options.dataset, "iteration": iteration, "loss": measured}
     write_card(folder, model, family, **facts)
-    print(f"{family.architecture} of iter {iteration}: {options.to}")
-    print(f"to the Hugging Face hub: hf upload <your name>/{name} {options.to}")
+    upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
+    return f"{family.architecture} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
 
 
-def export_adapters(options: ExportOptions, folder: Path) -> None:
+def export_adapters(options: ExportOptions, folder: Path) -> str:
     """Write adapters and their description. Raises UserError for a run that has none for PEFT."""
-    model, manifest, iteration = load_run(options.out_dir, dtype="float32", merged=False)
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32", merged=False)
     advice = "leave out --format=peft"
     if manifest.base is None:
         raise UserError(f"out_dir={options.out_dir}: the run has no adapters: {advice}")
@@ -69,22 +75,21 @@ def export_adapters(options: ExportOptions, folder: Path) -> None:
         raise UserError(f"out_dir={options.out_dir}: {why}: {advice}")
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(model.config), manifest.options, base)
-    print(f"adapters of iter {iteration}, for {base}: {options.to}")
+    return f"adapters of iter {iteration}, for {base}: {options.to}"
 
 
-def export_run(options: ExportOptions, folder: Path) -> None:
+def export_run(options: ExportOptions, folder: Path) -> str:
     """Write a run at iteration 0 with the merged weights. Raises UserError for a run that has no adapters."""
-    model, manifest, iteration = load_run(options.out_dir)
+    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
     if manifest.base is None:
-        raise UserError(
-            f"out_dir={options.out_dir}: the run has no adapters to merge: leave out --format=run"
-        )
+        raise UserError(f"out_dir={options.out_dir}: it has no adapters to merge: leave out --format=run")
     run = replace(manifest.options, out_dir=options.to, lora_rank=0)
     write_json(folder / "options.json", vars(run))
-    checkpoints = Checkpoints(str(folder))
-    checkpoints.save(create_state_around(model, run), replace(manifest, options=run, base=None))
+    loss, checkpoints = Checkpoints(options.out_dir).loss(iteration), Checkpoints(str(folder))
+    manifest = replace(manifest, options=run, base=None, best_val_loss=loss)
+    checkpoints.save(create_state_around(model, run), manifest, loss)
     checkpoints.wait()
-    print(f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}")
+    return f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}"
 
 
 WRITERS = {"transformers": export_model, "peft": export_adapters, "run": export_run}

@@ -78,7 +78,7 @@ def main(argv: list[str]) -> None:
     text = read_prompt(options.start)
     # A token of a text has a byte or more; the tokenizer may add one at each end.
     longest = len(text.encode(errors="replace")) + 2 + options.max_new_tokens
-    model, description = load_model(options.init_from, options.out_dir, options.dtype, longest)
+    model, description = load_model(options, longest)
     tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
     prompt = tokenizer.encode(text, add_special_tokens=options.add_special_tokens)
     block_size = model.config.block_size

@@ -24,10 +24,10 @@ def main(argv: list[str]) -> None:
     options = ServeOptions(**given(argv, ServeOptions))
     if options.follow and options.init_from != "resume":
         raise UserError(f"--follow=True: init_from={options.init_from} is none of your runs: use --out_dir")
+    if options.follow and options.checkpoint != "last":
+        raise UserError(f"--checkpoint={options.checkpoint}: --follow=True serves the last one alone")
     if options.beside and options.init_from != "resume":
-        raise UserError(
-            f"--beside={options.beside}: it is compared with a run: give --out_dir, not --init_from"
-        )
+        raise UserError(f"--beside={options.beside}: it is compared with a run: give it as --out_dir")
     with listen(options) as listener:
         server = Server(options.hosts, options.origins, listener)
         print(f"starting at {server.address}", flush=True)

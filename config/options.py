@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 from config.command_line import (
     Address,
     BatchCount,
+    Checkpoint,
     Count,
     Fraction,
     Name,
@@ -147,10 +148,15 @@ class Options(ModelShape):
 class ModelOptions:
     """The options of the commands that load a trained model."""
 
-    init_from: Name = "resume"  # the run's latest checkpoint, or gpt2[-medium|-large|-xl], a folder, a hub id
+    init_from: Name = "resume"  # the run in out_dir, or gpt2[-medium|-large|-xl], a folder, a hub id
     out_dir: Name = "out"  # folder of the run
+    checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+
+    def __post_init__(self):
+        if self.init_from != "resume" and self.checkpoint != "last":
+            raise UserError(f"--checkpoint={self.checkpoint}: {self.init_from} is no run: use --out_dir")
 
 
 def with_role(*roles: str) -> tuple[str, ...]:

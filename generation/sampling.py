@@ -95,8 +95,8 @@ def keep_top_k(logits: Float[Array, "B V"], k: Float[Array, " B"] | int) -> Floa
 
 
 def keep_top_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Float[Array, "B V"]:
-    """Set all but the likeliest tokens that make up p (arXiv:1904.09751), and ties, to -inf. 1 keeps all."""
-    kept = likeliest(logits, jax.nn.softmax(logits), column(p)) | (column(p) >= 1)
+    """Set all but the likeliest tokens that make up p (arXiv:1904.09751), and ties, to -inf. 0 keeps one."""
+    kept = likeliest(logits, jax.nn.softmax(logits), jnp.maximum(column(p), 1e-9)) | (column(p) >= 1)
     return jnp.where(kept, logits, -jnp.inf)
 
 

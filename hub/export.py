@@ -34,7 +34,7 @@ pipeline_tag: text-generation
 # {name}
 
 A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT on {dataset}
-for {iteration} iterations. Its best validation loss is {loss}.
+for {iteration} iterations. Its validation loss {loss}.
 """
 
 

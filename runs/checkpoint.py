@@ -24,6 +24,7 @@ from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from config.command_line import Checkpoint, UserError
 from config.files import GONE, first_line, refusing, write_whole
 from model import GPT
 from parallel.hosts import on_process_0
@@ -61,6 +62,7 @@ class Checkpoints:
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
             best_fn=val_loss,  # so that the metrics are stored
+            best_mode="min",
             create=False,
             multiprocessing_options=processes,
         )
@@ -75,6 +77,17 @@ class Checkpoints:
 
     def iterations(self) -> list[int]:
         return sorted(self.manager.all_steps())
+
+    def find(self, checkpoint: Checkpoint) -> int:
+        """Return the iteration of a checkpoint that there is. Raises UserError."""
+        if not (saved := self.iterations()):
+            raise UserError(f"{self.folder}: no checkpoint there; train with --out_dir={self.folder.parent}")
+        named = {"last": self.manager.latest_step, "best": self.manager.best_step}
+        iteration = named.get(checkpoint, lambda: checkpoint)()
+        if iteration not in saved:
+            lacks = "has a validation loss" if checkpoint == "best" else f"is of iteration {checkpoint}"
+            raise UserError(f"{self.folder}: none {lacks}: give --checkpoint=last, or one of {saved}")
+        return iteration
 
     def delete_all(self) -> None:
         with self.refusing():
@@ -125,9 +138,13 @@ class Checkpoints:
 
     def manifest(self, iteration: int) -> Manifest:
         """Read a checkpoint's manifest, with its own validation loss if that came later."""
-        manifest = read_manifest(self.folder / str(iteration))
+        manifest, loss = read_manifest(self.folder / str(iteration)), self.loss(iteration)
+        return manifest if loss is None else manifest.after_evaluation(loss)[0]
+
+    def loss(self, iteration: int) -> float | None:
+        """Return a checkpoint's validation loss, if it was measured."""
         metrics = self.manager.metrics(iteration)
-        return manifest.after_evaluation(val_loss(metrics))[0] if metrics else manifest
+        return val_loss(metrics) if metrics else None
 
     def restore(self, iteration: int, state: TrainState, base: GPT | None = None) -> TrainState:
         """Restore a state, saved on whatever mesh, in the shapes and shardings of `state`."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import jax
 
-from config.command_line import UserError
-from config.options import SHAPE, Options
+from config.command_line import Checkpoint, UserError
+from config.options import SHAPE, ModelOptions, Options
 from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
@@ -25,13 +25,11 @@ def is_run(folder: str) -> bool:
     return os.path.isdir(Path(folder) / "checkpoints")
 
 
-def load_model(
-    init_from: str, out_dir: str, dtype: str = "auto", longest: int | None = None
-) -> tuple[GPT, dict | None]:
-    """Load the model and tokenizer that a command's `--init_from` means: resume is the run in `out_dir`."""
-    if init_from != "resume":
-        return load_pretrained(init_from, dtype, longest)
-    model, manifest, _ = load_run(out_dir, dtype=dtype)
+def load_model(options: ModelOptions, longest: int | None = None) -> tuple[GPT, dict | None]:
+    """Load the model and tokenizer that a command's options name."""
+    if options.init_from != "resume":
+        return load_pretrained(options.init_from, options.dtype, longest)
+    model, manifest, _ = load_run(options.out_dir, options.checkpoint, options.dtype)
     return model, manifest.tokenizer
 
 
@@ -44,14 +42,11 @@ def tokenizer_of(description: dict | None, init_from: str, out_dir: str) -> Toke
 
 
 def load_run(
-    out_dir: str, iteration: int | None = None, dtype: str = "auto", merged: bool = True
+    out_dir: str, checkpoint: Checkpoint = "last", dtype: str = "auto", merged: bool = True
 ) -> tuple[GPT, Manifest, int]:
-    """Load a run's checkpoint, by default the latest, and return its iteration, too."""
+    """Load a run's checkpoint, and return its iteration, too."""
     checkpoints = Checkpoints(out_dir)
-    saved = checkpoints.iterations()
-    if not saved:
-        raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
-    chosen = saved[-1] if iteration is None else iteration
+    chosen = checkpoints.find(checkpoint)
     manifest = checkpoints.manifest(chosen)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
     config = model_config(options, manifest.vocab_size, document_start(manifest.tokenizer))

@@ -9,10 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
@@ -28,7 +30,7 @@ from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from training.lora import partition_trainable
 from training.recipe import choose_value_and_grad
-from training.state import model_config, state_shapes
+from training.state import TrainState, model_config, state_shapes
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -174,12 +176,24 @@ def saved_state(out: Path, iteration: int | None = None) -> dict[str, np.ndarray
     return arrays
 
 
-def save_run(out: Path, state, manifest: Manifest) -> Path:
+def save_run(out: Path, state, manifest: Manifest, val_loss: float | None = None) -> Path:
     """Save a state as a checkpoint of the run in `out`, and return `out`."""
     out.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(str(out))
-    checkpoints.save(state, manifest)
+    checkpoints.save(state, manifest, val_loss)
     checkpoints.wait()
+    return out
+
+
+def save_overfitted(out: Path, state, manifest: Manifest) -> Path:
+    """Save a run whose best checkpoint, at iteration 1, has the weights of `state`. Return `out`.
+
+    The last, at iteration 2, has others.
+    """
+    worse = jax.tree.map(lambda x: x - 0.3 * np.cos(np.arange(x.size)).reshape(x.shape), state.model)
+    for iteration, model, val_loss in ((1, state.model, 2.0), (2, worse, 3.0)):
+        state = TrainState(model, state.opt_state, jnp.asarray(iteration, jnp.int32))
+        save_run(out, state, replace(manifest, best_val_loss=2.0), val_loss)
     return out
 
 

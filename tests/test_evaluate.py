@@ -22,10 +22,11 @@ import train
 from config.options import Options
 from data.tokenizer import CharTokenizer, TiktokenTokenizer
 from data.writer import write_dataset
+from runs.load import load_run
 from runs.manifest import Manifest
-from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
+from tests.helpers import FLOAT32_ROUNDING, refusal, save_overfitted, save_run
 from tests.reference import CONFIGS, as_gpt, random_reference
-from training.state import create_state, model_config
+from training.state import create_state, create_state_around, model_config
 
 SYMBOLS = string.ascii_letters + "0123456 .:é€😀"  # 65, of 1 to 4 bytes
 TOKENIZER = CharTokenizer(SYMBOLS)
@@ -122,6 +123,18 @@ def test_a_stride_of_block_size_gives_the_loss_of_training(result, run, dataset,
     printed = capsys.readouterr().out
     for split in ("train", "val"):
         assert f"{split} loss {result(stride=T, split=split)['loss']:.4f}" in printed
+
+
+def test_the_best_checkpoint_is_evaluated_when_asked_for(result, run, tmp_path):
+    _, manifest, _ = load_run(str(run))
+    state = create_state_around(load_run(str(run), dtype="float32")[0], manifest.options)
+    save_overfitted(tmp_path / "overfitted", state, manifest)
+    loss = {
+        name: result(out_dir=tmp_path / "overfitted", checkpoint=name)["loss"] for name in ("best", "last")
+    }
+    assert loss["best"] == result()["loss"] < loss["last"]
+    text = error("--init_from=gpt2", "--checkpoint=best", "--dataset=tiny")
+    assert text == "--checkpoint=best: gpt2 is no run: use --out_dir"
 
 
 @pytest.mark.parametrize("option", ["mesh=data:2,fsdp:2,tensor:2", "batch_size=3", "batch_size=100"])

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import shlex
 from dataclasses import replace
 from functools import cache
 
@@ -40,7 +41,15 @@ from hub.export import which_family, write_tokenizer
 from model import GPT
 from runs.load import load_pretrained, load_run
 from runs.manifest import Manifest
-from tests.helpers import contents, refusal, save_run
+from tests.helpers import (
+    DEADLINE,
+    assert_same_bits,
+    contents,
+    refusal,
+    save_overfitted,
+    save_run,
+    start_python,
+)
 from tests.pretrained import END, PAD, START, TURN, save_llama
 from tests.reference import random_reference
 from tools.serving.chat import Chat
@@ -77,6 +86,11 @@ def a_run(folder, options, state=None, tokenizer=CHARACTERS):
         state = create_state(model_config(options, options.vocab_size), options)
         state = jax.tree.map(lambda w: w + 0.2 * np.sin(np.arange(w.size)).reshape(w.shape), state)
     return save_run(folder, state, Manifest(options, options.vocab_size, tokenizer, best_val_loss=2.5))
+
+
+def an_overfitted_run(folder, options):
+    state = create_state(model_config(options, 65), options)
+    return save_overfitted(folder, state, Manifest(options, 65, CHARACTERS, best_val_loss=2.0))
 
 
 def run_export(run, to, *more):
@@ -160,7 +174,41 @@ def test_the_card_says_what_the_model_is(tmp_path, capsys):
     card = files["README.md"].decode()
     parameters = sum(x.size for x in jax.tree.leaves(load_run(str(run))[0]))
     assert "# bard\n" in card and f"A GPT2LMHeadModel of {parameters:,} parameters" in card
-    assert "on shakespeare\nfor 0 iterations. Its best validation loss is 2.5000." in card
+    assert "on shakespeare\nfor 0 iterations. Its validation loss was not measured." in card
+
+
+@pytest.mark.parametrize("checkpoint, iteration, loss", [("best", 1, 2.0), ("last", 2, 3.0), (1, 1, 2.0)])
+def test_the_weights_and_the_card_are_those_of_the_checkpoint_asked_for(
+    checkpoint, iteration, loss, tmp_path, capsys
+):
+    run = an_overfitted_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    folder = run_export(run, tmp_path / "to", f"--checkpoint={checkpoint}")
+    assert_same_bits(load_pretrained(str(folder))[0], load_run(str(run), iteration)[0])
+    card = (folder / "README.md").read_text()
+    assert f"for {iteration} iterations. Its validation loss is {loss:.4f}." in card
+    assert f"GPT2LMHeadModel of iter {iteration}: " in capsys.readouterr().out
+
+
+def test_what_is_printed_can_be_pasted_into_a_shell(tmp_path, capsys):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    to = run_export(run, tmp_path / "my gpt")
+    words = shlex.split(
+        capsys.readouterr().out.splitlines()[-1].partition(": ")[2].replace("<your name>", "me")
+    )
+    assert words == ["hf", "upload", "me/my gpt", str(to)]
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_costs_no_file(tmp_path, unbuffered):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    expected = contents(run_export(run, tmp_path / "expected" / "to"))
+    to = tmp_path / "to"
+    process = start_python(
+        "export.py", f"--out_dir={run}", f"--to={to}", JAX_PLATFORMS="cpu", PYTHONUNBUFFERED=unbuffered
+    )
+    process.stdout.close()  # as `| true` does
+    assert process.wait(DEADLINE) == 141
+    assert contents(to) == expected
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")

@@ -16,7 +16,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from runs.load import load_model
 from runs.manifest import Manifest
-from tests.helpers import DEADLINE, refusal, run_python, save_run, start_python
+from tests.helpers import DEADLINE, refusal, run_python, save_overfitted, save_run, start_python
 from training.state import create_state, model_config
 
 SYMBOLS = "\n :ROMEabcdefghij"
@@ -89,7 +89,7 @@ def test_a_sample_does_not_depend_on_how_many_are_drawn(write):
 def test_temperature_0_writes_the_same_in_every_sample_whatever_the_seed(write):
     texts = write(start="ab", temperature=0)[0] + write(start="ab", temperature=0, seed=9)[0]
     assert len(set(texts)) == 1
-    assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=1e-6)[0]
+    assert write(start="ab", top_k=1)[0] == texts[:2] == write(start="ab", top_p=0)[0]
 
 
 def test_the_prompt_may_be_a_file(write, tmp_path):
@@ -162,6 +162,16 @@ def test_a_bias_makes_tokens_likelier_or_keeps_them_out(write):
     assert write(logit_bias=f"{always}:100,{never}:-3.5")[0] == ["\n" + NEW * "R"] * 2
 
 
+def test_the_checkpoint_may_be_the_best_or_that_of_an_iteration(write, run, tmp_path):
+    options = replace(TINY, out_dir=str(tmp_path))
+    state = create_state(model_config(options, 17), options)
+    state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
+    save_overfitted(tmp_path, state, Manifest(options, 17, TOKENIZER, best_val_loss=None))
+    best = write()
+    assert write(out_dir=tmp_path, checkpoint="best") == write(out_dir=tmp_path, checkpoint=1) == best
+    assert write(out_dir=tmp_path) == write(out_dir=tmp_path, checkpoint=2) != best
+
+
 # --- bad requests -----------------------------------------------------------------------------------------
 
 
@@ -169,7 +179,14 @@ def test_a_bias_makes_tokens_likelier_or_keeps_them_out(write):
     "argument, says",
     [
         ("--num_samples=100000000", "too little memory: RESOURCE_EXHAUSTED"),
-        ("--top_p=0", "--top_p is 0: it should be greater than 0"),
+        ("--top_p=-0.1", "--top_p is -0.1: it should be greater than or equal to 0"),
+        ("--checkpoint=7", "none is of iteration 7: give --checkpoint=last, or one of [0]"),
+        ("--checkpoint=best", "none has a validation loss: give --checkpoint=last, or one of [0]"),
+        (
+            "--checkpoint=first",
+            "--checkpoint is 'first': it should be a valid integer or it should be 'best'",
+        ),
+        ("--checkpoint=-1", "--checkpoint is -1: it should be greater than or equal to 0"),
         ("--top_k=3000000000", "--top_k is 3000000000: it should be less than 2147483648"),
         ("--min_p=1", "--min_p is 1: it should be less than 1"),
         ("--repetition_penalty=0", "--repetition_penalty is 0: it should be greater than or equal to 0.01"),

@@ -44,7 +44,7 @@ def test_top_k_keeps_what_transformers_keeps(k):
     np.testing.assert_array_equal(kept, kept_by(TopKLogitsWarper(k)))
 
 
-@pytest.mark.parametrize("p", [1e-6, 0.1, 0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("p", [0.0, 1e-6, 0.1, 0.5, 0.9, 0.95, 0.999])
 def test_top_p_keeps_what_transformers_keeps(p):
     np.testing.assert_array_equal(np.isfinite(keep_top_p(LOGITS, p)), kept_by(TopPLogitsWarper(p)))
 
@@ -133,7 +133,7 @@ def test_temperature_0_is_greedy():
     assert tokens.dtype == jnp.int32
 
 
-@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 1e-30}])
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"top_p": 0}, {"temperature": 1e-30}])
 def test_the_narrowest_settings_leave_only_the_likeliest(settings):
     np.testing.assert_array_equal(sample(LOGITS, keys(B), **settings), LOGITS.argmax(axis=-1))
 

@@ -115,6 +115,31 @@ def test_the_last_and_the_best_are_kept(tmp_path, tiny):
     assert Checkpoints(str(tmp_path)).manifest(8).best_val_loss == 1.9
 
 
+def test_a_checkpoint_is_found_by_its_iteration_or_as_the_last_or_the_best(tmp_path, tiny):
+    checkpoints = Checkpoints(str(tmp_path), keep=9)
+    for i, val_loss in enumerate([3.0, 2.0, 2.5, None], start=1):
+        checkpoints.save(at(tiny[0], i), MANIFEST, val_loss)
+    checkpoints.wait()
+    for each in (checkpoints, Checkpoints(str(tmp_path))):  # also another one, as in another command
+        assert [each.find(name) for name in ("best", "last", 1, 4)] == [2, 4, 1, 4]
+        assert [each.loss(i) for i in (1, 2, 3, 4)] == [3.0, 2.0, 2.5, None]
+    checkpoints.save(at(tiny[0], 4), MANIFEST, 1.0)  # is evaluated when the run resumes
+    assert checkpoints.find("best") == 4 and checkpoints.loss(4) == 1.0
+
+
+def test_a_checkpoint_that_there_is_not_is_one_line(tmp_path, tiny):
+    none = refusal(Checkpoints(str(tmp_path)).find, "best")
+    folder = tmp_path / "checkpoints"
+    assert none == f"{folder}: no checkpoint there; train with --out_dir={tmp_path}"
+    checkpoints = Checkpoints(str(tmp_path), keep=9)
+    for i in (5, 10):
+        checkpoints.save(at(tiny[0], i), MANIFEST)
+    checkpoints.wait()
+    advice = "give --checkpoint=last, or one of [5, 10]"
+    assert refusal(checkpoints.find, 7) == f"{folder}: none is of iteration 7: {advice}"
+    assert refusal(checkpoints.find, "best") == f"{folder}: none has a validation loss: {advice}"
+
+
 # --- damaged ------------------------------------------------------------------------------------------------
 
 

@@ -15,7 +15,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from parallel.mesh import make_mesh
-from runs.checkpoint import arrays_by_name, fingerprint
+from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint
 from runs.load import load_run
 from tests.helpers import (
     FLOAT32_ROUNDING,
@@ -294,7 +294,10 @@ def test_sampling_evaluating_and_merging_have_base_and_adapters(base_run, lora_r
     assert val_loss == pytest.approx(records(lora_run)[-1]["val/loss"], abs=0.6e-4)  # printed to 4 digits
 
     export.main([f"--out_dir={lora_run}", f"--to={tmp_path / 'merged'}", "--format=run"])
-    assert_same_bits(load_run(str(tmp_path / "merged"))[0], load_run(str(lora_run))[0])
+    merged, manifest, iteration = load_run(str(tmp_path / "merged"))
+    assert_same_bits(merged, load_run(str(lora_run))[0])
+    loss = Checkpoints(str(tmp_path / "merged")).loss(iteration)
+    assert loss == manifest.best_val_loss == records(lora_run)[-1]["val/loss"]
     capsys.readouterr()
     texts = []
     for out_dir in (lora_run, tmp_path / "merged", base_run):

@@ -17,9 +17,7 @@ from tools.serving.errors import ApiError, answer_error
 from tools.serving.insight import Here, inside
 from tools.serving.requests import ChatBody, CompletionBody, check_model
 from tools.serving.served import Served
-from tools.serving.server import PAGE
-
-MAX_BODY = 2**20  # bytes of a request
+from tools.serving.server import MAX_BODY, PAGE
 
 
 def make_app(served: Served) -> FastAPI:

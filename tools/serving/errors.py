@@ -5,6 +5,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+KINDS = {429: "requests", 500: "server_error", 503: "server_error"}  # OpenAI's types, by status
+
 
 class ApiError(HTTPException):
     """A request that cannot be answered. `param` names the field that is wrong."""
@@ -14,7 +16,7 @@ class ApiError(HTTPException):
         self.param, self.code = param, code
 
     def body(self) -> dict:
-        kind = "server_error" if self.status_code >= 500 else "invalid_request_error"
+        kind = KINDS.get(self.status_code, "invalid_request_error")
         return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:

@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 import jax
@@ -33,7 +33,8 @@ def serve(options: ServeOptions, server: Server) -> None:
     with jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options, server.say)
         served.worker.thread.start()
-        server.app, server.stop_work = make_app(served), served.worker.stop
+        server.app = make_app(served)
+        server.give_up, server.stop_work = served.worker.give_up, served.worker.stop
         print(f"serving {served.name} at {server.address}", flush=True)
         if options.follow:
             follow(served, options)
@@ -49,7 +50,7 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
         wait_for_checkpoint(options.out_dir, say)
     say("loading weights")
     if of_a_run:
-        model, manifest, iteration = load_run(options.out_dir, dtype=options.dtype)
+        model, manifest, iteration = load_run(options.out_dir, options.checkpoint, options.dtype)
         description = manifest.tokenizer
     else:
         model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
@@ -89,19 +90,25 @@ def wait_for_checkpoint(out_dir: str, say: Callable[[str], None]) -> None:
 
 
 def follow(served: Served, options: ServeOptions) -> None:
-    """Serve each new checkpoint of the run, until the server stops."""
-    checkpoints, seen = Checkpoints(options.out_dir), served.worker.version
+    """Serve each new checkpoint of the run, until the server stops; a bad one again if its files change."""
+    checkpoints, seen, files, failed = Checkpoints(options.out_dir), served.worker.version, {}, {}
+    say_once = cache(partial(print, file=sys.stderr, flush=True))
     while served.worker.works:
         time.sleep(LOOK)
         try:
             checkpoints.manager.reload()
             if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
                 continue
+            newest = checkpoints.folder / str(checkpoints.latest())
+            files = {path: path.stat().st_ctime_ns for path in newest.rglob("*")}
+            if files == failed:
+                continue
             model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
             if model.config != served.model.config:
                 raise UserError("the run has another shape now: start serve.py anew to follow it")
         except (UserError, OSError) as error:  # training deletes one, or has not completed it
-            print(f"note: {error}", file=sys.stderr, flush=True)
+            failed = files
+            say_once(f"note: {error}")
             continue
         seen = f"iter-{iteration}"
         served.worker.replace(model, seen)

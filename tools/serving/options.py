@@ -41,7 +41,7 @@ class ServeOptions(ModelOptions):
     def hosts(self) -> list[str]:
         """Return the names by which clients may call the server; "*": any."""
         # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
-        return ["*"] if self.api_key else LOOPBACK + self.allowed_hosts.replace(",", " ").split()
+        return ["*"] if self.api_key else LOOPBACK + self.allowed_hosts.lower().replace(",", " ").split()
 
     @property
     def origins(self) -> list[str]:

@@ -18,10 +18,13 @@ from tools.serving.served import Served
 SEQUENCES = 128  # of one request: prompts times n
 
 # OpenAI's fields that this server lacks: ignored, or accepted with a value that asks for nothing.
-IGNORED = {"user", "metadata", "service_tier", "safety_identifier", "prompt_cache_key"}
+IGNORED = """user metadata service_tier safety_identifier prediction
+    prompt_cache_key prompt_cache_options prompt_cache_retention""".split()
 NEUTRAL = {
-    **{"best_of": 1, "suffix": "", "response_format": {"type": "text"}},
-    **{"tools": [], "tool_choice": "none", "store": False},
+    **{"best_of": [1], "suffix": [""], "stop": [[]], "include_obfuscation": [False], "store": [False]},
+    **{"response_format": [{"type": "text"}], "modalities": [["text"]], "verbosity": ["medium"]},
+    **{"tools": [[]], "functions": [[]], "tool_calls": [[]], "parallel_tool_calls": [True, False]},
+    **{"tool_choice": ["none", "auto"], "function_call": ["none", "auto"], "reasoning_effort": ["none"]},
 }
 
 
@@ -36,7 +39,7 @@ class Body(BaseModel):
         if not isinstance(body, dict):
             return body
         kept = [name for name in body if name not in IGNORED]
-        return {name: body[name] for name in kept if body[name] not in (None, NEUTRAL.get(name))}
+        return {name: body[name] for name in kept if body[name] not in (None, *NEUTRAL.get(name, []))}
 
 
 Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(fail_fast=True)]
@@ -124,20 +127,24 @@ class ChatBody(Common):
 def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[list[Request], list[str]]:
     """Return what the engine is asked, n times each prompt, and the texts that end one. Raises ApiError."""
     check_model(fields.model, served)
-    stops = fields.stop
+    stops, most = fields.stop, served.model.config.block_size
     ends = (*fields.stop_token_ids, *served.ends)
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
     check_ids(served, "logit_bias", fields.logit_bias)
     if isinstance(fields, ChatBody):
         text = served.chat.prompt([x.plain() for x in fields.messages])
         prompts = [read_ids(served, "messages", text, add_special_tokens=False)]
-        default = served.model.config.block_size
+        default, param = most, "messages"
         stops = stops + served.chat.stops
     else:
         prompts = [read_ids(served, "prompt", x, fields.add_special_tokens) for x in fields.prompt]
-        default = 16  # as OpenAI's
-    if fields.n * len(prompts) > (most := min(SEQUENCES, served.worker.room)):
-        message = f"{len(prompts)} prompts times n={fields.n} are more than {most}, which run or wait here"
+        default, param = 16, "prompt"  # as OpenAI's
+    if (length := max(map(len, prompts))) > most:
+        why = f"This model's maximum context length is {most} tokens"
+        message = f"{why}. However, your {param} resulted in {length} tokens."
+        raise ApiError(message, param, code="context_length_exceeded")
+    if fields.n * len(prompts) > (room := min(SEQUENCES, served.worker.room)):
+        message = f"{len(prompts)} prompts times n={fields.n} are more than {room}, which run or wait here"
         raise ApiError(message, "n")
     wanted = min(default, served.max_tokens) if fields.max_tokens is None else fields.max_tokens
     if wanted > served.max_tokens:

@@ -45,7 +45,7 @@ class Run:
                 manifest = checkpoints.manifest(iteration)
             except (UserError, OSError):  # damaged, or just deleted by training
                 continue
-            loss = (checkpoints.manager.metrics(iteration) or {}).get("val_loss")
+            loss = checkpoints.loss(iteration)
             if not found:
                 self.start, self.block_size = started_from(manifest), manifest.options.block_size
                 if self.start:

@@ -3,8 +3,10 @@
 This imports no JAX, which takes seconds.
 """
 
+import asyncio
 import socket
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import uvicorn
@@ -13,7 +15,6 @@ from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
@@ -22,8 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tools.serving.errors import ApiError
 
 PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
-FINISH = 30  # seconds that running requests are given after SIGTERM
+FINISH = 25  # seconds that running requests are given after SIGTERM, before they are answered with an error
 IDLE = 75  # seconds from an answer to the next request: clients close idle connections earlier
+MAX_BODY = 2**20  # bytes of a request
 CONNECTIONS = 900  # 1,024 open files is a usual limit
 
 
@@ -34,22 +36,22 @@ class Server(uvicorn.Server):
     """
 
     def __init__(self, hosts: list[str], origins: list[str], listener: socket.socket):
-        """`hosts` are names by which clients may call it; "*": any. Pages of `origins` may ask."""
+        """`hosts` are names by which clients may call it, as *.example.com. Pages of `origins` may ask."""
         self.address = "http://{}:{}".format(*listener.getsockname())
         self.status = "loading JAX"
+        self.give_up: Callable[[], None] = lambda: None
         self.stop_work: Callable[[], None] = lambda: None
         self.error: BaseException | None = None  # of the thread that loads and computes
         page = Mount("/", StaticFiles(directory=PAGE, html=True))
         self.app: ASGIApp = Starlette(routes=[page], exception_handlers={HTTPException: self.tell_status})
-        ours = same_site(lambda *call: self.app(*call), origins)
-        checked = TrustedHostMiddleware(ours, hosts, www_redirect=False)
+        checked = refusing(lambda *call: self.app(*call), hosts, origins)
         settings = uvicorn.Config(
             CORSMiddleware(checked, origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
             log_level="warning",
             access_log=False,
             server_header=False,
             headers=[("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY")],
-            timeout_graceful_shutdown=FINISH,
+            timeout_graceful_shutdown=FINISH + 5,
             timeout_keep_alive=IDLE,
             limit_concurrency=CONNECTIONS,
             http="h11",
@@ -57,6 +59,10 @@ class Server(uvicorn.Server):
             lifespan="off",
         )
         super().__init__(settings)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(FINISH, self.give_up)
+        await super().shutdown(sockets)
 
     def say(self, status: str) -> None:
         """Tell the page, and the terminal, what the server does."""
@@ -69,20 +75,25 @@ class Server(uvicorn.Server):
         return JSONResponse(starting.body() | {"status": self.status}, 503, starting.headers)
 
 
-def same_site(app: ASGIApp, origins: list[str]) -> ASGIApp:
-    """Refuse what pages of other sites than `origins` ask for, by the `Origin` that browsers send.
+def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
+    """Refuse calls by other names than `hosts`, from pages of other sites than `origins`, and large ones.
 
-    Whatever else comes is read as JSON, also the form that `curl -d` says it is.
+    Browsers send `Host` and `Origin`. Whatever else comes is read as JSON, also what `curl -d` calls a form.
     """
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = MutableHeaders(scope=scope)
-        origin = headers.get("origin")
+        origin, host = headers.get("origin"), headers.get("host", "").partition(":")[0].lower()
         own = origin is None or origin.partition("://")[2] == headers.get("host")
-        if not own and origin not in origins:
+        if not any(fnmatchcase(host, name) for name in hosts):
+            refused = ApiError("the server is not called so: see --allowed_hosts", code="invalid_host")
+        elif not own and origin not in origins:
             refused = ApiError("a page of another site may not ask", status=403, code="forbidden")
-            return await refused.response()(scope, receive, send)
-        headers["content-type"] = "application/json"
-        await app(scope, receive, send)
+        elif int(headers.get("content-length", 0)) > MAX_BODY:
+            refused = ApiError(f"the body is larger than {MAX_BODY:,} bytes", status=413)
+        else:
+            headers["content-type"] = "application/json"
+            return await app(scope, receive, send)
+        await refused.response()(scope, receive, send)
 
     return checked

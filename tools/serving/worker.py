@@ -78,7 +78,7 @@ class Worker:
             raise ApiError("the server is stopping", status=503, code="unavailable")
         if len(self.pending) + len(requests) > self.room:
             message = f"{len(self.pending)} requests are running or waiting: try again later"
-            raise ApiError(message, status=429, code="overloaded")
+            raise ApiError(message, status=429, code="rate_limit_exceeded")
         self.loop = asyncio.get_running_loop()
         made = asyncio.Queue()
         jobs = [Job(request, i, made) for i, request in enumerate(requests)]
@@ -126,6 +126,11 @@ class Worker:
         self.stopping = True
         self.wake.set()
         self.thread.join(STOP)
+
+    def give_up(self) -> None:
+        """Answer with an error what is not finished."""
+        stopped = ApiError("the server has stopped", status=503, code="unavailable")
+        self.deliver([(job, stopped) for job in self.pending])
 
     # Called by the engine's thread
 

@@ -42,15 +42,18 @@ def train_run(folder: Path, **changes) -> Path:
 
 
 @contextmanager
-def serving(compiled: bool = True, **options) -> Iterator[tuple[str, Served]]:
-    """Serve in a thread; yield the address and what is served, once all is compiled."""
+def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tuple[str, Served]]:
+    """Serve in a thread; yield the address and what is served, once all is compiled.
+
+    At the end what still runs is cut off after `finish` seconds.
+    """
     options = ServeOptions(**{"slots": 1, "port": 0, "device": "cpu", "max_tokens": 256} | options)
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.thread.start()
         server = HttpServer(options.hosts, options.origins, listener)
-        server.app = make_app(served)
-        server.config.timeout_graceful_shutdown = 1
+        server.app, server.give_up = make_app(served), served.worker.give_up
+        server.config.timeout_graceful_shutdown = finish
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         wait_until(lambda: server.started and (served.worker.status == "ok" or not compiled))

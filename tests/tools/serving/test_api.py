@@ -115,7 +115,7 @@ def test_the_same_seed_gives_the_same_text_and_none_another_each_time(complete):
 
 def test_temperature_0_and_top_k_1_are_greedy(complete):
     greedy = complete(temperature=0).choices[0].text
-    assert complete(extra_body={"top_k": 1}).choices[0].text == greedy == complete(top_p=1e-9).choices[0].text
+    assert complete(extra_body={"top_k": 1}).choices[0].text == greedy == complete(top_p=0).choices[0].text
     assert complete().choices[0].text != greedy
 
 
@@ -179,12 +179,7 @@ def test_a_prompt_alone_can_be_scored(complete, ids):
     assert again == choice.logprobs.token_logprobs
 
 
-def test_of_a_prompt_past_block_size_the_end_is_scored(complete):
-    told = complete(prompt="dog " * 20, echo=True, max_tokens=0, logprobs=0).choices[0].logprobs
-    assert [p is None for p in told.token_logprobs] == [True] * (80 - 31) + [False] * 31
-
-
-@pytest.mark.parametrize("prompt", [PROMPT, "dog " * 20])
+@pytest.mark.parametrize("prompt", [PROMPT, "dog " * 8])  # the second is as long as the context
 def test_sample_py_writes_the_same_of_a_prompt(complete, byte_run, capsys, prompt):
     told = complete(prompt=prompt, echo=True, max_tokens=0, logprobs=0).choices[0].logprobs.token_logprobs
     options = [f"--out_dir={byte_run}", "--device=cpu", "--num_samples=1", "--max_new_tokens=1"]
@@ -256,6 +251,40 @@ def test_a_chat_continues_the_plain_template(chat, complete):
     assert chat(max_tokens=None, max_completion_tokens=40).choices[0].message.content == text
 
 
+# --- longer than the context ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prompt": "dog " * 8 + "!"},
+        {"prompt": [1] * 33},
+        {"prompt": ["a", "b" * 33]},
+        {"stream": True},
+        {"echo": True},
+    ],
+)
+def test_a_prompt_longer_than_the_context_is_refused_in_openais_words(complete, options):
+    with pytest.raises(openai.BadRequestError) as caught:
+        complete(**{"prompt": "b" * 33} | options)
+    message = "This model's maximum context length is 32 tokens. However, your prompt resulted in 33 tokens."
+    kind = {"type": "invalid_request_error", "param": "prompt", "code": "context_length_exceeded"}
+    assert caught.value.body == {"message": message} | kind
+
+
+def test_so_are_messages_and_nothing_of_them_is_cut(chat):
+    messages = [{"role": role, "content": "b" * 40} for role in ("system", "user")]
+    length = len(f"System: {'b' * 40}\n\nUser: {'b' * 40}\n\nAssistant:")  # a token each
+    with pytest.raises(openai.BadRequestError, match=f"your messages resulted in {length} tokens") as caught:
+        chat(messages=messages)
+    assert (caught.value.param, caught.value.code) == ("messages", "context_length_exceeded")
+
+
+def test_a_prompt_of_the_whole_context_is_continued_past_it(complete):
+    answer = complete(prompt="dog " * 8, max_tokens=40, temperature=0)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (32, 40)
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 
 
@@ -294,9 +323,40 @@ def test_a_bad_field_is_named(complete, chat, options, param, says):
     assert caught.value.type == "invalid_request_error"
 
 
-def test_what_asks_for_nothing_is_accepted(complete, chat):
-    complete(presence_penalty=0, frequency_penalty=0.0, user="me", logit_bias={}, best_of=1, suffix=None)
-    chat(tools=[], tool_choice="none", response_format={"type": "text"}, metadata={"a": "b"})
+# For each field of OpenAI's client what asks for nothing; also null, in which case there may be no other.
+BOTH = {
+    **{"frequency_penalty": [0, 0.0], "presence_penalty": [0], "logit_bias": [{}], "n": [1], "stop": [[]]},
+    **{"temperature": [1], "top_p": [1], "seed": [], "user": ["me"], "max_tokens": [], "stream": [False]},
+    "stream_options": [{}, {"include_usage": False}, {"include_obfuscation": False}],
+}
+OF_COMPLETIONS = {"best_of": [1], "echo": [False], "logprobs": [], "suffix": [""]} | BOTH
+OF_CHATS = BOTH | {
+    **{"audio": [], "logprobs": [False], "top_logprobs": [0], "max_completion_tokens": [], "moderation": []},
+    **{"function_call": ["none", "auto"], "functions": [[]], "tools": [[]], "tool_choice": ["none", "auto"]},
+    **{"metadata": [{"a": "b"}], "modalities": [["text"]], "parallel_tool_calls": [True, False]},
+    **{"prediction": [{"type": "content", "content": "a"}], "response_format": [{"type": "text"}]},
+    **{"prompt_cache_key": ["a"], "prompt_cache_options": [{"mode": "implicit"}], "web_search_options": []},
+    **{"prompt_cache_retention": ["24h"], "safety_identifier": ["a"], "service_tier": ["auto"]},
+    **{"reasoning_effort": ["none"], "store": [False], "verbosity": ["medium"]},
+}
+
+
+@pytest.mark.parametrize(
+    "path, fields, types",
+    [
+        ("completions", OF_COMPLETIONS, openai.types.completion_create_params),
+        ("chat/completions", OF_CHATS, openai.types.chat.completion_create_params),
+    ],
+)
+def test_what_asks_for_nothing_is_accepted(url, path, fields, types):
+    params = types.CompletionCreateParamsNonStreaming.__annotations__
+    assert fields.keys() >= params.keys() - {"model", "prompt", "messages"}
+    given = {"prompt": "a", "messages": [{"role": "user", "content": "a", "tool_calls": []}]}
+    body = {name: value for name, value in given.items() if name in params} | {"max_tokens": 1}
+    bodies = [dict.fromkeys(fields), *({field: x} for field, values in fields.items() for x in values)]
+    for chosen in bodies:
+        answer = httpx.post(f"{url}/v1/{path}", json=body | chosen, timeout=60)
+        assert answer.status_code == 200, (chosen, answer.text)
 
 
 GOOD = {

@@ -10,20 +10,28 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
+import jax
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import serve as command
 from generation.engine import Engine
+from parallel.mesh import make_mesh
+from runs.checkpoint import Checkpoints
+from runs.load import load_run
 from tests.helpers import DEADLINE, refusal, wait_until
 from tests.models import TINY, large
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
+from tools.serving import load as loading
+from tools.serving import server as server_module
 from tools.serving.errors import ApiError
+from tools.serving.options import ServeOptions
 from tools.serving.worker import Worker
 
 KEY = "correct horse".replace(" ", "-")
@@ -109,7 +117,22 @@ def test_without_the_key_nothing_is_answered(url, client):
     ],
 )
 def test_another_sites_page_is_refused(keyless, headers, status):
-    assert httpx.get(f"{keyless}/health", headers=headers).status_code == status
+    answer = httpx.get(f"{keyless}/health", headers=headers)
+    assert answer.status_code == status
+    assert status == 200 or "site may not ask" in error(answer)[1] or "--allowed_hosts" in error(answer)[1]
+
+
+def test_a_name_may_stand_for_all_below_a_domain(char_run):
+    with serving(out_dir=str(char_run), allowed_hosts="*.Example.com") as (url, _):
+        hosts = {
+            "a.example.com": 200,
+            "A.B.EXAMPLE.COM:80": 200,
+            "example.com": 400,
+            "example.com.evil": 400,
+            "": 400,
+        }
+        for host, status in hosts.items():
+            assert httpx.get(f"{url}/health", headers={"Host": host}).status_code == status, host
 
 
 NAMED = ["https://chat.example", "http://localhost:3000"]
@@ -164,6 +187,11 @@ def test_a_path_or_method_that_there_is_not(url, post):
         (["--allow_origins=*"], "--allow_origins is '*': expected origins as in https://a.org"),
         (["--allow_origins=https://a.org/page"], "expected origins as in"),
         (["--follow=True", "--init_from=gpt2"], "init_from=gpt2 is none"),
+        (
+            ["--follow=True", "--checkpoint=best"],
+            "--checkpoint=best: --follow=True serves the last one alone",
+        ),
+        (["--checkpoint=3"], "none is of iteration 3: give --checkpoint=last, or one of [0]"),
     ],
 )
 def test_a_bad_option_is_one_line(char_run, options, says):
@@ -211,8 +239,13 @@ def test_prometheus_reads_what_the_server_does(char_run):
 # --- limits -----------------------------------------------------------------------------------------------
 
 
-def test_limits_of_a_request(post):
-    assert post(prompt="a" * 2**20).status_code == 413
+def test_limits_of_a_request(url, post):
+    long = json.dumps({"prompt": "a" * 2**20}).encode()
+    for content in (long, iter([long])):  # the second does not say beforehand how long it is
+        answer = httpx.post(
+            f"{url}/v1/completions", content=content, headers={"Authorization": f"Bearer {KEY}"}
+        )
+        assert error(answer)[0] == 413 and answer.json()["error"]["type"] == "invalid_request_error"
     assert "lacks '!'" in error(post(prompt="a!"))[1]
     assert "needs at least one token" in error(post(prompt=""))[1]  # this tokenizer has no end of text
     assert error(post(prompt="a", n=3))[0] == 400  # more than can ever wait: no reason to try again
@@ -224,6 +257,7 @@ def test_too_many_requests_are_told_to_come_again(url, client, post):
         with pytest.raises(openai.RateLimitError) as caught:
             client.completions.create(model="chars", prompt="a")
         assert caught.value.response.headers["retry-after"] == "1"
+        assert (caught.value.type, caught.value.code) == ("requests", "rate_limit_exceeded")  # OpenAI's own
     wait_for(url, running=0, pending=0)
     assert post(prompt="a").status_code == 200
 
@@ -341,8 +375,31 @@ def test_sigterm_finishes_what_runs_and_exits_with_0(char_run):
     assert server.end(signal.SIGTERM) == 0
 
 
+def test_what_is_not_finished_in_time_ends_with_an_error(char_run, monkeypatch):
+    """A stream with an event, and another request with an answer, both of OpenAI's error object."""
+    monkeypatch.setattr(server_module, "FINISH", 0)
+    with ThreadPoolExecutor() as pool:
+        with serving(out_dir=str(char_run), finish=DEADLINE, max_tokens=1000000) as (url, served):
+            create = partial(served_run.client(url).completions.create, model="chars", prompt="a")
+            stream = create(max_tokens=1000000, stream=True)
+            assert next(stream).choices
+            reading, waiting = pool.submit(list, stream), pool.submit(create)
+            wait_until(lambda: len(served.worker.pending) == 2)
+        for error in (reading.exception(), waiting.exception()):
+            assert isinstance(error, openai.APIError) and error.message.endswith("the server has stopped")
+            assert (error.type, error.code) == ("server_error", "unavailable")
+        assert waiting.exception().status_code == 503
+
+
 def test_ctrl_c_ends_it_quietly(char_run):
     assert Server(char_run, "--slots=1").end(signal.SIGINT) == 130
+
+
+def test_the_checkpoint_that_is_served_may_be_any_of_the_run(run):
+    with serving(out_dir=str(run), checkpoint=10) as (url, _):
+        assert httpx.get(f"{url}/health").json()["version"] == "iter-10"
+        said = httpx.post(f"{url}/v1/completions", json={"prompt": "the", "temperature": 0}).json()
+    assert said["system_fingerprint"] == "iter-10"
 
 
 @pytest.mark.slow
@@ -358,6 +415,72 @@ def test_it_follows_a_run_that_trains(run, tmp_path):
     wait_until(lambda: ask(**settings).system_fingerprint == "iter-20")
     fresh = Server(out, "--slots=2").client.completions.create(**settings)
     assert fresh.choices[0].text == ask(**settings).choices[0].text != before.choices[0].text
+
+
+@pytest.fixture
+def followed(run, tmp_path, monkeypatch):
+    """`(served, put, looks, loaded)` of a server that follows a copy of `run`, of which it has checkpoint 5.
+
+    `put(iteration, source)` adds a checkpoint; `looks` has an item for each look, `loaded` for each load.
+    """
+    out = tmp_path / "run"
+    shutil.copytree(run, out, ignore=shutil.ignore_patterns("10", "15", "20"))
+    looks, loaded, latest = [], [], Checkpoints.latest
+
+    def put(iteration, source):
+        shutil.copytree(source, tmp_path / str(iteration)).rename(out / "checkpoints" / str(iteration))
+
+    def load(*words, **options):
+        loaded.append(Checkpoints(str(out)).latest())
+        return load_run(*words, **options)
+
+    monkeypatch.setattr(loading, "LOOK", 0.01)
+    monkeypatch.setattr(Checkpoints, "latest", lambda self: (looks.append(1), latest(self))[1])
+    with serving(out_dir=str(out)) as (_, served), ThreadPoolExecutor() as pool:
+        monkeypatch.setattr(loading, "load_run", load)
+
+        def follow():
+            with jax.set_mesh(make_mesh("data:1")):
+                loading.follow(served, ServeOptions(out_dir=str(out)))
+
+        ended = pool.submit(follow)
+        yield served, put, looks, loaded
+        served.worker.stop()
+        ended.result()
+
+
+@pytest.mark.parametrize("kind", ["damaged", "another shape"])
+def test_a_checkpoint_that_cannot_be_followed_is_tried_and_told_once(
+    run, char_run, followed, kind, tmp_path, capsys
+):
+    served, put, looks, loaded = followed
+    if kind == "damaged":
+        bad = shutil.copytree(run / "checkpoints" / "10", tmp_path / "bad")
+        shutil.rmtree(bad / "model")
+    else:
+        bad = char_run / "checkpoints" / "0"
+    capsys.readouterr()
+    put(10, bad)
+    wait_until(lambda: loaded)
+    seen = len(looks)
+    wait_until(lambda: len(looks) > seen + 20)
+    assert loaded == [10]
+    (note,) = capsys.readouterr().err.splitlines()
+    assert note.startswith("note: ") and kind in note
+    assert served.worker.version == "iter-5"
+    put(15, run / "checkpoints" / "15")
+    wait_until(lambda: served.worker.version == "iter-15")
+
+
+def test_a_checkpoint_that_is_still_being_copied_is_followed_once_it_is_whole(run, followed):
+    served, put, _, loaded = followed
+    place = Path(served.runs[0].out_dir) / "checkpoints" / "10"
+    put(10, run / "checkpoints" / "10")
+    wait_until(lambda: served.worker.version == "iter-10")
+    shutil.copytree(run / "checkpoints" / "15" / "manifest", place.with_name("15") / "manifest")
+    wait_until(lambda: 15 in loaded)
+    shutil.copytree(run / "checkpoints" / "15", place.with_name("15"), dirs_exist_ok=True)
+    wait_until(lambda: served.worker.version == "iter-15")
 
 
 @pytest.mark.slow

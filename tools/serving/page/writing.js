@@ -2,7 +2,7 @@
 
 import { stream } from "./api.js";
 import { batch, state } from "./reactive.js";
-import { change, settings, text, writing } from "./store.js";
+import { change, model, settings, text, writing } from "./store.js";
 
 export const said = state({ text: "", bad: false }); // what goes on
 
@@ -38,7 +38,7 @@ async function goOn(begun) {
   if (writing.peek()) return;
   const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0], before = performance.now();
   const abort = new AbortController(), drawn = { ...settings.peek(), seed };
-  const body = { prompt: begun.tokens.map(({ id }) => id), logprobs: 0, ...drawn };
+  const read = begun.tokens.slice(-model.peek().config.block_size).map(({ id }) => id); // the API takes no more
   batch(() => {
     writing.value = abort;
     change(begun);
@@ -46,7 +46,7 @@ async function goOn(begun) {
   let made = 0;
   say("writing …");
   try {
-    for await (const event of stream("v1/completions", body, abort.signal)) {
+    for await (const event of stream("v1/completions", { prompt: read, logprobs: 0, ...drawn }, abort.signal)) {
       const { tokens, from } = text.peek(), more = written(event.choices[0]);
       text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, drawn };
       made += more.length;
