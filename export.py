@@ -1,9 +1,8 @@
-"""Write a run's model as transformers and vLLM read it, or its adapters for PEFT, or merged as a new run.
+"""Write a run's model as transformers and vLLM read it, or its adapters for PEFT.
 
     python export.py --out_dir=out-quickstart --to=my-gpt           the last checkpoint, into a new folder
     hf upload <you>/my-gpt my-gpt                                   and to the Hugging Face hub
     python export.py --out_dir=out-lora --to=my-adapter --format=peft   a LoRA run's adapters alone
-    python export.py --out_dir=out-lora --to=out-merged --format=run    a run at iteration 0, adapters merged
 
 Without --format=peft, adapters are merged. PEFT puts them beside the model that the run started from: if that
 is another run of ours, export it too.
@@ -15,17 +14,16 @@ import shutil
 import sys
 from collections.abc import Generator
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
 from safetensors import SafetensorError
 
 from config.command_line import Checkpoint, Name, UserError, command, given
-from hub.export import which_family, write_adapters, write_card, write_json, write_model, write_tokenizer
+from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
-from training.state import create_state_around
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,7 @@ class ExportOptions:
     out_dir: Name = "out"  # folder of the run
     checkpoint: Checkpoint = "last"  # of the run: last, best (the lowest validation loss), or an iteration
     to: Name = "out-hf"  # folder to write, new or empty
-    format: Literal["transformers", "peft", "run"] = "transformers"  # peft: LoRA's adapters; run: them merged
+    format: Literal["transformers", "peft"] = "transformers"  # peft: LoRA's adapters alone
 
 
 def main(argv: list[str]) -> None:
@@ -78,21 +76,7 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
     return f"adapters of iter {iteration}, for {base}: {options.to}"
 
 
-def export_run(options: ExportOptions, folder: Path) -> str:
-    """Write a run at iteration 0 with the merged weights. Raises UserError for a run that has no adapters."""
-    model, manifest, iteration = load_run(options.out_dir, options.checkpoint)
-    if manifest.base is None:
-        raise UserError(f"out_dir={options.out_dir}: it has no adapters to merge: leave out --format=run")
-    run = replace(manifest.options, out_dir=options.to, lora_rank=0)
-    write_json(folder / "options.json", vars(run))
-    loss, checkpoints = Checkpoints(options.out_dir).loss(iteration), Checkpoints(str(folder))
-    manifest = replace(manifest, options=run, base=None, best_val_loss=loss)
-    checkpoints.save(create_state_around(model, run), manifest, loss)
-    checkpoints.wait()
-    return f"iter {iteration} of {options.out_dir}, its adapters merged: {options.to}"
-
-
-WRITERS = {"transformers": export_model, "peft": export_adapters, "run": export_run}
+WRITERS = {"transformers": export_model, "peft": export_adapters}
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def train(
                 break
             metrics.evaluation(i, losses)
             manifest, improved = manifest.after_evaluation(losses["val"])
-            if i > 0 and (improved or options.always_save_checkpoint):
+            if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
                 checkpoints.save(state, manifest, val_loss=losses["val"])  # copies what the next step donates
         if i >= options.max_iters or (status := stop_asked()):
             break

@@ -31,7 +31,7 @@ from config.files import read_json, refusing
 # An option may have one of these roles.
 T = TypeVar("T")
 Variant = Annotated[T, "variant"]  # of an idea in variants.py, which decides which arrays a model has
-Adapter = Annotated[T, "adapter"]  # of LoRA: which adapters are trained, and how the weights below are stored
+Adapter = Annotated[T, "adapter"]  # of LoRA: which adapters are trained
 Once = Annotated[T, "once"]  # what one command does, or where: a resumed run does not take it from before
 Free = Annotated[T, "free"]  # leaves the loss as it is, but for noise
 
@@ -98,7 +98,6 @@ class Options(ModelShape):
     lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
     lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
-    lora_base_dtype: Adapter[Literal["float32", "bfloat16"]] = "float32"  # of the weights they add to
     # optimizer
     optimizer: Literal["adamw", "muon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
@@ -140,7 +139,8 @@ class Options(ModelShape):
         """Make options from JSON values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        kept = {name: value for name, value in values.items() if name != "profile"}  # an option until 11/2026
+        gone = ("profile", "lora_base_dtype")  # options until 11/2026
+        kept = {name: value for name, value in values.items() if name not in gone}
         return cls(**check_values(kept, f"{origin}: ", cls))
 
 

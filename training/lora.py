@@ -19,7 +19,7 @@ from config.command_line import UserError
 from config.options import Options
 from layers.products import Linear, is_linear, linear
 from model import GPT
-from parallel.sharding import is_matrix, leaf_name
+from parallel.sharding import leaf_name
 
 
 class LoRALinear(Linear):
@@ -49,9 +49,6 @@ class LoRALinear(Linear):
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
     """Put an adapter beside each linear layer that `lora_targets` names. Raises UserError."""
-    model = jax.tree.map_with_path(
-        lambda path, x: x.astype(options.lora_base_dtype) if is_matrix(path, x) else x, model
-    )
     leaves = jax.tree.leaves_with_path(model, is_leaf=is_linear)
     layers = {leaf_name(path): layer for path, layer in leaves if is_linear(layer)}
     keys = dict(zip(layers, jax.random.split(key, len(layers)), strict=True))
