@@ -5,19 +5,25 @@ A command's options are a frozen dataclass. A later source wins: the defaults, c
 the user may. This file imports neither JAX nor NumPy, which take long.
 """
 
+import ast
+import builtins
 import difflib
+import math
 import os
 import re
 import reprlib
 import runpy
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -114,7 +120,7 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
             check_name(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
-        found |= check_values(run_config(word, cls), f"{word}: ", cls)
+        found |= check_values(run_config(word, cls, vars(cls()) | found), f"{word}: ", cls)
     return found | check_values(texts, "--", cls)
 
 
@@ -164,23 +170,45 @@ def parse_text(text: str, kind: Any) -> Any:
     return text
 
 
-def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
-    """Run a config file, and return its public values, but no modules or functions. Raises UserError."""
+def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Run a config file as nanoGPT does, and return what it sets as options. Raises UserError.
+
+    It reads the `known` values, and what nanoGPT's train.py imports, as it reads built-in names.
+    """
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
+    names = vars(builtins) | {"math": math, "os": os, "sys": sys, "time": time} | known
     try:
-        names = runpy.run_path(path)
+        source = Path(path).read_bytes()
+        if b"np." in source:
+            names["np"] = import_module("numpy")
+        values = runpy.run_path(path, {"__builtins__": names})
     except Exception as error:
         ran = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in ran if frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own
-        raise UserError(f"{path}:{line}: {traceback.format_exception_only(error)[-1]}") from error
-    return {
-        name: value
-        for name, value in names.items()
-        if name in option_types(cls)
-        or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
-    }
+        why = traceback.format_exception_only(error)[-1]
+        if getattr(error, "name", None) == "torch":
+            why += "; leave out what asks PyTorch: the defaults of device and dtype choose the best"
+        raise UserError(f"{path}:{line}: {why}") from error
+    nodes = ast.walk(ast.parse(source))
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return options_of(path, values, read, cls)
+
+
+def options_of(path: str, values: dict[str, Any], read: set[str], cls: type[Any]) -> dict[str, Any]:
+    """Return the values that a config means as options. It may have other names, and `read` some of them."""
+    options, unused = {}, []
+    for name, value in values.items():
+        private = name.startswith("_") or callable(value) or isinstance(value, ModuleType)
+        # A name that the config reads may be its own, unless it is all but an option's.
+        if name in option_types(cls) or not private and nearest(name, cls, 0.85 if name in read else 0.6):
+            options[name] = value.tolist() if hasattr(value, "tolist") else value  # NumPy's number
+        elif not private and name not in read:
+            unused.append(name)
+    if unused:
+        print(f"note: {path}: not options, so without effect: {', '.join(unused)}", file=sys.stderr)
+    return options
 
 
 TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch
@@ -206,15 +234,22 @@ def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[st
 def check_name(name: str, origin: str, cls: type[Any]) -> str:
     """Return `name` if it is an option of `cls`. Raises UserError after `origin`: `--`, or a file."""
     if name not in option_types(cls):
-        nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
+        near = nearest(name, cls)
+        advice = f"did you mean {near[0]}?" if near else "see --help"
         raise UserError(f"{origin}{name} is not an option; {advice}")
     return name
 
 
+def nearest(name: str, cls: type[Any], cutoff: float = 0.6) -> list[str]:
+    """Return the option that is spelled most like `name`, if one is as much like it as `cutoff`, of 1."""
+    return difflib.get_close_matches(name[:100], [*option_types(cls), *TORCH_ONLY], n=1, cutoff=cutoff)
+
+
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in an option's type: 1e5 as an int, 1 as a float, True as neither. Raises UserError."""
+    """Return `value` in an option's type: 1e5 as an int, 1 as a float or True. Raises UserError."""
     kind = option_types(cls)[check_name(name, origin, cls)]
+    if option_types(cls, limits=False)[name] is bool and value in (0, 1):  # as in nanoGPT's configs
+        return bool(value)
     if isinstance(value, float) and value.is_integer() and value < 2**64:
         value = int(value)
     try:
