@@ -3,7 +3,9 @@
 Writing is atomic. A run's folder may be somebody else's: no link that lies there is written through.
 """
 
+import codecs
 import os
+import re
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -23,6 +25,17 @@ def read_json(path: Path) -> Any:
         return from_json(path.read_bytes())
     except GONE as error:
         raise ValueError(error.strerror) from None
+
+
+def decode_text(content: bytes, where: str, begins: int = 0) -> str:
+    r"""Return a text as text mode reads it, newlines \n, without a byte-order mark. Raises UserError."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        kind = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
+        what = f"{where}: not UTF-8 at byte {begins + error.start}"
+        raise UserError(f"{what}: convert it, as in iconv -f {kind} -t UTF-8, if it is {kind}") from None
+    return re.sub("\r\n?", "\n", text.removeprefix("\ufeff"))
 
 
 @contextmanager
