@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic_core import from_json
+from pydantic_core import ValidationError, from_json
 
-from config.command_line import UserError
+from config.command_line import UserError, first_problem
 
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
@@ -100,4 +100,5 @@ def refusing(what: str, advice: str, *errors: type[Exception]) -> Generator[None
 
 def first_line(error: BaseException) -> str:
     """Shorten another library's message to one line."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+    text = first_problem(error) if isinstance(error, ValidationError) else str(error).strip()
+    return (text or type(error).__name__).split("\n")[0][:200]
