@@ -217,7 +217,7 @@ def test_a_file_cut_short_is_named(folder, kept):
     "name, values, says",
     [
         ("gpt2", dict(model_type="mamba"), "model_type is 'mamba', and only gpt2, llama, mistral can be"),
-        ("gpt2", dict(activation_function="gelu"), "activation_function is 'gelu'"),
+        ("gpt2", dict(activation_function="silu"), "activation_function is 'silu'"),
         ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
         ("gpt2", dict(n_inner="100"), "n_hidden is '100': it should be a valid integer"),
         ("gpt2", dict(n_layer=None), "n_layer is None: it should be a valid integer"),
