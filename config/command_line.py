@@ -8,13 +8,11 @@ the user may. This file imports neither JAX nor NumPy, which take long.
 import ast
 import builtins
 import difflib
-import math
 import os
 import re
 import reprlib
 import runpy
 import sys
-import time
 import traceback
 from collections import deque
 from collections.abc import Callable
@@ -177,7 +175,7 @@ def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, An
     """
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
-    names = vars(builtins) | {"math": math, "os": os, "sys": sys, "time": time} | known
+    names = vars(builtins) | {name: import_module(name) for name in ("math", "os", "sys", "time")} | known
     try:
         source = Path(path).read_bytes()
         if b"np." in source:
@@ -198,11 +196,11 @@ def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, An
 
 def options_of(path: str, values: dict[str, Any], read: set[str], cls: type[Any]) -> dict[str, Any]:
     """Return the values that a config means as options. It may have other names, and `read` some of them."""
-    options, unused = {}, []
+    options, unused, kinds = {}, [], option_types(cls) | TORCH_ONLY
     for name, value in values.items():
         private = name.startswith("_") or callable(value) or isinstance(value, ModuleType)
-        # A name that the config reads may be its own, unless it is all but an option's.
-        if name in option_types(cls) or not private and nearest(name, cls, 0.85 if name in read else 0.6):
+        cutoff = 0.85 if name in read else 0.6  # what the config reads may be alike, but not almost the same
+        if name in kinds or not private and difflib.get_close_matches(name[:100], kinds, cutoff=cutoff):
             options[name] = value.tolist() if hasattr(value, "tolist") else value  # NumPy's number
         elif not private and name not in read:
             unused.append(name)
@@ -234,15 +232,10 @@ def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[st
 def check_name(name: str, origin: str, cls: type[Any]) -> str:
     """Return `name` if it is an option of `cls`. Raises UserError after `origin`: `--`, or a file."""
     if name not in option_types(cls):
-        near = nearest(name, cls)
-        advice = f"did you mean {near[0]}?" if near else "see --help"
+        nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
+        advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
         raise UserError(f"{origin}{name} is not an option; {advice}")
     return name
-
-
-def nearest(name: str, cls: type[Any], cutoff: float = 0.6) -> list[str]:
-    """Return the option that is spelled most like `name`, if one is as much like it as `cutoff`, of 1."""
-    return difflib.get_close_matches(name[:100], [*option_types(cls), *TORCH_ONLY], n=1, cutoff=cutoff)
 
 
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
