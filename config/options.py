@@ -1,7 +1,7 @@
 """The options of a training run in one dataclass: the name, type, limits, default, meaning and role of each.
 
-A later source wins: the defaults, which are nanoGPT's, but with SwiGLU (`--mlp=gelu --bias=True` is GPT-2's
-model); the options of the run, or the shape of the weights, that init_from names; config files; the command line.
+A later source wins: the defaults, nanoGPT's but for SwiGLU (`--mlp=gelu --bias=True` is GPT-2's); the
+options of the run, or the shape of the weights, that init_from names; config files; the command line.
 """
 
 import os
