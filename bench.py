@@ -106,7 +106,7 @@ def check_twin(options: Options) -> None:
     if importlib.util.find_spec("torch") is None:
         raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
     changed = [name for name in JAX_ALONE if getattr(options, name) != getattr(Options, name)]
-    changed += ["mlp"] if options.mlp == "relu2" else []
+    changed += ["mlp"] if options.mlp not in ("swiglu", "gelu") else []
     if lacks := [f"{name}={getattr(options, name)}" for name in changed]:
         raise UserError(f"--vs=torch: PyTorch's step here does not have {', '.join(lacks)}: leave that out")
 

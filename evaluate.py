@@ -83,7 +83,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     stride = options.stride or max(1, T // 2)
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
-    name, dataset = find_dataset(tokenizer, options)
+    name, dataset = find_dataset(tokenizer, model.config.vocab_size, options)
     batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
     n = len(batches.tokens) - 1
     nats, seconds = score(model, batches, stride)
@@ -128,13 +128,13 @@ def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[
     return eqx.filter_shard(nats, PartitionSpec())
 
 
-def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str, Dataset]:
+def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tuple[str, Dataset]:
     """Return the data set to evaluate on, by name. Raises UserError unless it has the model's tokenizer."""
     if options.init_from != "resume" and not options.dataset:
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
     name = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, name)
-    dataset = Dataset(name)
+    dataset = Dataset(name, V)
     if not same_tokens(dataset.meta.tokenizer, tokenizer):
         lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
         raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")

@@ -8,19 +8,15 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
-import os
 import shlex
-import shutil
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from safetensors import SafetensorError
-
 from config.command_line import Checkpoint, Name, UserError, command, given
+from config.files import new_folder
 from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
@@ -77,23 +73,6 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
 
 
 WRITERS = {"transformers": export_model, "peft": export_adapters}
-
-
-@contextmanager
-def new_folder(path: Path) -> Generator[Path]:
-    """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
-    path = path.resolve()
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        beside.mkdir(parents=True)
-        yield beside
-        os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--to={path}: cannot be written ({error}): choose another place") from None
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 if __name__ == "__main__":

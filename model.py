@@ -132,6 +132,7 @@ class Attention(eqx.Module):
 # `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than rereading.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
+    "gelu_erf": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=False)),
     "relu2": jax.checkpoint(lambda x: jnp.square(jax.nn.relu(x))),
     "swiglu": jax.checkpoint(lambda gate, x: jax.nn.silu(gate) * x),
 }

@@ -36,6 +36,7 @@ from config.command_line import (
     command,
     given,
 )
+from config.files import decode_text
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import generate
@@ -116,7 +117,8 @@ def tokens_of(options: SampleOptions, name: str, known: int) -> dict[int, float]
 def read_prompt(start: str) -> str:
     if not start.startswith("FILE:"):
         return start
-    return Path(start.removeprefix("FILE:")).read_text(encoding="utf-8", errors="replace")
+    path = Path(start.removeprefix("FILE:"))
+    return decode_text(path.read_bytes(), str(path))
 
 
 def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokenizer) -> None:

@@ -5,6 +5,8 @@ A command's options are a frozen dataclass. A later source wins: the defaults, c
 the user may. This file imports neither JAX nor NumPy, which take long.
 """
 
+import ast
+import builtins
 import difflib
 import os
 import re
@@ -17,7 +19,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields
 from functools import cache
+from importlib import import_module
 from io import TextIOWrapper
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -115,7 +119,7 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
             check_name(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
-        found |= check_values(run_config(word, cls), f"{word}: ", cls)
+        found |= check_values(run_config(word, cls, vars(cls()) | found), f"{word}: ", cls)
     return found | check_values(texts, "--", cls)
 
 
@@ -165,23 +169,45 @@ def parse_text(text: str, kind: Any) -> Any:
     return text
 
 
-def run_config(path: str, cls: type[Any]) -> dict[str, Any]:
-    """Run a config file, and return its public values, but no modules or functions. Raises UserError."""
+def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, Any]:
+    """Run a config file as nanoGPT does, and return what it sets as options. Raises UserError.
+
+    It reads the `known` values, and what nanoGPT's train.py imports, as it reads built-in names.
+    """
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
+    names = vars(builtins) | {name: import_module(name) for name in ("math", "os", "sys", "time")} | known
     try:
-        names = runpy.run_path(path)
+        source = Path(path).read_bytes()
+        if b"np." in source:
+            names["np"] = import_module("numpy")
+        values = runpy.run_path(path, {"__builtins__": names})
     except Exception as error:
         ran = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in ran if frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own
-        raise UserError(f"{path}:{line}: {traceback.format_exception_only(error)[-1]}") from error
-    return {
-        name: value
-        for name, value in names.items()
-        if name in option_types(cls)
-        or not (name.startswith("_") or callable(value) or isinstance(value, ModuleType))
-    }
+        why = traceback.format_exception_only(error)[-1]
+        if getattr(error, "name", None) == "torch":
+            why += "; leave out what asks PyTorch: the defaults of device and dtype choose the best"
+        raise UserError(f"{path}:{line}: {why}") from error
+    nodes = ast.walk(ast.parse(source))
+    read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    return options_of(path, values, read, cls)
+
+
+def options_of(path: str, values: dict[str, Any], read: set[str], cls: type[Any]) -> dict[str, Any]:
+    """Return the values that a config means as options. It may have other names, and `read` some of them."""
+    options, unused, kinds = {}, [], option_types(cls) | TORCH_ONLY
+    for name, value in values.items():
+        private = name.startswith("_") or callable(value) or isinstance(value, ModuleType)
+        cutoff = 0.85 if name in read else 0.6  # what the config reads may be alike, but not almost the same
+        if name in kinds or not private and difflib.get_close_matches(name[:100], kinds, cutoff=cutoff):
+            options[name] = value.tolist() if hasattr(value, "tolist") else value  # NumPy's number
+        elif not private and name not in read:
+            unused.append(name)
+    if unused:
+        print(f"note: {path}: not options, so without effect: {', '.join(unused)}", file=sys.stderr)
+    return options
 
 
 TORCH_ONLY = {"backend": str, "compile": bool}  # nanoGPT's options for PyTorch
@@ -214,8 +240,10 @@ def check_name(name: str, origin: str, cls: type[Any]) -> str:
 
 
 def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in an option's type: 1e5 as an int, 1 as a float, True as neither. Raises UserError."""
+    """Return `value` in an option's type: 1e5 as an int, 1 as a float or True. Raises UserError."""
     kind = option_types(cls)[check_name(name, origin, cls)]
+    if option_types(cls, limits=False)[name] is bool and value in (0, 1):  # as in nanoGPT's configs
+        return bool(value)
     if isinstance(value, float) and value.is_integer() and value < 2**64:
         value = int(value)
     try:

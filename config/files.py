@@ -3,16 +3,20 @@
 Writing is atomic. A run's folder may be somebody else's: no link that lies there is written through.
 """
 
+import codecs
 import os
+import re
+import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-from pydantic_core import from_json
+from pydantic_core import ValidationError, from_json
+from safetensors import SafetensorError
 
-from config.command_line import UserError
+from config.command_line import UserError, first_problem
 
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
@@ -23,6 +27,17 @@ def read_json(path: Path) -> Any:
         return from_json(path.read_bytes())
     except GONE as error:
         raise ValueError(error.strerror) from None
+
+
+def decode_text(content: bytes, where: str, begins: int = 0) -> str:
+    r"""Return a text as text mode reads it, newlines \n, without a byte-order mark. Raises UserError."""
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        kind = "UTF-16" if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "LATIN1"
+        what = f"{where}: not UTF-8 at byte {begins + error.start}"
+        raise UserError(f"{what}: convert it, as in iconv -f {kind} -t UTF-8, if it is {kind}") from None
+    return re.sub("\r\n?", "\n", text.removeprefix("\ufeff"))
 
 
 @contextmanager
@@ -77,6 +92,23 @@ def put_in_place(temporary: Path, path: Path) -> None:
 
 
 @contextmanager
+def new_folder(path: Path) -> Generator[Path]:
+    """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
+    path = path.resolve()
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        beside.mkdir(parents=True)
+        yield beside
+        os.replace(beside, path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"--to={path}: cannot be written ({error}): choose another place") from None
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+@contextmanager
 def refusing(what: str, advice: str, *errors: type[Exception]) -> Generator[None]:
     """Turn a library's error within into a UserError."""
     try:
@@ -87,4 +119,5 @@ def refusing(what: str, advice: str, *errors: type[Exception]) -> Generator[None
 
 def first_line(error: BaseException) -> str:
     """Shorten another library's message to one line."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+    text = first_problem(error) if isinstance(error, ValidationError) else str(error).strip()
+    return (text or type(error).__name__).split("\n")[0][:200]

@@ -1,7 +1,7 @@
 """The options of a training run in one dataclass: the name, type, limits, default, meaning and role of each.
 
-A later source wins: the defaults, which are nanoGPT's; the options of the run, or the shape of the weights,
-that init_from names; config files; the command line.
+A later source wins: the defaults, nanoGPT's but for SwiGLU (`--mlp=gelu --bias=True` is GPT-2's); the
+options of the run, or the shape of the weights, that init_from names; config files; the command line.
 """
 
 import os
@@ -52,7 +52,7 @@ class ModelShape:
     rope_scaling: Positive = 1.0  # Llama 3's factor for longer contexts; 1: none
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
     norm_eps: Positive = 1e-5  # added to the mean square before its root is taken
-    mlp: Literal["swiglu", "gelu", "relu2"] = "swiglu"  # of about as many parameters; gelu: GPT-2's
+    mlp: Literal["swiglu", "gelu", "gelu_erf", "relu2"] = "swiglu"  # gelu: GPT-2's; gelu_erf: nanoGPT's
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)

@@ -5,12 +5,14 @@ A split is one file, mapped into memory and read on demand, so it may be larger 
 
 import functools
 import importlib
+import io
 import os
+import pickle
 import sys
 from collections.abc import Iterable
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from jaxtyping import UInt
@@ -19,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError, first_problem
 from config.files import refusing
-from data.tokenizer import check_description
+from data.tokenizer import END_OF_TEXT, check_description
 
 DATA = Path(__file__).resolve().parent
 SMALL_DATASETS = ("python_char", "shakespeare", "shakespeare_char")  # prepared unasked
@@ -71,7 +73,7 @@ class Meta:
 
     vocab_size: Annotated[int, Field(gt=0, lt=2**31)]
     tokenizer: Annotated[Any, AfterValidator(check_description)]  # None: the tokens are not text
-    dtype: Literal["uint16", "uint32"]
+    dtype: Literal["uint8", "uint16", "uint32", "uint64"]
     counts: dict[Split, TokenCount] = field(default_factory=dict)
     format: Literal[1] = FORMAT
 
@@ -81,7 +83,7 @@ NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 
 
 def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
-    """Read a data set's `meta.json`, or assume nanoGPT's bins. `vocab_size`, if given, takes precedence."""
+    """Read a data set's `meta.json`, or describe nanoGPT's bins. `vocab_size`, if given, takes precedence."""
     folder = dataset_dir(dataset)
     path, meta = folder / "meta.json", NANOGPT
     if path.exists():
@@ -91,22 +93,57 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
             again = "run prepare.py again to write it anew"
             raise UserError(f"{path}: {first_problem(error)}; {again}") from None
     elif (folder / "meta.pkl").exists():
-        raise UserError(
-            f"{folder / 'meta.pkl'}: a pickle can run code, so it is never read: prepare the text again with "
-            f"python {DATA / 'shakespeare_char/prepare.py'} --source=<path> --to={folder}"
-        )
+        meta = read_pickle(folder / "meta.pkl")
     elif vocab_size is None:
         assumed = f"GPT-2's tokens and vocab_size {meta.vocab_size} (--vocab_size=N for another)"
         print(f"note: data set {dataset} has no meta.json: assuming {assumed}", file=sys.stderr)
+    elif not END_OF_TEXT["gpt2"] < vocab_size <= meta.vocab_size:
+        meta = replace(meta, tokenizer=None)  # other tokens, which nothing describes
+    if is_prepared(folder) and not path.exists():
+        meta = replace(meta, dtype=assume_dtype(folder / "train.bin", vocab_size or meta.vocab_size))
     return replace(meta, vocab_size=vocab_size) if vocab_size else meta
+
+
+def assume_dtype(path: Path, vocab_size: int) -> str:
+    """Return nanoGPT's uint16, or what a larger vocabulary needs. Raises UserError if the tokens deny it."""
+    words = np.fromfile(path, "<u2", 2**16)
+    words = words[: len(words) // 64 * 64] if vocab_size <= 2**16 else words[:0]
+    wider = [n for n in (4, 2) if words.any() and not words.reshape(-1, n)[:, 1:].any()]
+    # A pair of ASCII bytes, read as one token, has two bytes below 128.
+    if wider or words.any() and (words > 255).mean() > 0.5 and words.view(np.uint8).max() < 128:
+        found = f"uint{16 * wider[0]}" if wider else "uint8"
+        raise UserError(f"{path}: looks like {found}, not uint16: say which in a meta.json (docs/guide.md)")
+    return "uint16" if vocab_size <= 2**16 else "uint32"
+
+
+class PlainUnpickler(pickle._Unpickler):
+    """Reads dicts, lists, strings and numbers. The one in C allocates as much as a number in a file says."""
+
+    dispatch: ClassVar[Any] = pickle._Unpickler.dispatch | {pickle.BYTEARRAY8[0]: None, pickle.LONG4[0]: None}
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"a {module}.{name}, where dicts, lists, strings and numbers are expected")
+
+
+def read_pickle(path: Path) -> Meta:
+    """Read nanoGPT's meta.pkl: the characters that are the tokens, or how many tokens there are."""
+    with refusing(f"{path}: cannot be used", "write a meta.json instead (docs/guide.md)", Exception):
+        with open(path, "rb") as file:
+            values = PlainUnpickler(io.BytesIO(file.read(2**23))).load()
+        stoi: Any = values.get("stoi") or {symbol: i for i, symbol in values.get("itos", {}).items()}
+        symbols = sorted(stoi, key=stoi.get)
+        ids = [stoi[symbol] for symbol in symbols if isinstance(symbol, str) and len(symbol) == 1]
+        text = {"type": "char", "symbols": "".join(symbols)} if ids == [*range(len(stoi))] != [] else None
+        return Meta(vocab_size=values.get("vocab_size", len(stoi)), tokenizer=text, dtype="uint16")
 
 
 class Dataset:
     """A prepared data set, by its name or path. `tokens(split)` opens a split, once. Raises UserError."""
 
-    def __init__(self, name: str):
-        folder, meta = dataset_dir(name), load_meta(name)
-        self.meta = meta
+    def __init__(self, name: str, vocab_size: int | None = None):
+        folder = dataset_dir(name)
+        # The model's vocab_size, which may be padded, counts only where nothing says the data's.
+        self.meta = meta = load_meta(name, None if (folder / "meta.json").exists() else vocab_size)
         self.tokens = functools.cache(lambda split: TokenFile(folder / f"{split}.bin", meta, split))
 
 
@@ -133,6 +170,6 @@ class TokenFile:
         if (largest := windows.max()) >= self.vocab_size:
             raise UserError(
                 f"{self.path}: token id {largest} does not fit vocab_size {self.vocab_size}: "
-                "the file is damaged or of another data set; run prepare.py again"
+                "the file is damaged, of another data set, or not as meta.json or --vocab_size says"
             )
         return windows

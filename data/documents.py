@@ -75,7 +75,7 @@ def write_documents(
         raise UserError(
             f"{source}: {about}, leave none for training or for validation: give more, or another "
             f'--val_fraction; in .txt there is a line of "{SEPARATOR.decode()}" between documents, in .jsonl '
-            'each is a line with a string under "text"'
+            'each is a line with a string under "text"; data/shakespeare/prepare.py takes one text'
         )
     counts = publish(folder, progress.sizes, tokenizer, str(source))
     path.unlink()

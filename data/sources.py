@@ -3,17 +3,19 @@
 They come as they are stored: `extract_text` decodes them later, in the processes that tokenize.
 """
 
+import codecs
 import glob
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.command_line import UserError
-from config.files import first_line
+from config.files import decode_text, first_line
 
 BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
 ROWS = 256  # of Parquet in a batch
@@ -64,8 +66,9 @@ class Files:
                 raise UserError(f"--source={pattern}: no such file")
             self.paths += found
         for path in self.paths:
-            if Path(path).suffix not in READERS:
-                raise UserError(f"{path}: expected a file that ends in {', '.join(READERS)}")
+            if Path(path).suffix.lower() not in READERS:
+                kinds = f"a file that ends in {', '.join(READERS)}"
+                raise UserError(f"{path}: expected {kinds}, or those of a folder, as in <folder>/*.txt")
 
     def __str__(self) -> str:
         return " ".join(self.paths)
@@ -76,7 +79,7 @@ class Files:
     def batches(self, position: Position = None) -> Iterator[DocumentBatch]:
         first, start = position or (0, None)  # the number of the file to go on with, and the position in it
         for number, path in list(enumerate(self.paths))[first:]:
-            suffix = Path(path).suffix
+            suffix = Path(path).suffix.lower()
             for records, after in READERS[suffix](path, start):
                 yield DocumentBatch(records, suffix == ".jsonl", [number, after])
             start = None
@@ -92,14 +95,27 @@ def extract_text(record: bytes | None, json_lines: bool) -> str | None:
     return text if text.strip() else None
 
 
+def _is_named(path: str, content: bytes, end: int) -> bool:
+    """Tell whether a part of a file, up to `end`, is not UTF-8, after a note that names the file."""
+    try:
+        decode_text(content, path, end - len(content))
+        return False
+    except UserError as error:
+        print(f"note: {error}; what is not UTF-8 is left out", file=sys.stderr)
+        return True
+
+
 def _read_json_lines(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
+    named = False
     with open(path, "rb") as file:
         file.seek(start or 0)
         while lines := file.readlines(BATCH):
+            named = named or _is_named(path, b"".join(lines), file.tell())
             yield lines, file.tell()
 
 
 def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
+    named = False
     with open(path, "rb") as file:
         file.seek(start or 0)
         while lines := file.readlines(BATCH):
@@ -107,7 +123,10 @@ def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int
             while lines[-1].strip() != SEPARATOR and size < LONGEST and (line := file.readline()):
                 lines.append(line)
                 size += len(line)
-            documents = re.split(rb"(?m)^[ \t]*<\|endoftext\|>[ \t\r]*(?:\n|\Z)", b"".join(lines))
+            content = b"".join(lines)
+            named = named or _is_named(path, content, file.tell())
+            content = re.sub(rb"\r\n?", b"\n", content.removeprefix(codecs.BOM_UTF8))
+            documents = re.split(rb"(?m)^[ \t]*<\|endoftext\|>[ \t]*(?:\n|\Z)", content)
             yield documents if documents[-1] else documents[:-1], file.tell()
 
 

@@ -103,12 +103,13 @@ def check_entries(values: dict[str, Any], ours: dict[str, Any]) -> None:
 
 
 def read_gpt2(values: dict[str, Any]) -> dict[str, Any]:
-    return {"mlp": "relu2" if values.get("activation_function") == "relu2" else "gelu", "bias": True}
+    mlp = {"gelu": "gelu_erf", "relu2": "relu2"}.get(str(values.get("activation_function")), "gelu")
+    return {"mlp": mlp, "bias": True}
 
 
 def write_gpt2(config: GPTConfig) -> dict[str, Any]:
     return {
-        "activation_function": "relu2" if config.mlp == "relu2" else "gelu_new",
+        "activation_function": {"gelu_erf": "gelu", "relu2": "relu2"}.get(config.mlp, "gelu_new"),
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,

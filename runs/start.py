@@ -8,8 +8,8 @@ import jax
 
 from config.command_line import UserError
 from config.options import RESUMING, Options
-from data.dataset import NANOGPT, Dataset, Meta, prepare_if_missing
-from data.tokenizer import document_start, end_of_text, same_tokens
+from data.dataset import Dataset, Meta, prepare_if_missing
+from data.tokenizer import document_start, same_tokens
 from hub.weights import open_pretrained
 from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
@@ -66,7 +66,7 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
 def open_dataset(options: Options) -> Dataset:
     """Open the run's data set. A small one that is missing is prepared."""
     on_process_0(prepare_if_missing, options.dataset)
-    dataset = Dataset(options.dataset)
+    dataset = Dataset(options.dataset, options.vocab_size)
     check_same(dataset=dataset.meta)
     return dataset
 
@@ -74,11 +74,9 @@ def open_dataset(options: Options) -> Dataset:
 def choose_config(options: Options, meta: Meta) -> GPTConfig:
     """Describe the model. Raises UserError for one that the data or the mesh do not suit."""
     vocab_size = options.vocab_size or meta.vocab_size
-    eot = end_of_text(meta.tokenizer)
-    needed = eot + 1 if meta is NANOGPT and eot is not None else meta.vocab_size  # NANOGPT's is padded
-    if vocab_size < needed:
+    if vocab_size < meta.vocab_size:
         raise UserError(
-            f"dataset={options.dataset} has a vocabulary of {needed} tokens, and the model one of "
+            f"dataset={options.dataset} has a vocabulary of {meta.vocab_size} tokens, and the model one of "
             f"{vocab_size}: choose a data set of the model's own tokens"
         )
     config = model_config(options, vocab_size, document_start(meta.tokenizer))

@@ -184,7 +184,9 @@ def test_bench_against_torch_goes_on_without_a_compiler():
         assert figures(done.stdout, row)[-1] == pytest.approx(expected, abs=0.02, rel=0.05)
 
 
-@pytest.mark.parametrize("options", ["window=4", "norm_eps=1e-06, mlp=relu2", "optimizer=muon, lora_rank=2"])
+@pytest.mark.parametrize(
+    "options", ["window=4", "norm_eps=1e-06, mlp=relu2", "mlp=gelu_erf", "optimizer=muon, lora_rank=2"]
+)
 def test_what_the_twin_does_not_have_is_not_compared(options):
     text = refusal(bench.main, ["--vs=torch", *(f"--{option}" for option in options.split(", "))])
     assert text == f"--vs=torch: PyTorch's step here does not have {options}: leave that out"

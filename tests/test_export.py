@@ -64,6 +64,7 @@ LLAMA = dict(position="rope", norm="rmsnorm", n_kv_head=2)
 SHAPES = {
     "gpt2": dict(mlp="gelu", bias=True),
     "gpt2, no biases": dict(mlp="gelu"),
+    "gpt2, exact gelu": dict(mlp="gelu_erf", bias=True),
     "gpt2, untied, relu2": dict(mlp="relu2", bias=True, n_hidden=60, tie_embeddings=False, norm_eps=1e-3),
     "llama": LLAMA | dict(tie_embeddings=False),
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),

@@ -87,6 +87,7 @@ def test_attention_with_qk_norm_is_the_formula_head_by_head(position, norm):
 
 PYTORCH = {
     "gelu": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_erf": torch.nn.functional.gelu,
     "relu2": lambda x: torch.nn.functional.relu(x) ** 2,
     "swiglu": lambda gate, x: torch.nn.functional.silu(gate) * x,
 }
@@ -96,7 +97,7 @@ def activation_inputs(n, dtype=np.float32):
     return np.random.default_rng(0).normal(size=(n, 2, 5, 16)).astype(dtype)
 
 
-@pytest.mark.parametrize("name, n", {"gelu": 1, "relu2": 1, "swiglu": 2}.items())
+@pytest.mark.parametrize("name, n", {"gelu": 1, "gelu_erf": 1, "relu2": 1, "swiglu": 2}.items())
 def test_an_activation_and_its_gradients_are_pytorchs(name, n):
     x, dy = activation_inputs(n), activation_inputs(n + 1)[-1]
     y, back = jax.vjp(ACTIVATIONS[name], *x)
@@ -109,7 +110,7 @@ def test_an_activation_and_its_gradients_are_pytorchs(name, n):
         np.testing.assert_allclose(ours, a.grad, rtol=1e-6, atol=5e-6)
 
 
-@pytest.mark.parametrize("name, n", {"gelu": 1, "relu2": 1, "swiglu": 2}.items())
+@pytest.mark.parametrize("name, n", {"gelu": 1, "gelu_erf": 1, "relu2": 1, "swiglu": 2}.items())
 def test_an_activations_inputs_alone_are_kept_for_the_gradient(name, n):
     x = jnp.asarray(activation_inputs(n), jnp.bfloat16)
     y, back = jax.vjp(ACTIVATIONS[name], *x)

@@ -98,6 +98,15 @@ def test_the_prompt_may_be_a_file(write, tmp_path):
     assert write(start=f"FILE:{path}") == write(start="ROMEO:\n")
 
 
+def test_the_file_of_a_prompt_is_read_as_the_text_of_a_data_set_is(write, run, tmp_path):
+    path = tmp_path / "prompt.txt"
+    path.write_bytes(b"\xef\xbb\xbfROMEO:\r\n")
+    assert write(start=f"FILE:{path}") == write(start="ROMEO:\n")
+    path.write_bytes("abc\x80".encode("latin-1"))
+    said = error(f"--out_dir={run}", "--device=cpu", f"--start=FILE:{path}")
+    assert said.startswith(f"{path}: not UTF-8 at byte 3: convert it, as in iconv ")
+
+
 def test_a_prompt_longer_than_block_size_is_cut_with_a_notice(write):
     long = "abcdefghij" * 3
     texts, notice = write(start=long)
@@ -206,7 +215,7 @@ def test_a_bad_option_is_one_line(run, argument, says):
 
 
 @pytest.mark.parametrize(
-    "content, says", [(None, "No such file"), (b"", "no token"), (b"\xff\xfe", "lacks '\ufffd'")]
+    "content, says", [(None, "No such file"), (b"", "no token"), (b"\xff\xfe", "not UTF-8 at byte 0")]
 )
 def test_a_bad_prompt_file_is_one_line(run, tmp_path, content, says):
     path = tmp_path / "prompt.txt"

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ import jax
 import numpy as np
 import pytest
 
+import evaluate
+import sample
 import train
 from config.command_line import command
 from config.options import read_options
@@ -140,6 +143,33 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     model, manifest, _ = load_run(str(tmp_path / "out"))
     assert (model.config.eot, manifest.tokenizer) == (eot, gpt2)
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
+
+
+@pytest.mark.parametrize("vocab_size", [1500, 60000])
+def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path, vocab_size):
+    (tmp_path / "bins").mkdir()
+    for split in ("train", "val"):
+        ids = np.random.default_rng(0).integers(0, vocab_size, 300)
+        (tmp_path / "bins" / f"{split}.bin").write_bytes(ids.astype("<u2").tobytes())
+    train.main(
+        tiny(tmp_path / "out", dataset=tmp_path / "bins", vocab_size=vocab_size, n_embd=4, max_iters=1)
+    )
+    model, manifest, _ = load_run(str(tmp_path / "out"))
+    assert model.config.vocab_size == manifest.vocab_size == vocab_size
+    evaluate.main([f"--out_dir={tmp_path / 'out'}", "--device=cpu", "--mesh=data:1"])
+
+
+def test_nanogpts_characters_train_and_sample(tiny, tmp_path, capsys):
+    (tmp_path / "bins").mkdir()
+    for split in ("train", "val"):
+        (tmp_path / "bins" / f"{split}.bin").write_bytes((np.arange(300) % 3).astype("<u2").tobytes())
+    meta = {"vocab_size": 3, "stoi": {"a": 0, "b": 1, "c": 2}, "itos": {0: "a", 1: "b", 2: "c"}}
+    (tmp_path / "bins" / "meta.pkl").write_bytes(pickle.dumps(meta))
+    train.main(tiny(tmp_path / "out", dataset=tmp_path / "bins", max_iters=60))
+    capsys.readouterr()
+    options = ["--start=ab", "--num_samples=1", "--max_new_tokens=7", "--temperature=0", "--device=cpu"]
+    sample.main([f"--out_dir={tmp_path / 'out'}", *options])
+    assert capsys.readouterr().out.startswith("abcabcabc")
 
 
 def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):

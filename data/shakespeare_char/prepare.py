@@ -17,6 +17,7 @@ from typing import ClassVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import Name, UserError, command, given
+from config.files import decode_text
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
@@ -50,12 +51,12 @@ def read_text(source: str | None) -> str:
                 content = response.read()
         else:
             content = Path(where).read_bytes()
-        text = content.decode("utf-8")
     except (OSError, http.client.HTTPException, ValueError) as error:  # URLError and time-outs are OSErrors
         raise UserError(
-            f"{where}: cannot be read as UTF-8 text ({error}): give data/<data set>/prepare.py a copy with "
-            "--source=<path>, or train config/quickstart.py, which needs no network"
+            f"{where}: cannot be read ({error}): give data/<data set>/prepare.py a copy with "
+            "--source=<path>, or data/prepare.py several files; config/quickstart.py needs no network"
         ) from None
+    text = decode_text(content, where)
     if source is None and hashlib.sha256(content).hexdigest() != SHA256:
         raise UserError(f"{URL}: not tiny Shakespeare (sha256 differs): give a copy with --source=<path>")
     if len(text) < 2:

@@ -1,6 +1,7 @@
 """What `config/options.py` promises: nanoGPT's names and defaults, sources in order, one-line errors."""
 
 import json
+import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
@@ -121,6 +122,74 @@ def test_a_config_file_is_python_as_nanogpts_are(config):
     assert options.lr_decay_iters == 600000
 
 
+@pytest.mark.parametrize(
+    "line, name, value",
+    [
+        ("wandb_run_name = time.strftime('%Y', time.gmtime(0))", "wandb_run_name", "1970"),
+        ("out_dir = os.path.join('runs', 'a')", "out_dir", str(Path("runs", "a"))),
+        ("min_lr = math.sqrt(4)", "min_lr", 2.0),
+        ("weight_decay = np.sqrt(0.25)", "weight_decay", 0.5),
+        ("batch_size = np.prod([2, 3])", "batch_size", 6),
+        ("decay_lr = np.bool_(False)", "decay_lr", False),
+        ("lr_decay_iters = max_iters", "lr_decay_iters", 600000),
+        ("gradient_accumulation_steps *= 2", "gradient_accumulation_steps", 80),
+        ("def half(): return n_layer // 2\nn_layer = half()", "n_layer", 6),
+        ("bias = 1", "bias", True),
+        ("bias = 0", "bias", False),
+        ("eval_only = 1", "eval_only", True),
+    ],
+)
+def test_a_config_file_reads_the_defaults_and_what_nanogpts_train_py_imports(line, name, value, config):
+    options = parse_options([config(line + "\n")])
+    assert options == replace(Options(), **{name: value})
+    assert type(getattr(options, name)) is type(value)
+
+
+def test_a_later_config_file_goes_on_from_the_values_of_an_earlier_one(config):
+    first, second = config("max_iters = 100\n", "first.py"), config("max_iters *= 2\n", "second.py")
+    assert parse_options([first, second]) == replace(Options(), max_iters=200)
+
+
+def test_a_config_file_sets_what_it_assigns_and_not_what_it_reads(run, config):
+    """Also where the value is the default, which it then sets over a resumed run's."""
+    path = config(f"batch_size = {Options.batch_size}\nmin_lr = learning_rate / 10\n")
+    resumed = parse_options([f"--out_dir={run}", "--init_from=resume", path])
+    assert (resumed.batch_size, resumed.n_embd) == (Options.batch_size, 32)
+    assert parse_options([f"--out_dir={run}", "--init_from=resume"]).batch_size == 7
+
+
+def test_a_config_file_may_have_names_of_its_own(config, capsys):
+    path = config(
+        "n_gpus = 8\ntotal_batch_size = 480\nsizes = {'small': 3}\nrun_name = 'a'\n"
+        "gradient_accumulation_steps = 5 * n_gpus\nbatch_size = total_batch_size // n_gpus\n"
+        "n_layer = sizes['small']\nwandb_run_name = f'{run_name}-{n_gpus}'\n"
+    )
+    expected = dict(gradient_accumulation_steps=40, batch_size=60, n_layer=3, wandb_run_name="a-8")
+    assert parse_options([path]) == replace(Options(), **expected)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_name_that_sets_nothing_is_noted(config, capsys):
+    path = config("n_gpus = 8\nuse_flash = True\nbatch_size = 3\n")
+    assert parse_options([path]) == replace(Options(), batch_size=3)
+    assert capsys.readouterr().err == f"note: {path}: not options, so without effect: n_gpus, use_flash\n"
+
+
+@pytest.mark.parametrize("typo", ["leaning_rate", "max_iter", "n_heads", "batchsize"])
+@pytest.mark.parametrize("used", ["", "min_lr = {} / 10\n"])
+def test_a_typo_is_refused_though_the_config_file_reads_it(typo, used, config):
+    path = config(f"{typo} = 1\n" + used.format(typo))
+    assert error(path).startswith(f"{path}: {typo} is not an option; did you mean ")
+
+
+@pytest.mark.parametrize("line", ["device = 'cuda' if torch.cuda.is_available() else 'cpu'", "import torch"])
+def test_a_config_file_that_asks_pytorch_says_what_to_do(line, config, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)  # it is not installed
+    text = error(path := config(f"batch_size = 1\n{line}\n"))
+    assert text.startswith(f"{path}:2: ") and "torch" in text
+    assert text.endswith("leave out what asks PyTorch: the defaults of device and dtype choose the best")
+
+
 def test_a_config_file_runs_in_a_namespace_of_its_own(config):
     first, second = config("_size = 3\n", "first.py"), config("batch_size = _size\n", "second.py")
     assert "NameError" in error(first, second)
@@ -237,7 +306,8 @@ def test_words_of_any_length_and_depth_are_one_line(text, form):
         ("learning_rate", "True", "True: it should be a valid number"),
         ("learning_rate", "float('nan')", "nan: it should be "),
         ("learning_rate", "10 ** 400", "1000"),
-        ("bias", "1", "1: it should be a valid boolean"),
+        ("bias", "2", "2: it should be a valid boolean"),
+        ("batch_size", "np.ones(2)", "[1.0, 1.0]: it should be a valid integer"),
         ("dataset", "5", "5: it should be a valid string"),
         ("optimizer", "'adam'", "'adam': it should be 'adamw' or 'muon'"),
         ("device", "7", "7: it should be 'auto', 'cpu', 'cuda' or 'tpu'"),
@@ -256,7 +326,7 @@ def test_a_wrong_value_in_a_config_file_is_named(name, value, says, config):
         ("--batch_size=", "--batch_size is '': it should be a valid integer"),
         ("--eval_iters=0", "--eval_iters is 0: it should be greater than or equal to 1 or it should be -1"),
         ("--bias=yes", "--bias is 'yes': it should be a valid boolean"),
-        ("--mlp=relu", "--mlp is 'relu': it should be 'swiglu', 'gelu' or 'relu2'"),
+        ("--mlp=relu", "--mlp is 'relu': it should be 'swiglu', 'gelu', 'gelu_erf' or 'relu2'"),
         ("--init_from=nowhere", "init_from=nowhere: expected one of scratch, resume, auto here"),
         ("--seed", "--seed needs a value; see --help"),
         ("--seed --overwrite", "--seed needs a value; see --help"),

@@ -84,6 +84,47 @@ def test_another_text_is_prepared_in_the_same_way(tmp_path):
     assert read(tmp_path / "set")[0]["tokenizer"]["symbols"] == "".join(sorted(set("zebra à la carte")))
 
 
+@pytest.mark.parametrize("content", [b"a\r\nb\rc\n\xc3\xa0", b"\xef\xbb\xbfa\nb\nc\r\n\xc3\xa0"])
+def test_a_text_is_read_as_nanogpt_reads_it_in_text_mode(tmp_path, tokenizer_json, content):
+    """Newlines become \\n, as in `open(path, "r")`; and no character is a byte-order mark."""
+    path = tmp_path / "mine.txt"
+    path.write_bytes(content)
+    expected = path.open("r", encoding="utf-8-sig").read()
+    shakespeare_char.prepare(tmp_path / "set", str(path))
+    assert text_of(tmp_path / "set") == expected == "a\nb\nc\nà"
+    shakespeare.prepare(tmp_path / "tokens", str(path), str(tokenizer_json))
+    assert text_of(tmp_path / "tokens") == expected
+
+
+@pytest.mark.parametrize(
+    "content, at, kind",
+    [
+        ("déjà vu".encode("latin-1"), 1, "LATIN1"),
+        ("déjà vu".encode("utf-16"), 0, "UTF-16"),
+        (b"\xef\xbb\xbfd\xe9", 4, "LATIN1"),
+        ("déjà".encode()[:-1], 4, "LATIN1"),
+    ],
+)
+def test_a_text_in_another_encoding_is_named_with_the_place_and_what_to_do(tmp_path, content, at, kind):
+    path = tmp_path / "mine.txt"
+    path.write_bytes(content)
+    advice = f"convert it, as in iconv -f {kind} -t UTF-8, if it is {kind}"
+    for module in (shakespeare, shakespeare_char):
+        said = refusal(module.prepare, tmp_path / "set", str(path))
+        assert said == f"{path}: not UTF-8 at byte {at}: {advice}"
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_folder_and_a_single_text_are_told_which_prepare_py_takes_them(tmp_path, tokenizer_json):
+    said = refusal(shakespeare_char.prepare, tmp_path / "set", str(tmp_path))
+    assert said.startswith(f"{tmp_path}: cannot be read (") and "data/prepare.py several files" in said
+    (tmp_path / "mine.txt").write_text("a long text\n" * 100)
+    words = [f"--source={tmp_path / 'mine.txt'}", f"--to={tmp_path / 'set'}", f"--tokenizer={tokenizer_json}"]
+    said = refusal(prepare, [*words, "--num_proc=1"])
+    assert "leave none for training or for validation" in said
+    assert said.endswith("data/shakespeare/prepare.py takes one text")
+
+
 def test_a_url_is_a_source_too(tmp_path, monkeypatch):
     (tmp_path / "input.txt").write_text("from a server")
     opened, urlopen = [], shakespeare_char.urllib.request.urlopen

@@ -3,6 +3,7 @@
 import importlib
 import json
 import pickle
+import resource
 from dataclasses import replace
 
 import numpy as np
@@ -179,28 +180,136 @@ def test_meta_says_what_was_written(dataset):
 
 def test_bins_without_meta_are_nanogpts(tmp_path, capsys):
     np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
-    assert load_meta(str(tmp_path)) is NANOGPT and NANOGPT.vocab_size == 50304
+    assert load_meta(str(tmp_path)) == NANOGPT and NANOGPT.vocab_size == 50304
     assert batches(tmp_path)(0)[0].max() < 100
     assert capsys.readouterr().err.count("no meta.json: assuming GPT-2's tokens") == 2  # read twice
-    assert load_meta(str(tmp_path), 65) == replace(NANOGPT, vocab_size=65)
+    assert load_meta(str(tmp_path), 50257) == replace(NANOGPT, vocab_size=50257)
+    for other in (65, 60000):
+        assert load_meta(str(tmp_path), other) == replace(NANOGPT, vocab_size=other, tokenizer=None)
     assert capsys.readouterr().err == ""
     with open(tmp_path / "train.bin", "ab") as file:
         file.write(b"\0")
     assert "train.bin: cannot be read" in refusal(batches, tmp_path)
 
 
-def test_a_pickle_is_never_read(tmp_path):
+@pytest.mark.parametrize("vocab_size", [65, 50257, 60000, 100_000])
+def test_without_meta_the_models_vocab_size_counts(tmp_path, vocab_size, dataset):
+    ids = np.arange(vocab_size - 100, vocab_size if vocab_size != 65 else 65).clip(0)
+    ids.astype("<u2" if vocab_size <= 2**16 else "<u4").tofile(tmp_path / "train.bin")
+    tokens = Dataset(str(tmp_path), vocab_size).tokens("train")
+    np.testing.assert_array_equal(tokens.read([0], len(ids)), [ids])
+    too_small = Dataset(str(tmp_path), vocab_size - 1).tokens("train")
+    assert f"does not fit vocab_size {vocab_size - 1}" in refusal(too_small.read, [0], len(ids))
+    assert Dataset(str(dataset), vocab_size).meta.vocab_size == 1000  # which its meta.json says
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint32", "uint64"])
+def test_tokens_of_another_width_are_noticed_and_can_be_said(tmp_path, kind):
+    ids = np.random.default_rng(0).integers(1, 100, 500)
+    ids.astype(kind).tofile(tmp_path / "train.bin")
+    assert refusal(load_meta, str(tmp_path)).startswith(
+        f"{tmp_path / 'train.bin'}: looks like {kind}, not uint16: say which in a meta.json"
+    )
+    meta = {"format": 1, "vocab_size": 100, "tokenizer": None, "dtype": kind}
+    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    np.testing.assert_array_equal(Dataset(str(tmp_path)).tokens("train").read([0], 500), [ids])
+    x, y = batches(tmp_path)(0)
+    assert x.dtype == y.dtype == np.int32
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.zeros(1000),
+        np.arange(1000) % 2,
+        np.where(np.arange(1000) % 7, 0, 5),
+        np.where(np.arange(1000) % 100, np.arange(1000) % 128, 256),  # bytes of ASCII, and a special token
+        np.random.default_rng(0).integers(0, 50257, 1000),
+        np.array([7, 0]),
+        np.array([7, 0, 0, 0, 9, 0, 0, 0]),
+    ],
+)
+def test_what_may_be_uint16_is_read_as_uint16(tmp_path, ids):
+    ids.astype("<u2").tofile(tmp_path / "train.bin")
+    assert load_meta(str(tmp_path)).dtype == "uint16"
+
+
+# meta.pkl
+
+
+def pickled(folder, content):
+    """nanoGPT's bins with this meta.pkl: bytes, or values to pickle."""
+    (folder / "meta.pkl").write_bytes(content if isinstance(content, bytes) else pickle.dumps(content))
+    (np.arange(100) % 3).astype("<u2").tofile(folder / "train.bin")
+    return str(folder)
+
+
+STOI = {"b": 0, "a": 1, "\n": 2}
+
+
+@pytest.mark.parametrize(
+    "values, vocab_size, symbols",
+    [
+        ({"vocab_size": 3, "stoi": STOI, "itos": {i: c for c, i in STOI.items()}}, 3, "ba\n"),  # nanoGPT's
+        ({"itos": {2: "\n", 1: "a", 0: "b"}}, 3, "ba\n"),
+        ({"stoi": STOI, "vocab_size": 64, "more": [1.5, None, (4,)]}, 64, "ba\n"),
+        ({"vocab_size": 5}, 5, None),
+        ({"vocab_size": 3, "stoi": {"the": 0, "a": 1, "b": 2}}, 3, None),
+        ({"vocab_size": 9, "stoi": {"a": 0, "b": 8}}, 9, None),
+    ],
+)
+def test_nanogpts_meta_pkl_tells_characters_or_only_the_vocab_size(tmp_path, values, vocab_size, symbols):
+    expected = Meta(vocab_size, symbols and {"type": "char", "symbols": symbols}, "uint16")
+    for protocol in (0, 2, pickle.HIGHEST_PROTOCOL):
+        assert load_meta(pickled(tmp_path, pickle.dumps(values, protocol))) == expected
+    assert load_meta(str(tmp_path), 70).vocab_size == 70
+    assert batches(tmp_path)(0)[0].shape == (4, 8)
+
+
+def test_no_pickle_runs_code(tmp_path):
     opened = tmp_path / "opened"
 
     class Bomb:
         def __reduce__(self):
             return (opened.touch, ())
 
-    (tmp_path / "meta.pkl").write_bytes(pickle.dumps(Bomb()))
-    np.arange(100, dtype="<u2").tofile(tmp_path / "train.bin")
-    said = refusal(load_meta, str(tmp_path))
-    assert "meta.pkl: a pickle can run code" in said and f"--source=<path> --to={tmp_path}" in said
+    for content in (Bomb(), {"stoi": {"a": 0}, "vocab_size": Bomb()}):
+        said = refusal(load_meta, pickled(tmp_path, content))
+        assert said.startswith(
+            f"{tmp_path / 'meta.pkl'}: cannot be used (a builtins.getattr, where dicts, lists"
+        )
+        assert said.endswith("write a meta.json instead (docs/guide.md)")
     assert not opened.exists()
+
+
+@pytest.mark.parametrize(
+    "content, says",
+    [
+        (b"", "EOFError"),
+        (pickle.dumps({"vocab_size": 65})[:-3], ""),
+        (bytes(range(256)), ""),
+        ([1, 2], "no attribute 'get'"),
+        ({}, "vocab_size is 0"),
+        ({"vocab_size": "65"}, "vocab_size is '65': it should be a valid integer"),
+        ({"vocab_size": True}, "vocab_size is True"),
+        ({"vocab_size": 10**600}, "vocab_size is 1000"),
+        ({"stoi": {"a": 0, "\ud800": 1}}, "tokenizer is "),
+        ({"stoi": {"a": 0, "b": "c"}}, ""),
+        ({"vocab_size": np.int64(65)}, "a numpy"),
+        # Operations that ask for gigabytes: a bytearray, a number, a memo, a frame; and depth.
+        (b"\x80\x05\x96" + (2**34).to_bytes(8, "little") + b".", ""),
+        (b"\x80\x04\x8b" + (2**20).to_bytes(4, "little") + b"\1" * 2**20 + b".", ""),
+        (b"\x80\x04}r" + (2**31 - 1).to_bytes(4, "little") + b".", "vocab_size is 0"),
+        (b"\x80\x04\x95" + (2**60).to_bytes(8, "little") + b"}.", "vocab_size is 0"),
+        (b"\x80\x04" + b"]" * 100_000 + b"a" * 99_999 + b".", ""),
+    ],
+)
+def test_a_meta_pkl_that_cannot_be_used_is_one_line_without_much_memory(tmp_path, content, says):
+    folder = pickled(tmp_path, content)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    said = refusal(load_meta, folder)
+    assert said.startswith(f"{tmp_path / 'meta.pkl'}: cannot be used (") and says in said
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18  # KiB
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pyarrow import parquet
 from config.command_line import UserError
 from data import sources
 from data.sources import Files, Hub, extract_text
-from tests.helpers import ROOT, error_line, run_python
+from tests.helpers import ROOT, error_line, refusal, run_python
 
 TEXTS = [f"document {i}\nof a few lines: €\n" + "and more\n" * (i % 7) for i in range(100)]
 
@@ -102,12 +102,50 @@ def test_text_in_parquet_that_is_not_utf8_spoils_itself_alone(tmp_path):
     assert batch.records == [b"good", b"\xff", None, b"fine"]
 
 
+def test_a_text_file_is_read_as_in_text_mode(tmp_path):
+    """On Windows a line ends with \\r\\n, that of the separator too, and a file may begin with a mark."""
+    written = "\n".join(TEXTS[:40]) + "\n<|endoftext|>\nand another\n"
+    for newline in ("\r\n", "\r"):
+        content = "\ufeff" + written.replace("\n", newline)
+        (tmp_path / "BOOK.TXT").write_text(content, encoding="utf-8", newline="")
+        assert texts(Files([str(tmp_path / "BOOK.TXT")])) == ["\n".join(TEXTS[:40]) + "\n", "and another\n"]
+
+
+def test_json_keeps_its_text_as_it_is(tmp_path):
+    line = json.dumps({"text": "a\r\nb"})
+    (tmp_path / "a.JSONL").write_text(f"\ufeff{line}\r\n{line}\r\n", encoding="utf-8", newline="")
+    assert texts(Files([str(tmp_path / "a.JSONL")])) == ["a\r\nb", "a\r\nb"]
+
+
+def test_each_file_in_another_encoding_is_named_once_and_the_others_are_read(tmp_path, capsys):
+    good, euros = "good\n" * 100, "€uro\n" * 100  # more than a batch, which ends anywhere in a file
+    for name, content in {
+        "a.txt": euros.encode(),
+        "b.txt": good.encode() + "<|endoftext|>\ndéjà\n".encode("latin-1") * 100,
+        "c.txt": "€\n".encode("utf-16") * 200,
+        "d.txt": good.encode() + "€".encode()[:-1],
+        "e.jsonl": (json.dumps({"text": good}) + "\n").encode() + b'{"text": "\xe9"}\n',
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    found = texts(Files([str(tmp_path / "*.txt"), str(tmp_path / "*.jsonl")]))
+    assert [text for text in found if text is not None] == [euros, good, good]
+    notes = capsys.readouterr().err.splitlines()
+    at = {"b.txt": (515, "LATIN1"), "c.txt": (0, "UTF-16"), "d.txt": (500, "LATIN1")}
+    at["e.jsonl"] = (len(json.dumps({"text": good})) + 11, "LATIN1")
+    for note, (name, (byte, kind)) in zip(notes, at.items(), strict=True):
+        assert note.startswith(f"note: {tmp_path / name}: not UTF-8 at byte {byte}: ") and kind in note
+        assert note.endswith("; what is not UTF-8 is left out")
+
+
 def test_a_pattern_without_files_and_a_file_of_another_kind_are_named(tmp_path):
     with pytest.raises(UserError, match=r"--source=.*\*\.jsonl: no such file"):
         Files([str(tmp_path / "*.jsonl")])
     (tmp_path / "mine.pdf").touch()
-    with pytest.raises(UserError, match=r"mine\.pdf: expected .*\.jsonl, \.parquet, \.txt"):
-        Files([str(tmp_path / "mine.pdf")])
+    for path in (tmp_path / "mine.pdf", tmp_path):
+        said = refusal(Files, [str(path)])
+        assert said.startswith(
+            f"{path}: expected a file that ends in .jsonl, .parquet, .txt, or those of a folder"
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 and not Parquet", None])

@@ -252,7 +252,7 @@ def test_a_file_cut_short_is_named(folder, kept):
             dict(model_type="mamba"),
             "model_type is 'mamba', and only gpt2, llama, mistral, qwen2, qwen3 can be",
         ),
-        ("gpt2", dict(activation_function="gelu"), "activation_function is 'gelu'"),
+        ("gpt2", dict(activation_function="silu"), "activation_function is 'silu'"),
         ("gpt2", dict(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
         ("gpt2", dict(n_inner="100"), "transformers refuses it: Validation error for field 'n_inner': "),
         ("gpt2", dict(n_inner=0), "n_inner is 0: it should be greater than"),

@@ -59,7 +59,7 @@ class TrainLoop:
     def __init__(self, step: JaxStep, stack: ExitStack):
         self.step, self.dtype, self.i = step, step.dtype, 0
         options = replace(step.options, out_dir=stack.enter_context(TemporaryDirectory()), wandb_log=False)
-        self.batches = StepBatches(options, Dataset(options.dataset))
+        self.batches = StepBatches(options, Dataset(options.dataset, options.vocab_size))
         self.metrics = Metrics(options, 0, step.config, jax.sharding.get_mesh().size)
         stack.callback(self.metrics.close)
 

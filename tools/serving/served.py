@@ -55,7 +55,8 @@ class Run:
 
     def example(self, most: int) -> Int[np.ndarray, " T"]:
         """Return the first tokens of its validation text. Raises UserError."""
-        tokens = Dataset(latest_manifest(self.out_dir).options.dataset).tokens("val")
+        manifest = latest_manifest(self.out_dir)
+        tokens = Dataset(manifest.options.dataset, manifest.vocab_size).tokens("val")
         return tokens.read([0], min(most, len(tokens)))[0].astype(np.int32)
 
     def _load(self, name: str) -> GPT:
