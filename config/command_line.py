@@ -186,7 +186,7 @@ def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, An
         ran = traceback.walk_tb(error.__traceback__)
         lines = [line for frame, line in ran if frame.f_code.co_filename == path]
         line = lines[-1] if lines else getattr(error, "lineno", None) or 1  # a SyntaxError's own
-        why = traceback.format_exception_only(error)[-1]
+        why = traceback.format_exception_only(error)[-1].strip()
         if getattr(error, "name", None) == "torch":
             why += "; leave out what asks PyTorch: the defaults of device and dtype choose the best"
         raise UserError(f"{path}:{line}: {why}") from error
