@@ -178,7 +178,7 @@ def without(name):
             "n_layer is 'two': it should be a valid int",
         ),
         (without(""), {"model_args": ARGS | {"rotary": True}}, "rotary is not an option"),
-        (without(""), {"model_args": ARGS | {"n_layer": 10**8}}, "has no tensor transformer.h."),
+        (without(""), {"model_args": ARGS | {"n_layer": 10**8}}, "and 10000 at most can be read"),
         (without(""), {"model_args": ARGS | {"window": 3}}, "no class of transformers computes this model"),
         (without(""), {"model": [1]}, "no attribute 'items'"),
         ({}, {"model_args": Bomb()}, "Weights only load failed"),
