@@ -18,6 +18,8 @@ Variants take turns, a block of about half a second each, so that other programs
 block is timed as one, because train.py does not wait for the device after every step either.
 """
 
+from config.command_line import command  # isort: split
+
 import importlib.util
 import json
 import os
@@ -36,7 +38,7 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from config.command_line import Count, Name, UserError, command, split_options
+from config.command_line import Count, Name, UserError, split_options
 from config.devices import known_device
 from config.files import check_writable
 from config.options import Options, parse_options

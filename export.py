@@ -9,6 +9,8 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
+from config.command_line import command  # isort: split
+
 import os
 import shutil
 from collections.abc import Generator
@@ -19,7 +21,7 @@ from typing import ClassVar, Literal
 
 from safetensors import SafetensorError
 
-from config.command_line import Name, UserError, command, given
+from config.command_line import Name, UserError, given
 from hub.export import which_family, write_adapters, write_card, write_json, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
 from runs.load import load_run

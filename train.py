@@ -11,11 +11,12 @@ again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's we
 of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
+from config.command_line import command  # isort: split
+
 from collections.abc import Callable
 
 import jax
 
-from config.command_line import command
 from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory

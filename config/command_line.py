@@ -10,6 +10,7 @@ import os
 import re
 import reprlib
 import runpy
+import signal
 import sys
 import traceback
 from collections import deque
@@ -22,6 +23,8 @@ from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from config import interrupted
 
 
 class UserError(Exception):
@@ -38,6 +41,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     """Run a command's `main(argv)`, and exit with its status; after a user's mistake with 2 and one line."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
+    if signal.getsignal(signal.SIGINT) is interrupted:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if status := main(sys.argv[1:]):
             sys.exit(status)

@@ -9,11 +9,13 @@ import json
 import logging
 import sys
 import time
+from _thread import interrupt_main
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from threading import Timer
 
 import equinox as eqx
 import jax
@@ -35,7 +37,14 @@ from training.state import TrainState
 # Orbax reports each save in a dozen lines, and leaves coroutines behind when it fails.
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
-sys.unraisablehook = lambda unraisable: None
+
+
+def ignore(unraisable) -> None:
+    if unraisable.exc_type is KeyboardInterrupt:  # in a callback of JAX: it has to come again, after that
+        Timer(0.01, interrupt_main).start()
+
+
+sys.unraisablehook = ignore
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
