@@ -10,22 +10,26 @@ import logging
 import sys
 import time
 from _thread import interrupt_main
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
+from config.command_line import UserError
 from config.files import GONE, first_line, refusing, write_whole
 from model import GPT
 from parallel.hosts import on_process_0
@@ -71,6 +75,8 @@ class Checkpoints:
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
             best_fn=val_loss,  # so that the metrics are stored
             create=False,
+            # Of folders that cannot be made Orbax's threads would learn after minutes.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             multiprocessing_options=processes,
         )
         items = ("model", "optimizer", "manifest")
@@ -150,12 +156,26 @@ class Checkpoints:
 
     def _restore(self, iteration: int, **trees) -> dict:
         """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
-        wanted = {item: ocp.args.StandardRestore(arrays_by_name(tree)) for item, tree in trees.items()}
+        path = self.folder / str(iteration)
+        try:
+            arrays = self._read(iteration, trees, lambda item: arrays_by_name(trees[item]))
+        except Damaged:
+            with suppress(Damaged), jax.enable_x64():
+                self._read(iteration, trees, partial(arrays_as_saved, path))
+                raise UserError(
+                    f"{path}: its arrays have other names, shapes or dtypes than in this version, which "
+                    "computes in float32 even under JAX_ENABLE_X64: go on with the version that wrote it"
+                ) from None
+            raise
+        return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
+
+    def _read(self, iteration: int, items: Iterable[str], wanted: Callable[[str], dict]) -> dict[str, dict]:
+        """Read the arrays of items and check them; `wanted(item)` has their shapes. Raises as `_restore`."""
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:
-            arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
-            restored = {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
+            restore = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted(item)) for item in items})
+            arrays = dict(self.manager.restore(iteration, args=restore).items())
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
         except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
@@ -165,7 +185,13 @@ class Checkpoints:
             raise Damaged(path, first_line(error)) from None
         if wrong:
             raise Damaged(path, f"{wrong[0]} is not what was saved")
-        return restored
+        return arrays
+
+
+def arrays_as_saved(path: Path, item: str) -> dict[str, np.ndarray]:
+    """Return arrays to read a checkpoint's item into, by name, of its own shapes and dtypes."""
+    saved: Any = ocp.StandardCheckpointer().metadata(path / item).item_metadata
+    return {name: np.empty(x.shape, x.dtype) for name, x in saved.tree.items()}
 
 
 def check_readable(folder: Path) -> None:

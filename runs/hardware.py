@@ -51,6 +51,7 @@ def on_devices(options) -> Generator[None]:
 
 def choose_device(device: str) -> None:
     """Choose the device before JAX starts. Raises UserError."""
+    jax.config.update("jax_enable_x64", False)  # the user's variable would make a run's arrays others
     wait_for_simulated_devices()
     accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if device == "cpu" or device == "auto" and not accelerator:

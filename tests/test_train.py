@@ -218,6 +218,17 @@ def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(ti
     assert saved_iterations(stopped)[-1] == at + 20
 
 
+def test_under_x64_a_run_goes_on_to_the_same_bits(copied_run, first_run, tiny):
+    for iteration in ("15", "20"):
+        shutil.rmtree(copied_run / "checkpoints" / iteration)
+    jax.config.update("jax_enable_x64", True)  # as JAX_ENABLE_X64=1 does
+    try:
+        train.main(tiny(copied_run, init_from="resume", max_iters=20, eval_iters=-1, keep_checkpoints=9))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
+
+
 def log(out: Path) -> str:
     path = out / "metrics.jsonl"
     return path.read_text() if path.exists() else ""

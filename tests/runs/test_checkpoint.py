@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, checksum, checksums
@@ -235,6 +236,28 @@ def test_a_model_of_another_shape_is_refused(two_checkpoints):
     for other in (replace(TINY, n_embd=32), replace(TINY, n_layer=3)):
         state = eqx.filter_eval_shape(create_state, model_config(other, V), other)
         assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
+
+
+def test_whole_arrays_of_another_dtype_shape_or_structure_are_no_damage(tmp_path, tiny):
+    """A run would move a damaged checkpoint away, and all before it."""
+    first = at(tiny[0], 1)
+    for name in ("wide", "wider", "fewer"):
+        (tmp_path / name).mkdir()
+    with jax.enable_x64():
+        wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, first)
+        save(tmp_path / "wide", wide, 1)
+    for name in ("wider", "fewer"):
+        save(tmp_path / name, first, 1)
+    others = {"wide": TINY, "wider": replace(TINY, n_embd=32), "fewer": replace(TINY, bias=False)}
+    for name, options in others.items():
+        run = Checkpoints(str(tmp_path / name))
+        state = eqx.filter_eval_shape(create_state, model_config(options, V), options)
+        with pytest.raises(UserError, match="other names, shapes or dtypes") as refused:
+            run.restore(1, state)
+        assert not isinstance(refused.value, Damaged)
+        cut_in_half(largest_file(run.folder / "1" / "model"))
+        with pytest.raises(Damaged):
+            run.restore(1, state)
 
 
 # --- a disk that is full, a process that is killed ----------------------------------------------------------
