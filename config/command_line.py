@@ -52,8 +52,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except (UserError, OSError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's, which this file does not import
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):  # as XLA says it
             raise
         why = UserError(f"{error}: make the batch, the samples, the context or the model smaller")
         print(f"error: too little memory: {why}", file=sys.stderr)

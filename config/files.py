@@ -86,5 +86,6 @@ def refusing(what: str, advice: str, *errors: type[Exception]) -> Generator[None
 
 
 def first_line(error: BaseException) -> str:
-    """Shorten another library's message to one line."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:200]
+    """Shorten another library's message to one line, whose end often has the reason."""
+    line = (str(error).strip() or type(error).__name__).split("\n")[0]
+    return line if len(line) <= 200 else f"{line[:100]} ... {line[-95:]}"

@@ -62,8 +62,9 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
+        # TensorStore's errors of a disk are ValueErrors.
         what = f"{self.folder}: cannot be read or written"
-        self.refusing = partial(refusing, what, "look at the disk and at permissions", Exception)
+        self.refusing = partial(refusing, what, "mend that, and start again", OSError, ValueError)
         processes = ocp.options.MultiprocessingOptions()
         if not shared:
             i = jax.process_index()

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -14,6 +15,7 @@ from filelock import FileLock, Timeout
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.command_line import UserError
+from config.files import check_writable
 from parallel.hosts import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
@@ -37,10 +39,13 @@ def locked(out_dir: str) -> Generator[None]:
 
 
 def acquire(lock: FileLock, folder: Path) -> None:
-    """Take the lock, which ends with the program. Raises UserError, or OSError for a folder."""
+    """Take the lock, which ends with the program. Raises UserError, or OSError where it could not save."""
     try:
+        str(folder.resolve()).encode()
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
+    except UnicodeError:
+        raise UserError(f"out_dir={folder}: its path is not UTF-8: choose another, for checkpoints") from None
     except Timeout:
         raise UserError(
             f"out_dir={folder} is in use by another run: choose another, or stop that run"
@@ -49,6 +54,10 @@ def acquire(lock: FileLock, folder: Path) -> None:
         if error.errno not in NO_LOCKS:
             raise
         print(f"note: {folder}: this file system has no locks: start no other run there", file=sys.stderr)
+    for of_a_killed_save in folder.glob("checkpoints/*.orbax-checkpoint-tmp"):
+        shutil.rmtree(of_a_killed_save, ignore_errors=True)
+    if os.path.lexists(folder / "checkpoints"):
+        check_writable(folder / "checkpoints" / "0")
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -307,6 +308,22 @@ def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
     checkpoints = Checkpoints(str(tmp_path / "file" / "run"))
     assert checkpoints.latest() is None
     assert "file/run" in refusal(checkpoints.save, tiny[0], MANIFEST)
+
+
+def test_a_save_that_cannot_begin_leaves_nothing_that_holds_the_process(tmp_path, tiny):
+    """Orbax's threads would wait for minutes for the folders of a checkpoint."""
+    (tmp_path / "checkpoints").symlink_to("/proc/sys")  # where nobody may write, root included
+    checkpoints, before = Checkpoints(str(tmp_path)), set(threading.enumerate())
+    said = refusal(checkpoints.save, at(tiny[0], 1), MANIFEST)
+    assert said.startswith(f"{tmp_path}/checkpoints: cannot be read or written (") and "mend that" in said
+    waiting = [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
+    assert [thread for thread in waiting if "asyncio" not in thread.name] == []
+
+
+@pytest.mark.parametrize("error", [TypeError("a mistake"), MemoryError(), jax.errors.JaxRuntimeError("gone")])
+def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path, error):
+    with pytest.raises(type(error)), Checkpoints(str(tmp_path)).refusing():
+        raise error
 
 
 # --- load_run -----------------------------------------------------------------------------------------------
