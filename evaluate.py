@@ -9,7 +9,7 @@ begin `stride` tokens apart, and each counts the predictions that the one before
 except at the very beginning, are predicted from at least block_size - stride tokens before them.
 """
 
-from config.command_line import command  # isort: split
+from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
 
 import json
 import math
@@ -26,7 +26,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
-from config.command_line import Address, Count, Name, NonNegativeInt, UserError, given
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.batches import Batches

@@ -9,7 +9,7 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
-from config.command_line import command  # isort: split
+from config.command_line import Name, UserError, command, given  # isort: split
 
 import os
 import shutil
@@ -21,7 +21,6 @@ from typing import ClassVar, Literal
 
 from safetensors import SafetensorError
 
-from config.command_line import Name, UserError, given
 from hub.export import which_family, write_adapters, write_card, write_json, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
 from runs.load import load_run

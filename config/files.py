@@ -17,6 +17,12 @@ from config.command_line import UserError
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
+def cache_folder() -> Path:
+    """Return the folder of what the user's next start can use; without a home one that cannot be made."""
+    kept = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(kept if os.path.isabs(kept) else os.devnull, "nanojaxgpt")
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError when it is missing or damaged, OSError when it cannot be read."""
     try:

@@ -42,13 +42,8 @@ from training.state import TrainState
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
-
-def ignore(unraisable) -> None:
-    if unraisable.exc_type is KeyboardInterrupt:  # in a callback of JAX: it has to come again, after that
-        Timer(0.01, interrupt_main).start()
-
-
-sys.unraisablehook = ignore
+# What they leave is not shown, but Ctrl-C that a callback of JAX has lost comes again.
+sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and Timer(0.01, interrupt_main).start()
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 

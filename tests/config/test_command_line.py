@@ -1,11 +1,17 @@
 """How a command starts and ends on other people's machines: an old Python, their variables, Ctrl-C, paths."""
 
 import ast
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
-from tests.helpers import ROOT, error_line, run_python
+from config.files import cache_folder
+from config.options import parse_options
+from tests.helpers import ROOT, error_line, refusal, run_python
 
 COMMANDS = ["train", "sample", "serve", "evaluate", "export", "bench", "plan"]
 
@@ -44,10 +50,10 @@ except BaseException:
 
 
 @pytest.mark.parametrize("command", ["train", "sample", "evaluate", "bench", "plan"])
-def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly_with_status_130(command, tmp_path):
+def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(command, tmp_path):
     (tmp_path / "jax.py").write_text(INTERRUPTED)
     done = run_python(f"{command}.py", PYTHONPATH=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")  # a shell's 130
 
 
 LOST = """
@@ -87,3 +93,53 @@ def test_a_variable_that_a_library_cannot_read_is_one_line(variable, value):
     said = error_line(done.stderr)
     assert done.returncode == 2 and variable.lower() in said.lower()
     assert said.endswith(": change or unset that environment variable")
+
+
+PRINT = "from config.command_line import command; command(lambda argv: print('text', flush={}))"
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_full_disk_below_stdout_is_named(flush):
+    with open("/dev/full", "w") as full:
+        words = [sys.executable, "-c", PRINT.format(flush)]
+        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2 and done.stderr == "error: stdout: No space left on device\n"
+
+
+def test_a_full_disk_elsewhere_is_not_called_stdout(capsys):
+    def fail(argv):
+        raise OSError(28, "No space left on device")
+
+    assert refusal(fail, []) == "[Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize("columns", ["1", "5"])
+def test_help_ends_however_narrow_the_terminal_is(columns):
+    assert "--block_size" in run_python("train.py", "--help", COLUMNS=columns).stdout
+
+
+@pytest.mark.parametrize("name", ["out_dir", "init_from", "dataset"])
+def test_a_path_may_begin_with_the_home_folder(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (config := tmp_path / "config.py").write_text(f"{name} = '~/runs/b'")
+    for words, path in {
+        (f"--{name}=~/runs/a",): "runs/a",
+        (f"--{name}", "~"): "",
+        (str(config),): "runs/b",
+    }.items():
+        options = parse_options(list(words), lambda name: {})
+        assert Path(getattr(options, name)) == tmp_path / path
+    assert parse_options([f"--{name}=a~b/~"], lambda name: {}).__dict__[name] == "a~b/~"
+
+
+def test_without_a_home_folder_none_called_tilde_is_made(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)  # the system does not know this user
+    for path in ("~", "~/runs/a"):
+        assert "out_dir" in refusal(parse_options, [f"--out_dir={path}"])
+    for kept in ("", "~/.cache", "relative"):
+        monkeypatch.setenv("XDG_CACHE_HOME", kept)
+        with pytest.raises(OSError):
+            cache_folder().mkdir(parents=True)
+    assert list(tmp_path.iterdir()) == []
