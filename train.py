@@ -14,6 +14,7 @@ of a run that never stopped: batches and dropout follow from the seed and the it
 from config.command_line import command  # isort: split
 
 from collections.abc import Callable
+from shlex import quote
 
 import jax
 
@@ -79,7 +80,7 @@ def start(run: Run) -> int:
         print("no checkpoint was saved: the validation loss was never below that of iter 0")
         return status
     print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
-    print(f"sample from it: python sample.py --out_dir={options.out_dir}")
+    print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
     return status
 
 
@@ -120,7 +121,7 @@ def train(
     metrics.catch_up()
     if status:
         checkpoints.save(state, manifest)
-        print(f"stopped at iter {i}; resume with --out_dir={options.out_dir} --init_from=resume")
+        print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
     checkpoints.wait()
     return status
 

@@ -40,6 +40,12 @@ def dataset_dir(dataset: str) -> Path:
     return Path(dataset) if os.path.isdir(dataset) and not os.path.isdir(named) else named
 
 
+def lasting_name(dataset: str) -> str:
+    """Return what finds a data set from any folder: its name, or its path from the root."""
+    folder = dataset_dir(dataset)
+    return os.path.abspath(folder) if folder == Path(dataset) else dataset
+
+
 def is_prepared(folder: Path) -> bool:
     return os.path.exists(folder / "train.bin")
 
@@ -78,6 +84,7 @@ class Meta:
     tokenizer: Annotated[Any, AfterValidator(check_description)]  # None: the tokens are not text
     dtype: Literal["uint16", "uint32"]
     counts: dict[Split, TokenCount] = field(default_factory=dict)
+    sha256: dict[Split, str] = field(default_factory=dict)  # of each file; nanoGPT's bins have none
     format: Literal[1] = FORMAT
 
 

@@ -11,10 +11,11 @@ from pydantic.dataclasses import dataclass
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
 from config.options import LORA, SHAPE, Options
+from data.dataset import Split, lasting_name
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
 
-FORMAT = 3
+FORMAT = 4  # 3 has no sha256
 
 
 class Damaged(UserError):
@@ -35,6 +36,7 @@ class Manifest:
     best_val_loss: FiniteFloat | None  # the lowest so far; None before the first evaluation
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
+    sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
     # Checksums belong to the saved arrays, by item and name.
     checksums: dict[str, dict[str, int]] = field(default_factory=dict, compare=False)
 
@@ -51,7 +53,16 @@ class Manifest:
         for name in (*SHAPE, *LORA, "optimizer"):
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
+        if said := saved.other_text(self.options.dataset, self.sha256):
+            raise UserError(f"{said}: put that text back, or go on with --dataset=<a copy of this one>")
         return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
+
+    def other_text(self, dataset: str, sha256: dict[Split, str]) -> str | None:
+        """Say that `dataset`, when it is this run's, has become another text, as far as is known."""
+        known = self.sha256 and sha256 and self.options.dataset == lasting_name(dataset)
+        if not known or self.sha256 == sha256:
+            return None
+        return f"dataset={dataset} was prepared anew, of another text than {self.options.out_dir} learned"
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
         if self.tokenizer != saved.tokenizer:
@@ -90,10 +101,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path))
-        if (written := values.pop("format", 1)) != FORMAT:
+        if (written := values.pop("format", 1)) not in (3, FORMAT):
             raise UserError(
-                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
-                "only: use the version that wrote it"
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 and "
+                f"{FORMAT} only: use the version that wrote it"
             )
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)

@@ -1,5 +1,6 @@
 """Start a run in a straight line: its folder, its data set, its model, its first state."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import jax
 
 from config.command_line import UserError
 from config.options import RESUMING, Options
-from data.dataset import NANOGPT, Dataset, Meta, prepare_if_missing
+from data.dataset import NANOGPT, Dataset, Meta, lasting_name, prepare_if_missing
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPTConfig
@@ -36,6 +37,7 @@ class Run:
 
 def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split."""
+    options = replace(options, dataset=lasting_name(options.dataset))
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
@@ -90,7 +92,8 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
-    manifest = Manifest(options, run.config.vocab_size, run.dataset.meta.tokenizer, best_val_loss=None)
+    meta = run.dataset.meta
+    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, sha256=meta.sha256)
     if run.resuming:
         return newest_valid_state(run, manifest)
     if options.init_from not in ("scratch", *RESUMING):
@@ -133,14 +136,17 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     if is_run(options.init_from):
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
-        manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
+        manifest.check_vocabulary(theirs := latest_manifest(options.init_from), options.init_from)
+        if said := theirs.other_text(options.dataset, manifest.sha256):
+            print(f"note: {said}, which may include its validation text", file=sys.stderr)
     elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
         known = f"{options.init_from} is not known to have learned the tokens of"
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
-        base = {"init_from": options.init_from, "fingerprint": fingerprint(model)}
+        place = os.path.abspath(options.init_from) if os.path.isdir(options.init_from) else options.init_from
+        base = {"init_from": place, "fingerprint": fingerprint(model)}
         manifest = replace(manifest, base=base)
     return create_state_around(model, options), manifest
 

@@ -20,7 +20,8 @@ import torch
 import evaluate
 import train
 from config.options import Options
-from data.tokenizer import CharTokenizer, TiktokenTokenizer
+from data.dataset import Dataset
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset
 from runs.manifest import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_run
@@ -226,3 +227,16 @@ def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
+
+
+def test_a_data_set_that_is_another_text_than_the_run_learned_is_noted(tiny, tiny_data, tmp_path, capsys):
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    train.main(tiny(tmp_path / "run", dataset=data, max_iters=1))
+    words = [f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--mesh=data:1"]
+    evaluate.main(words)
+    assert "prepared anew" not in capsys.readouterr().err
+    ids = np.arange(300) % 28
+    write_dataset(data, ids, ids, from_json(Dataset(str(data)).meta.tokenizer), "another text")
+    for given in (words, [*words, f"--dataset={data}"]):
+        evaluate.main(given)
+        assert f"note: dataset={data} was prepared anew" in capsys.readouterr().err
