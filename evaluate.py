@@ -13,7 +13,6 @@ from config.command_line import Address, Count, Name, NonNegativeInt, UserError,
 
 import json
 import math
-import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -132,14 +131,14 @@ def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[
 
 def find_dataset(tokenizer: dict | None, options: EvaluateOptions) -> tuple[str, Dataset]:
     """Return the data set to evaluate on, by name. Raises UserError unless it has the model's tokenizer."""
-    trained = latest_manifest(options.out_dir) if options.init_from == "resume" else None
-    name = options.dataset or (trained.options.dataset if trained else None)
+    run = latest_manifest(options.out_dir) if options.init_from == "resume" else None
+    name = options.dataset or (run.options.dataset if run else None)
     if name is None:
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
     on_process_0(prepare_if_missing, name)
     dataset = Dataset(name)
-    if trained and (said := trained.other_text(name, dataset.meta.sha256)):
-        print(f"note: {said}, which may include the text evaluated here", file=sys.stderr)
+    if run:
+        run.check_text(name, dataset.meta.sha256)
     if dataset.meta.tokenizer != tokenizer:
         lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
         raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")

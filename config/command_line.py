@@ -93,7 +93,8 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # devices compute inf with more
-Name = Annotated[str, AfterValidator(os.path.expanduser), matching(r"(?!~(/|$))[^\x00]+", "a name")]
+UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
+Name = Annotated[str, AfterValidator(os.path.expanduser), matching(UTF8, "a name in UTF-8")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 BatchCount = Count | Literal[-1]

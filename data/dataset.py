@@ -40,12 +40,6 @@ def dataset_dir(dataset: str) -> Path:
     return Path(dataset) if os.path.isdir(dataset) and not os.path.isdir(named) else named
 
 
-def lasting_name(dataset: str) -> str:
-    """Return what finds a data set from any folder: its name, or its path from the root."""
-    folder = dataset_dir(dataset)
-    return os.path.abspath(folder) if folder == Path(dataset) else dataset
-
-
 def is_prepared(folder: Path) -> bool:
     return os.path.exists(folder / "train.bin")
 

@@ -10,7 +10,6 @@ import logging
 import sys
 import time
 from _thread import interrupt_main
-from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -152,26 +151,28 @@ class Checkpoints:
 
     def _restore(self, iteration: int, **trees) -> dict:
         """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
-        path = self.folder / str(iteration)
         try:
-            arrays = self._read(iteration, trees, lambda item: arrays_by_name(trees[item]))
+            arrays = self._read(iteration, trees)
         except Damaged:
             with suppress(Damaged), jax.enable_x64():
-                self._read(iteration, trees, partial(arrays_as_saved, path))
+                self._read(iteration, trees, as_saved=True)
                 raise UserError(
-                    f"{path}: its arrays have other names, shapes or dtypes than in this version, which "
-                    "computes in float32 even under JAX_ENABLE_X64: go on with the version that wrote it"
+                    f"{self.folder}/{iteration}: its arrays have other names, shapes or dtypes than here "
+                    "(float32, also under JAX_ENABLE_X64): go on with the version of this program that wrote it"
                 ) from None
             raise
         return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
 
-    def _read(self, iteration: int, items: Iterable[str], wanted: Callable[[str], dict]) -> dict[str, dict]:
-        """Read the arrays of items and check them; `wanted(item)` has their shapes. Raises as `_restore`."""
+    def _read(self, iteration: int, trees: dict, as_saved: bool = False) -> dict[str, dict]:
+        """Read arrays, in the shapes and dtypes of `trees` or as saved, and check them. See `_restore`."""
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:
-            restore = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted(item)) for item in items})
-            arrays = dict(self.manager.restore(iteration, args=restore).items())
+            like = {
+                item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item]) for item in trees
+            }
+            wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
+            arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
         except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
@@ -184,9 +185,9 @@ class Checkpoints:
         return arrays
 
 
-def arrays_as_saved(path: Path, item: str) -> dict[str, np.ndarray]:
-    """Return arrays to read a checkpoint's item into, by name, of its own shapes and dtypes."""
-    saved: Any = ocp.StandardCheckpointer().metadata(path / item).item_metadata
+def arrays_like(item: Path) -> dict[str, np.ndarray]:
+    """Return empty arrays by name, in the shapes and dtypes of an item of a checkpoint."""
+    saved: Any = ocp.StandardCheckpointer().metadata(item).item_metadata
     return {name: np.empty(x.shape, x.dtype) for name, x in saved.tree.items()}
 
 

@@ -6,7 +6,6 @@ A tokenizer is a description for data.tokenizer.from_json; None where there is n
 import os
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import Any
 
 import jax
@@ -51,9 +50,7 @@ def load_run(
     checkpoints = Checkpoints(out_dir)
     saved = checkpoints.iterations()
     if not saved:
-        raise UserError(
-            f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={quote(out_dir)}"
-        )
+        raise UserError(f"{checkpoints.folder}: no checkpoint there; train one with --out_dir={out_dir}")
     chosen = saved[-1] if iteration is None else iteration
     manifest = checkpoints.manifest(chosen)
     options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
@@ -101,7 +98,7 @@ def shape_of_weights(init_from: str) -> dict[str, Any]:
 def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) -> tuple[GPT, dict | None]:
     """Load the model of a folder or of the hub, with a block_size of at most `longest`, and its tokenizer."""
     if is_run(name):
-        raise UserError(f"init_from={name} is the folder of a run: give --out_dir={quote(name)} instead")
+        raise UserError(f"init_from={name} is the folder of a run: give --out_dir={name} instead")
     pretrained = open_pretrained(name)
     options = replace(Options(), dtype=dtype, **shape_options(pretrained.config))
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
 from config.options import LORA, SHAPE, Options
-from data.dataset import Split, lasting_name
+from data.dataset import Split
 from data.tokenizer import check_description
 from parallel.hosts import on_process_0
 
@@ -53,16 +53,15 @@ class Manifest:
         for name in (*SHAPE, *LORA, "optimizer"):
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
-        if said := saved.other_text(self.options.dataset, self.sha256):
-            raise UserError(f"{said}: put that text back, or go on with --dataset=<a copy of this one>")
         return replace(self, best_val_loss=saved.best_val_loss, base=saved.base)
 
-    def other_text(self, dataset: str, sha256: dict[Split, str]) -> str | None:
-        """Say that `dataset`, when it is this run's, has become another text, as far as is known."""
-        known = self.sha256 and sha256 and self.options.dataset == lasting_name(dataset)
-        if not known or self.sha256 == sha256:
-            return None
-        return f"dataset={dataset} was prepared anew, of another text than {self.options.out_dir} learned"
+    def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
+        """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""
+        if dataset == self.options.dataset and self.sha256 and sha256 and sha256 != self.sha256:
+            raise UserError(
+                f"dataset={dataset} was prepared anew, of another text than {self.options.out_dir} learned: "
+                "put that text back, or give --dataset=<a copy of this one>"
+            )
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
         if self.tokenizer != saved.tokenizer:
@@ -71,6 +70,7 @@ class Manifest:
                 "give the data set that it was trained on, or train anew in another --out_dir"
             )
         check_equal("vocab_size", self.vocab_size, saved.vocab_size, path)
+        saved.check_text(self.options.dataset, self.sha256)
 
 
 def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:

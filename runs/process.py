@@ -41,11 +41,8 @@ def locked(out_dir: str) -> Generator[None]:
 def acquire(lock: FileLock, folder: Path) -> None:
     """Take the lock, which ends with the program. Raises UserError, or OSError where it could not save."""
     try:
-        str(folder.resolve()).encode()
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
-    except UnicodeError:
-        raise UserError(f"out_dir={folder}: its path is not UTF-8: choose another, for checkpoints") from None
     except Timeout:
         raise UserError(
             f"out_dir={folder} is in use by another run: choose another, or stop that run"

@@ -9,7 +9,7 @@ import jax
 
 from config.command_line import UserError
 from config.options import RESUMING, Options
-from data.dataset import NANOGPT, Dataset, Meta, lasting_name, prepare_if_missing
+from data.dataset import NANOGPT, Dataset, Meta, dataset_dir, prepare_if_missing
 from data.tokenizer import end_of_text
 from hub.weights import open_pretrained
 from model import GPTConfig
@@ -37,7 +37,8 @@ class Run:
 
 def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split."""
-    options = replace(options, dataset=lasting_name(options.dataset))
+    if dataset_dir(options.dataset) == Path(options.dataset):  # a path, to be found from any folder
+        options = replace(options, dataset=os.path.abspath(options.dataset))
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
@@ -136,9 +137,7 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     if is_run(options.init_from):
         if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
             raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
-        manifest.check_vocabulary(theirs := latest_manifest(options.init_from), options.init_from)
-        if said := theirs.other_text(options.dataset, manifest.sha256):
-            print(f"note: {said}, which may include its validation text", file=sys.stderr)
+        manifest.check_vocabulary(latest_manifest(options.init_from), options.init_from)
     elif open_pretrained(options.init_from).tokenizer() != manifest.tokenizer:
         known = f"{options.init_from} is not known to have learned the tokens of"
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)

@@ -229,14 +229,12 @@ def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
 
 
-def test_a_data_set_that_is_another_text_than_the_run_learned_is_noted(tiny, tiny_data, tmp_path, capsys):
+def test_a_data_set_that_is_another_text_than_the_run_learned_is_refused(tiny, tiny_data, tmp_path):
     data = shutil.copytree(tiny_data, tmp_path / "data")
     train.main(tiny(tmp_path / "run", dataset=data, max_iters=1))
-    words = [f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--mesh=data:1"]
-    evaluate.main(words)
-    assert "prepared anew" not in capsys.readouterr().err
+    evaluate.main(words := [f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--mesh=data:1"])
     ids = np.arange(300) % 28
     write_dataset(data, ids, ids, from_json(Dataset(str(data)).meta.tokenizer), "another text")
     for given in (words, [*words, f"--dataset={data}"]):
-        evaluate.main(given)
-        assert f"note: dataset={data} was prepared anew" in capsys.readouterr().err
+        assert refusal(evaluate.main, given).startswith(f"dataset={data} was prepared anew")
+    evaluate.main([*words, f"--dataset={shutil.copytree(data, tmp_path / 'copy')}"])

@@ -143,3 +143,7 @@ def test_without_a_home_folder_none_called_tilde_is_made(monkeypatch, tmp_path):
         with pytest.raises(OSError):
             cache_folder().mkdir(parents=True)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_checkpoints_cannot_have_is_refused_at_the_start():
+    assert "expected a name in UTF-8" in refusal(parse_options, ["--out_dir=caf\udce9"])
