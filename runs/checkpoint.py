@@ -158,7 +158,7 @@ class Checkpoints:
                 self._read(iteration, trees, as_saved=True)
                 raise UserError(
                     f"{self.folder}/{iteration}: its arrays have other names, shapes or dtypes than here "
-                    "(float32, also under JAX_ENABLE_X64): go on with the version of this program that wrote it"
+                    "(float32, also under JAX_ENABLE_X64): go on with the version that wrote it"
                 ) from None
             raise
         return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
