@@ -18,6 +18,8 @@ Variants take turns, a block of about half a second each, so that other programs
 block is timed as one, because train.py does not wait for the device after every step either.
 """
 
+from config.command_line import Count, Name, UserError, command, split_options  # isort: split
+
 import importlib.util
 import json
 import os
@@ -36,9 +38,8 @@ from typing import Any, Literal
 import jax
 import numpy as np
 
-from config.command_line import Count, Name, UserError, command, split_options
 from config.devices import known_device
-from config.files import check_writable
+from config.files import check_writable, naming
 from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
@@ -94,7 +95,7 @@ def main(argv: list[str]) -> None:
         losses = ten_losses() if bench.report else None  # first: a mesh that does not suit them is refused
         figures = report_serving(options) if bench.serve else measure(bench, options)
         if bench.json:
-            with open(bench.json, "ab") as file:
+            with naming(Path(bench.json)), open(bench.json, "ab") as file:
                 file.write(json.dumps(record(argv, figures)).encode() + b"\n")
         if bench.report and losses:
             print(f"{'losses':28}{'right' if losses.right else f'wrong: {losses.measured}'}")

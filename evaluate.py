@@ -9,6 +9,8 @@ begin `stride` tokens apart, and each counts the predictions that the one before
 except at the very beginning, are predicted from at least block_size - stride tokens before them.
 """
 
+from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
+
 import json
 import math
 import time
@@ -24,7 +26,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
-from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.batches import Batches
@@ -130,11 +131,14 @@ def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[
 
 def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tuple[str, Dataset]:
     """Return the data set to evaluate on, by name. Raises UserError unless it has the model's tokenizer."""
-    if options.init_from != "resume" and not options.dataset:
+    run = latest_manifest(options.out_dir) if options.init_from == "resume" else None
+    name = options.dataset or (run.options.dataset if run else None)
+    if name is None:
         raise UserError(f"init_from={options.init_from} says nothing of a data set: give one with --dataset")
-    name = options.dataset or latest_manifest(options.out_dir).options.dataset
     on_process_0(prepare_if_missing, name)
     dataset = Dataset(name, V)
+    if run:
+        run.check_text(name, dataset.meta.sha256)
     if not same_tokens(dataset.meta.tokenizer, tokenizer):
         lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
         raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")

@@ -8,6 +8,8 @@ Without --format=peft, adapters are merged. PEFT puts them beside the model that
 is another run of ours, export it too.
 """
 
+from config.command_line import Checkpoint, Name, UserError, command, given  # isort: split
+
 import shlex
 import sys
 from contextlib import redirect_stdout
@@ -15,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from config.command_line import Checkpoint, Name, UserError, command, given
 from config.files import new_folder
 from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints

@@ -25,13 +25,14 @@ A step that does not fit is planned again with another mesh, smaller microbatche
 does. The compilers are a download of their own: pip install -r requirements-plan.txt
 """
 
+from config.command_line import Name, Positive, UserError, command, split_options  # isort: split
+
 import math
 from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 
-from config.command_line import Name, Positive, UserError, command, split_options
 from config.devices import GIB, PRICES_READ
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta

@@ -7,6 +7,8 @@
 The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
+from config.command_line import command  # isort: split
+
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -33,7 +35,6 @@ from config.command_line import (
     TopK,
     TopP,
     UserError,
-    command,
     given,
 )
 from config.files import decode_text

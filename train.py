@@ -11,11 +11,13 @@ again; 0 means that max_iters is reached. On CPUs of one kind a resumed run's we
 of a run that never stopped: batches and dropout follow from the seed and the iteration alone.
 """
 
+from config.command_line import command  # isort: split
+
 from collections.abc import Callable
+from shlex import quote
 
 import jax
 
-from config.command_line import command
 from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
@@ -78,7 +80,7 @@ def start(run: Run) -> int:
         print("no checkpoint was saved: the validation loss was never below that of iter 0")
         return status
     print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
-    print(f"sample from it: python sample.py --out_dir={options.out_dir}")
+    print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
     return status
 
 
@@ -119,7 +121,7 @@ def train(
     metrics.catch_up()
     if status:
         checkpoints.save(state, manifest)
-        print(f"stopped at iter {i}; resume with --out_dir={options.out_dir} --init_from=resume")
+        print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
     checkpoints.wait()
     return status
 

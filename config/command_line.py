@@ -8,10 +8,13 @@ the user may. This file imports neither JAX nor NumPy, which take long.
 import ast
 import builtins
 import difflib
+import errno
 import os
 import re
 import reprlib
 import runpy
+import shutil
+import signal
 import sys
 import traceback
 from collections import deque
@@ -42,8 +45,12 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     """Run a command's `main(argv)`, and exit with its status; after a user's mistake with 2 and one line."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py has it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        if status := main(sys.argv[1:]):
+        status = main(sys.argv[1:])
+        sys.stdout.flush()
+        if status:
             sys.exit(status)
     except BrokenPipeError:  # as in `... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
@@ -51,8 +58,8 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     except (UserError, OSError) as error:
         print(f"error: {in_one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    except RuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):  # XLA's, which this file does not import
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):  # as XLA says it
             raise
         why = UserError(f"{error}: make the batch, the samples, the context or the model smaller")
         print(f"error: too little memory: {why}", file=sys.stderr)
@@ -68,6 +75,11 @@ def in_one_line(error: UserError | OSError) -> UserError:
     """Name the file of an OSError, if it has one, and what was wrong."""
     if isinstance(error, UserError):
         return error
+    if error.errno == errno.ENOSPC and not error.filename:
+        try:
+            print(flush=True)
+        except OSError:
+            error.filename = "stdout"
     why = error.strerror or " ".join(map(str, error.args))  # a library's may have words alone
     return UserError(f"{error.filename}: {why}" if error.filename else str(error))
 
@@ -85,7 +97,8 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 
 INT32 = 2**31  # devices count in int32
 FLOAT32 = 3.4e38  # devices compute inf with more
-Name = Annotated[str, matching(r"[^\x00]+", "a name")]
+UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
+Name = Annotated[str, AfterValidator(os.path.expanduser), matching(UTF8, "a name in UTF-8")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
 BatchCount = Count | Literal[-1]
@@ -275,6 +288,7 @@ def show_help(cls: type[Any]) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
     import tyro  # here, because only --help needs it
 
+    os.environ["COLUMNS"] = str(max(40, shutil.get_terminal_size().columns))  # below 6 tyro never ends
     tyro.cli(
         cls,
         prog=f"python {cls.program} [CONFIG.py ...]",

@@ -21,6 +21,12 @@ from config.command_line import UserError, first_problem
 GONE = (FileNotFoundError, NotADirectoryError)  # there is no such file
 
 
+def cache_folder() -> Path:
+    """Return the folder of what the user's next start can use; without a home one that cannot be made."""
+    kept = os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
+    return Path(kept if os.path.isabs(kept) else os.devnull, "nanojaxgpt")
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file. Raises ValueError when it is missing or damaged, OSError when it cannot be read."""
     try:
@@ -118,6 +124,7 @@ def refusing(what: str, advice: str, *errors: type[Exception]) -> Generator[None
 
 
 def first_line(error: BaseException) -> str:
-    """Shorten another library's message to one line."""
+    """Shorten another library's message to one line, whose end often has the reason."""
     text = first_problem(error) if isinstance(error, ValidationError) else str(error).strip()
-    return (text or type(error).__name__).split("\n")[0][:200]
+    line = (text or type(error).__name__).split("\n")[0]
+    return line if len(line) <= 200 else f"{line[:100]} ... {line[-95:]}"

@@ -20,7 +20,7 @@ from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from config.command_line import UserError, first_problem
-from config.files import refusing
+from config.files import cache_folder, refusing
 from data.tokenizer import END_OF_TEXT, check_description
 
 DATA = Path(__file__).resolve().parent
@@ -30,11 +30,16 @@ SPLITS = ("train", "val")
 
 
 def dataset_dir(dataset: str) -> Path:
-    """Return the folder of a data set, which may not exist: in $NANOJAXGPT_DATA, in data/, or else a path."""
-    if (kept := os.environ.get("NANOJAXGPT_DATA")) and os.path.isdir(Path(kept) / dataset):
+    """Return the folder of a data set, which may not exist: in $NANOJAXGPT_DATA, in data/, or else a path.
+
+    One of SMALL_DATASETS for which data/ is read-only is in $NANOJAXGPT_DATA or in the user's cache folder.
+    """
+    kept, named = os.environ.get("NANOJAXGPT_DATA"), DATA / dataset
+    if kept and os.path.isdir(Path(kept) / dataset):
         return Path(kept) / dataset
-    named, path = DATA / dataset, Path(os.path.expanduser(dataset))
-    return path if os.path.isdir(path) and not os.path.isdir(named) else named
+    if dataset in SMALL_DATASETS and not (is_prepared(named) or os.access(named, os.W_OK)):
+        return Path(kept or cache_folder() / "data") / dataset
+    return Path(dataset) if os.path.isdir(dataset) and not os.path.isdir(named) else named
 
 
 def is_prepared(folder: Path) -> bool:
@@ -54,12 +59,12 @@ def prepare_if_missing(dataset: str) -> None:
     folder = dataset_dir(dataset)
     if is_prepared(folder):
         return
-    if folder.resolve() not in [(DATA / name).resolve() for name in SMALL_DATASETS]:
+    if folder.resolve() not in [dataset_dir(name).resolve() for name in SMALL_DATASETS]:
         raise UserError(
             f"dataset={dataset}: there is no {folder / 'train.bin'}: run the prepare.py of that folder, or "
             f"give another: {', '.join(known_datasets())}, or a path"
         )
-    print(f"{folder / 'train.bin'} is missing: running {folder / 'prepare.py'}")
+    print(f"{folder / 'train.bin'} is missing: running {DATA / folder.name / 'prepare.py'}")
     importlib.import_module(f"data.{folder.name}.prepare").prepare(folder)
 
 
@@ -75,6 +80,7 @@ class Meta:
     tokenizer: Annotated[Any, AfterValidator(check_description)]  # None: the tokens are not text
     dtype: Literal["uint8", "uint16", "uint32", "uint64"]
     counts: dict[Split, TokenCount] = field(default_factory=dict)
+    sha256: dict[Split, str] = field(default_factory=dict)  # of each file; nanoGPT's bins have none
     format: Literal[1] = FORMAT
 
 

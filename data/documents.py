@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
-from config.files import put_in_place, read_json, write_whole
+from config.files import naming, put_in_place, read_json, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json
@@ -104,7 +104,8 @@ def write_tokens(
 ) -> None:
     """Tokenize documents with the settings of `start_worker`, write them, and save `progress` to `path`."""
     # A fork of a process with threads, as the readers have them, may hang.
-    pool = ProcessPoolExecutor(num_proc, multiprocessing.get_context("spawn"), start_worker, settings)
+    with naming(Path("/dev/shm")):  # Linux keeps their locks there
+        pool = ProcessPoolExecutor(num_proc, multiprocessing.get_context("spawn"), start_worker, settings)
     try:
         with pool, tqdm(initial=progress.documents, unit=" documents", disable=None) as bar:
             for group, tokenized in begin_tokenizing(pool, batches):
@@ -199,7 +200,7 @@ def append(path: Path, size: int, tokens: np.ndarray) -> int:
         return size
     if size == 0:
         path.unlink(missing_ok=True)
-    with open(path, "r+b" if size else "xb") as file:
+    with naming(path), open(path, "r+b" if size else "xb") as file:
         if file.seek(0, os.SEEK_END) < size:
             raise UserError(f"{path}: shorter than it was: delete .prepare.json there to begin anew")
         file.seek(size)

@@ -9,15 +9,19 @@ import json
 import logging
 import sys
 import time
+from _thread import interrupt_main
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
+from threading import Timer
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 import orbax.checkpoint as ocp
 from jax import lax
 from jax.experimental.multihost_utils import process_allgather
@@ -36,7 +40,9 @@ from training.state import TrainState
 # Orbax reports each save in a dozen lines, and leaves coroutines behind when it fails.
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
-sys.unraisablehook = lambda unraisable: None
+
+# What they leave is not shown, but Ctrl-C that a callback of JAX has lost comes again.
+sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and Timer(0.01, interrupt_main).start()
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
@@ -50,8 +56,9 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
+        # TensorStore's errors of a disk are ValueErrors.
         what = f"{self.folder}: cannot be read or written"
-        self.refusing = partial(refusing, what, "look at the disk and at permissions", Exception)
+        self.refusing = partial(refusing, what, "mend that, and start again", OSError, ValueError)
         processes = ocp.options.MultiprocessingOptions()
         if not shared:
             i = jax.process_index()
@@ -64,6 +71,8 @@ class Checkpoints:
             best_fn=val_loss,  # so that the metrics are stored
             best_mode="min",
             create=False,
+            # Of folders that cannot be made Orbax's threads would learn after minutes.
+            async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             multiprocessing_options=processes,
         )
         items = ("model", "optimizer", "manifest")
@@ -158,12 +167,28 @@ class Checkpoints:
 
     def _restore(self, iteration: int, **trees) -> dict:
         """Restore arrays by their trees' names. Raises Damaged, or OSError for a read error."""
-        wanted = {item: ocp.args.StandardRestore(arrays_by_name(tree)) for item, tree in trees.items()}
+        try:
+            arrays = self._read(iteration, trees)
+        except Damaged:
+            with suppress(Damaged), jax.enable_x64():
+                self._read(iteration, trees, as_saved=True)
+                raise UserError(
+                    f"{self.folder}/{iteration}: its arrays have other names, shapes or dtypes than here "
+                    "(float32, also under JAX_ENABLE_X64): go on with the version that wrote it"
+                ) from None
+            raise
+        return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
+
+    def _read(self, iteration: int, trees: dict, as_saved: bool = False) -> dict[str, dict]:
+        """Read arrays, in the shapes and dtypes of `trees` or as saved, and check them. See `_restore`."""
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:
+            like = {
+                item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item]) for item in trees
+            }
+            wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
             arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
-            restored = {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
         except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
@@ -173,7 +198,13 @@ class Checkpoints:
             raise Damaged(path, first_line(error)) from None
         if wrong:
             raise Damaged(path, f"{wrong[0]} is not what was saved")
-        return restored
+        return arrays
+
+
+def arrays_like(item: Path) -> dict[str, np.ndarray]:
+    """Return empty arrays by name, in the shapes and dtypes of an item of a checkpoint."""
+    saved: Any = ocp.StandardCheckpointer().metadata(item).item_metadata
+    return {name: np.empty(x.shape, x.dtype) for name, x in saved.tree.items()}
 
 
 def check_readable(folder: Path) -> None:

@@ -8,11 +8,11 @@ import sys
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
-from pathlib import Path
 
 import jax
 
 from config.command_line import UserError
+from config.files import cache_folder
 from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
@@ -51,6 +51,7 @@ def on_devices(options) -> Generator[None]:
 
 def choose_device(device: str) -> None:
     """Choose the device before JAX starts. Raises UserError."""
+    jax.config.update("jax_enable_x64", False)  # the user's variable would make a run's arrays others
     wait_for_simulated_devices()
     accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if device == "cpu" or device == "auto" and not accelerator:
@@ -58,18 +59,15 @@ def choose_device(device: str) -> None:
         add_xla_flag("--xla_backend_optimization_level", 1)
     # A CPU then computes on the main thread, where alone the C library keeps large freed blocks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
-    if device == "auto":
-        return
-    # With a CPU beside the accelerator, as by default.
-    jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
+    if device != "auto":  # with a CPU beside the accelerator, as by default
+        jax.config.update("jax_platforms", device if device == "cpu" else f"{device},cpu")
     try:
         found = jax.devices()[0].platform
     except (RuntimeError, AssertionError):
         found = None
-    if found != {"cuda": "gpu"}.get(device, device):
-        raise UserError(
-            f"device={device}: JAX finds none on this machine; use --device=cpu, or install JAX for {device}"
-        )
+    if found is None or device not in ("auto", {"gpu": "cuda"}.get(found, found)):
+        asked = f"device={device}" if device != "auto" else f"JAX_PLATFORMS={os.environ.get('JAX_PLATFORMS')}"
+        raise UserError(f"{asked}: JAX finds none on this machine; use --device=cpu, or install JAX for it")
 
 
 def wait_for_simulated_devices() -> None:
@@ -88,10 +86,6 @@ def add_xla_flag(name: str, value: int | str) -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if name not in flags:  # the user's own counts
         os.environ["XLA_FLAGS"] = f"{flags} {name}={value}".strip()
-
-
-def cache_folder() -> Path:
-    return Path(os.path.expanduser(os.environ.get("XDG_CACHE_HOME") or "~/.cache"), "nanojaxgpt")
 
 
 def keep_compiled_programs() -> None:

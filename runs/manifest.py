@@ -11,10 +11,11 @@ from pydantic.dataclasses import dataclass
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
 from config.options import LORA, SHAPE, Options
+from data.dataset import Split
 from data.tokenizer import check_description, same_tokens
 from parallel.hosts import on_process_0
 
-FORMAT = 3
+FORMAT = 4  # 3 has no sha256
 
 
 class Damaged(UserError):
@@ -35,6 +36,7 @@ class Manifest:
     best_val_loss: FiniteFloat | None  # the lowest so far; None before the first evaluation
     # The base model of adapters; None without them.
     base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
+    sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
     # Checksums belong to the saved arrays, by item and name.
     checksums: dict[str, dict[str, int]] = field(default_factory=dict, compare=False)
 
@@ -53,6 +55,14 @@ class Manifest:
         self.check_vocabulary(saved, path)
         return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
 
+    def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
+        """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""
+        if dataset == self.options.dataset and self.sha256 and sha256 and sha256 != self.sha256:
+            raise UserError(
+                f"dataset={dataset} was prepared anew, of another text than {self.options.out_dir} learned: "
+                "put that text back, or give --dataset=<a copy of this one>"
+            )
+
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
         if not same_tokens(self.tokenizer, saved.tokenizer):
             raise UserError(
@@ -60,6 +70,7 @@ class Manifest:
                 "give the data set that it was trained on, or train anew in another --out_dir"
             )
         check_equal("vocab_size", self.vocab_size, saved.vocab_size, path)
+        saved.check_text(self.options.dataset, self.sha256)
 
 
 def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:
@@ -90,10 +101,10 @@ def read_manifest(checkpoint: Path) -> Manifest:
     path = checkpoint / "manifest" / "metadata"
     try:
         values = dict(read_json(path))
-        if (written := values.pop("format", 1)) != FORMAT:
+        if (written := values.pop("format", 1)) not in (3, FORMAT):
             raise UserError(
-                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads {FORMAT} "
-                "only: use the version that wrote it"
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 and "
+                f"{FORMAT} only: use the version that wrote it"
             )
         options = Options.from_json(values.pop("options"), origin=str(path))
         return Manifest(options, **values)

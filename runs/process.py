@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Generator
@@ -14,6 +15,7 @@ from filelock import FileLock, Timeout
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.command_line import UserError
+from config.files import check_writable
 from parallel.hosts import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
@@ -37,7 +39,7 @@ def locked(out_dir: str) -> Generator[None]:
 
 
 def acquire(lock: FileLock, folder: Path) -> None:
-    """Take the lock, which ends with the program. Raises UserError, or OSError for a folder."""
+    """Take the lock, which ends with the program. Raises UserError, or OSError where it could not save."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
@@ -49,6 +51,10 @@ def acquire(lock: FileLock, folder: Path) -> None:
         if error.errno not in NO_LOCKS:
             raise
         print(f"note: {folder}: this file system has no locks: start no other run there", file=sys.stderr)
+    for of_a_killed_save in folder.glob("checkpoints/*.orbax-checkpoint-tmp"):
+        shutil.rmtree(of_a_killed_save, ignore_errors=True)
+    if os.path.lexists(folder / "checkpoints"):
+        check_writable(folder / "checkpoints" / "0")
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Start a run in a straight line: its folder, its data set, its model, its first state."""
 
+import os
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,7 +9,7 @@ import jax
 
 from config.command_line import UserError
 from config.options import RESUMING, Options
-from data.dataset import Dataset, Meta, prepare_if_missing
+from data.dataset import Dataset, Meta, dataset_dir, prepare_if_missing
 from data.tokenizer import document_start, same_tokens
 from hub.weights import open_pretrained
 from model import GPTConfig
@@ -36,6 +37,8 @@ class Run:
 
 def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split."""
+    if dataset_dir(options.dataset) == Path(options.dataset):  # a path, to be found from any folder
+        options = replace(options, dataset=os.path.abspath(options.dataset))
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
     check_same(checkpoints=checkpoints.iterations() if resuming else None)
@@ -88,7 +91,8 @@ def choose_config(options: Options, meta: Meta) -> GPTConfig:
 def starting_state(run: Run) -> tuple[TrainState, Manifest]:
     """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
     options = run.options
-    manifest = Manifest(options, run.config.vocab_size, run.dataset.meta.tokenizer, best_val_loss=None)
+    meta = run.dataset.meta
+    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, sha256=meta.sha256)
     if run.resuming:
         return newest_valid_state(run, manifest)
     if options.init_from not in ("scratch", *RESUMING):
@@ -144,7 +148,8 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:
-        base = {"init_from": options.init_from, "fingerprint": fingerprint(model)}
+        place = os.path.abspath(options.init_from) if os.path.isdir(options.init_from) else options.init_from
+        base = {"init_from": place, "fingerprint": fingerprint(model)}
         manifest = replace(manifest, base=base)
     return create_state_around(model, options), manifest
 

@@ -20,7 +20,8 @@ import torch
 import evaluate
 import train
 from config.options import Options
-from data.tokenizer import CharTokenizer, TiktokenTokenizer
+from data.dataset import Dataset
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset
 from runs.load import load_run
 from runs.manifest import Manifest
@@ -239,3 +240,14 @@ def test_a_data_set_of_another_vocabulary_is_one_line(run, tmp_path):
     (tmp_path / "data" / "meta.json").write_text(json.dumps(meta))
     text = error(f"--out_dir={run}", f"--dataset={tmp_path / 'data'}")
     assert "val.bin: token 65 is not of the model's vocabulary of 65" in text
+
+
+def test_a_data_set_that_is_another_text_than_the_run_learned_is_refused(tiny, tiny_data, tmp_path):
+    data = shutil.copytree(tiny_data, tmp_path / "data")
+    train.main(tiny(tmp_path / "run", dataset=data, max_iters=1))
+    evaluate.main(words := [f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--mesh=data:1"])
+    ids = np.arange(300) % 28
+    write_dataset(data, ids, ids, from_json(Dataset(str(data)).meta.tokenizer), "another text")
+    for given in (words, [*words, f"--dataset={data}"]):
+        assert refusal(evaluate.main, given).startswith(f"dataset={data} was prepared anew")
+    evaluate.main([*words, f"--dataset={shutil.copytree(data, tmp_path / 'copy')}"])

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import pickle
+import shlex
 import shutil
 import signal
 import subprocess
@@ -26,7 +27,8 @@ import train
 from config.command_line import command
 from config.options import read_options
 from data import dataset
-from data.tokenizer import CharTokenizer
+from data.dataset import Dataset
+from data.tokenizer import CharTokenizer, from_json
 from data.writer import write_dataset
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
@@ -248,6 +250,17 @@ def test_stopped_by_sigterm_by_ctrl_c_and_by_kill_it_goes_on_to_the_same_bits(ti
     assert saved_iterations(stopped)[-1] == at + 20
 
 
+def test_under_x64_a_run_goes_on_to_the_same_bits(copied_run, first_run, tiny):
+    for iteration in ("15", "20"):
+        shutil.rmtree(copied_run / "checkpoints" / iteration)
+    jax.config.update("jax_enable_x64", True)  # as JAX_ENABLE_X64=1 does
+    try:
+        train.main(tiny(copied_run, init_from="resume", max_iters=20, eval_iters=-1, keep_checkpoints=9))
+    finally:
+        jax.config.update("jax_enable_x64", False)
+    assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
+
+
 def log(out: Path) -> str:
     path = out / "metrics.jsonl"
     return path.read_text() if path.exists() else ""
@@ -386,6 +399,50 @@ def test_resumes_with_the_runs_own_options(copied_run):
     changed = {k for k, v in vars(goes_on_with).items() if v != vars(ran_with)[k]}
     assert changed == {"out_dir", "init_from", "max_iters"}
     assert iterations(copied_run, STEP) == list(range(22))
+
+
+def test_resume_refuses_another_text_of_its_data_set_and_takes_it_under_another_name(
+    copied_run, tiny, broken_data, tmp_path
+):
+    """The quickstart's data may be prepared by another Python, and then split elsewhere."""
+    train.main(tiny(tmp_path / "out", dataset=broken_data, max_iters=1))
+    tokens, tokenizer = np.arange(300) % 28, Dataset(str(broken_data)).meta.tokenizer
+    write_dataset(broken_data, tokens, tokens, from_json(tokenizer), "another text of the same characters")
+    again = [f"--out_dir={tmp_path / 'out'}", "--init_from=resume", "--max_iters=2"]
+    before = contents(tmp_path / "out")
+    said = refusal(train.main, again)
+    assert said.startswith(
+        f"dataset={broken_data} was prepared anew, of another text than {tmp_path / 'out'} "
+    )
+    assert contents(tmp_path / "out") == before
+    copy = shutil.copytree(broken_data, tmp_path / "copy")
+    train.main([*again, f"--dataset={copy}"])
+    train.main([*again, "--max_iters=3"])  # from now on this is its text
+    assert saved_iterations(tmp_path / "out")[-1] == 3
+
+
+def test_weights_that_have_learned_another_text_of_the_data_set_are_refused(tiny, broken_data, tmp_path):
+    train.main(tiny(tmp_path / "first", dataset=broken_data, max_iters=1))
+    started = tiny(tmp_path / "second", dataset=broken_data, max_iters=1, init_from=tmp_path / "first")
+    started = [word for word in started if not word.startswith(("--n_", "--block_size"))]
+    assert train.main([*started, "--eval_only=True"]) == 0
+    meta = (broken_data / "meta.json").read_text()
+    (broken_data / "meta.json").write_text(meta.replace('"train": "', '"train": "0'))
+    assert refusal(train.main, started).startswith(f"dataset={broken_data} was prepared anew")
+
+
+def test_a_data_set_named_by_a_relative_path_is_found_from_anywhere(tiny, broken_data, tmp_path, monkeypatch):
+    monkeypatch.chdir(broken_data.parent)
+    train.main(tiny(tmp_path / "out", dataset=broken_data.name, max_iters=1))
+    monkeypatch.chdir("/")
+    train.main([f"--out_dir={tmp_path / 'out'}", "--init_from=resume", "--max_iters=2"])
+    assert saved_iterations(tmp_path / "out")[-1] == 2
+
+
+def test_commands_that_it_prints_can_be_pasted(tiny, tmp_path, capsys):
+    train.main(tiny(out := tmp_path / "my first run", max_iters=1))
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(line.removeprefix("sample from it: ")) == ["python", "sample.py", f"--out_dir={out}"]
 
 
 def test_a_run_without_its_options_does_not_go_on_with_the_defaults(copied_run, tiny):

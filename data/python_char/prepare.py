@@ -18,6 +18,7 @@ from typing import ClassVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from config.command_line import Name, UserError, command, given
+from data.dataset import dataset_dir
 from data.tokenizer import CharTokenizer
 from data.writer import write_text
 
@@ -49,7 +50,7 @@ def prepare(folder: Path, source: str | None = None) -> None:
 
 
 def main(argv: list[str]) -> None:
-    prepare(Path(__file__).parent, **given(argv, PythonOptions))
+    prepare(dataset_dir("python_char"), **given(argv, PythonOptions))
 
 
 if __name__ == "__main__":

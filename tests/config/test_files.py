@@ -25,9 +25,11 @@ def test_json_that_cannot_be_read_is_a_value_error_of_one_line(tmp_path):
     assert "Is a directory" in refusal(read_json, tmp_path)
 
 
-def test_an_error_is_shortened_to_its_first_line_or_its_class():
+def test_an_error_is_shortened_to_both_ends_of_its_first_line_or_its_class():
     assert first_line(ValueError("\none\ntwo")) == "one"
-    assert first_line(ValueError("x" * 999)) == "x" * 200
+    assert first_line(ValueError("x" * 200)) == "x" * 200
+    said = first_line(ValueError(f"Error writing {'x' * 999}: No space left on device"))
+    assert len(said) == 200 and said.startswith("Error writing xxx") and said.endswith("left on device")
     assert first_line(TimeoutError()) == "TimeoutError"
 
 

@@ -4,6 +4,7 @@ import importlib
 import json
 import pickle
 import resource
+import shutil
 from dataclasses import replace
 
 import numpy as np
@@ -360,6 +361,27 @@ def test_a_folder_that_machines_share_comes_first(tmp_path, monkeypatch):
     assert dataset_dir("shakespeare_char") == tmp_path / "shared" / "shakespeare_char"
     assert dataset_dir("tinystories") == before.with_name("tinystories")  # which is not there
     assert dataset_dir(str(tmp_path)) == tmp_path
+
+
+def test_a_read_only_checkout_has_its_small_data_sets_elsewhere(data_folder, tmp_path, monkeypatch):
+    """os.access stands for permissions, which root does not obey."""
+    python_char = importlib.import_module("data.python_char.prepare")
+    tokens = np.arange(40), np.arange(20), CharTokenizer(SYMBOLS), "a test"
+    monkeypatch.setattr(python_char, "prepare", lambda folder, **given: write_dataset(folder, *tokens))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (ours := data_folder / "python_char").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr("os.access", lambda path, mode: path != ours)
+        for folder in (tmp_path / "cache/nanojaxgpt/data/python_char", tmp_path / "kept/python_char"):
+            prepare_if_missing("python_char")
+            assert Dataset("python_char").tokens("val").path == folder / "val.bin"
+            monkeypatch.setenv("NANOJAXGPT_DATA", str(tmp_path / "kept"))
+        shutil.rmtree(tmp_path / "kept")
+        python_char.main([])
+        assert (tmp_path / "kept/python_char/train.bin").exists() and list(ours.iterdir()) == []
+        monkeypatch.delenv("NANOJAXGPT_DATA")
+        write_dataset(ours, *tokens)  # by whoever may
+        assert dataset_dir("python_char") == ours
 
 
 def test_a_small_data_set_is_prepared_once_and_says_so(data_folder, capsys, monkeypatch):

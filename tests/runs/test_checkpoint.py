@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.checkpoint import Checkpoints, checksum, checksums
@@ -262,6 +264,28 @@ def test_a_model_of_another_shape_is_refused(two_checkpoints):
         assert str(two_checkpoints) in refusal(Checkpoints(str(two_checkpoints)).restore, 2, state)
 
 
+def test_whole_arrays_of_another_dtype_shape_or_structure_are_no_damage(tmp_path, tiny):
+    """A run would move a damaged checkpoint away, and all before it."""
+    first = at(tiny[0], 1)
+    for name in ("wide", "wider", "fewer"):
+        (tmp_path / name).mkdir()
+    with jax.enable_x64():
+        wide = jax.tree.map(lambda x: x.astype(jnp.float64) if x.dtype == jnp.float32 else x, first)
+        save(tmp_path / "wide", wide, 1)
+    for name in ("wider", "fewer"):
+        save(tmp_path / name, first, 1)
+    others = {"wide": TINY, "wider": replace(TINY, n_embd=32), "fewer": replace(TINY, bias=False)}
+    for name, options in others.items():
+        run = Checkpoints(str(tmp_path / name))
+        state = eqx.filter_eval_shape(create_state, model_config(options, V), options)
+        with pytest.raises(UserError, match="other names, shapes or dtypes") as refused:
+            run.restore(1, state)
+        assert not isinstance(refused.value, Damaged)
+        cut_in_half(largest_file(run.folder / "1" / "model"))
+        with pytest.raises(Damaged):
+            run.restore(1, state)
+
+
 # --- a disk that is full, a process that is killed ----------------------------------------------------------
 
 
@@ -309,6 +333,22 @@ def test_an_out_dir_that_cannot_be_written_is_one_line(tmp_path, tiny):
     checkpoints = Checkpoints(str(tmp_path / "file" / "run"))
     assert checkpoints.latest() is None
     assert "file/run" in refusal(checkpoints.save, tiny[0], MANIFEST)
+
+
+def test_a_save_that_cannot_begin_leaves_nothing_that_holds_the_process(tmp_path, tiny):
+    """Orbax's threads would wait for minutes for the folders of a checkpoint."""
+    (tmp_path / "checkpoints").symlink_to("/proc/sys")  # where nobody may write, root included
+    checkpoints, before = Checkpoints(str(tmp_path)), set(threading.enumerate())
+    said = refusal(checkpoints.save, at(tiny[0], 1), MANIFEST)
+    assert said.startswith(f"{tmp_path}/checkpoints: cannot be read or written (") and "mend that" in said
+    waiting = [thread for thread in set(threading.enumerate()) - before if not thread.daemon]
+    assert [thread for thread in waiting if "asyncio" not in thread.name] == []
+
+
+@pytest.mark.parametrize("error", [TypeError("a mistake"), MemoryError(), jax.errors.JaxRuntimeError("gone")])
+def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path, error):
+    with pytest.raises(type(error)), Checkpoints(str(tmp_path)).refusing():
+        raise error
 
 
 # --- load_run -----------------------------------------------------------------------------------------------
@@ -367,7 +407,15 @@ def test_a_manifest_of_another_format_is_refused_in_one_line(copied, tmp_path, w
     for read in (latest_manifest, load_run):
         said = refusal(read, str(tmp_path))
         assert said.startswith(f"{tmp_path / 'checkpoints' / '2'}: its manifest has format {written or 1!r}")
-        assert f"this version reads {FORMAT} only" in said
+        assert "this version reads 3 and 4 only" in said
+
+
+def test_a_manifest_of_the_format_before_is_read(copied, tmp_path):
+    path = tmp_path / "checkpoints" / "2" / "manifest" / "metadata"
+    values = json.loads(path.read_text()) | {"format": 3}
+    assert values.pop("sha256") == {}
+    path.write_text(json.dumps(values))
+    assert latest_manifest(str(tmp_path)) == MANIFEST
 
 
 def test_any_damage_to_a_manifest_is_one_line(tmp_path):
@@ -377,5 +425,5 @@ def test_any_damage_to_a_manifest_is_one_line(tmp_path):
     path.write_text(json.dumps(MANIFEST.to_json() | changes))
     assert read_manifest(tmp_path / "2").options.n_embd == 16
     # Some values may be others.
-    free = ("options", "vocab_size", "tokenizer", "best_val_loss", "base", "checksums")
+    free = ("options", "vocab_size", "tokenizer", "best_val_loss", "base", "sha256", "checksums")
     assert_named(path, lambda: read_manifest(tmp_path / "2"), free, tmp_path / "2")

@@ -10,8 +10,12 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from runs.hardware import choose_device, reuse_freed_memory, wait_for_simulated_devices
-from tests.helpers import losses, newest_checkpoint, refusal, run_python
+from runs.hardware import (
+    choose_device,
+    reuse_freed_memory,
+    wait_for_simulated_devices,
+)
+from tests.helpers import error_line, losses, newest_checkpoint, refusal, run_python
 
 
 @pytest.mark.parametrize("given", ["", "--xla_cpu_collective_call_terminate_timeout_seconds=5"])
@@ -56,6 +60,13 @@ def test_a_device_that_is_not_there_is_one_line(command, tmp_path):
     finally:
         jax.config.update("jax_platforms", before)
     assert said.startswith("device=tpu: JAX finds none on this machine; use --device=cpu")
+
+
+@pytest.mark.parametrize("platforms", ["cuda", "nonsense"])
+def test_a_platform_that_is_not_there_is_one_line_like_a_device(platforms, tiny, tmp_path):
+    done = run_python("train.py", *tiny(tmp_path, device="auto"), JAX_PLATFORMS=platforms)
+    said = error_line(done.stderr)
+    assert said.startswith(f"JAX_PLATFORMS={platforms}: JAX finds none on this machine; use --device=cpu")
 
 
 @pytest.mark.parametrize("share, keeps", [(0.05, True), (0.2, False)])

@@ -48,6 +48,27 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path):
     assert refusal(take, tmp_path / "file" / "run") == f"{tmp_path}/file/run: Not a directory"
 
 
+def test_where_a_run_could_not_save_it_does_not_start(tmp_path):
+    """/proc/sys stands for a folder that nobody may write to, root included."""
+    for name, make in {"file": Path.touch, "read-only": lambda path: path.symlink_to("/proc/sys")}.items():
+        (tmp_path / name).mkdir()
+        make(checkpoints := tmp_path / name / "checkpoints")
+        assert refusal(take, tmp_path / name).startswith(f"{checkpoints}")
+
+
+def test_what_killed_saves_left_is_removed_under_the_lock(tmp_path):
+    whole, unfinished = (tmp_path / "checkpoints" / name for name in ("5", "10.orbax-checkpoint-tmp"))
+    for folder in (whole, unfinished):
+        (folder / "model").mkdir(parents=True)
+        (folder / "model" / "array").write_text("large")
+    holder = start_python("-c", HOLD, tmp_path)
+    assert holder.stdout.readline() == "held\n"
+    assert list(whole.parent.iterdir()) == [whole]
+    unfinished.mkdir()  # by the run that holds it
+    assert "in use by another run" in refusal(take, tmp_path)
+    assert unfinished.exists() and (whole / "model" / "array").exists()
+
+
 @pytest.mark.parametrize("make", [Path.symlink_to, Path.hardlink_to])
 def test_a_link_in_place_of_the_lock_changes_nothing_elsewhere(tmp_path, make):
     (outside := tmp_path / "outside").write_text("kept")

@@ -242,6 +242,13 @@ def adapt(tiny, base_run, out_dir, **changes):
     return [word for word in tiny(out_dir, **options) if not word.startswith(shape)]
 
 
+def test_a_base_named_by_a_relative_path_is_found_from_anywhere(tiny, base_run, tmp_path, monkeypatch):
+    monkeypatch.chdir(base_run.parent)
+    train.main(adapt(tiny, base_run.name, tmp_path / "lora", max_iters=1))
+    monkeypatch.chdir("/")
+    assert load_run(str(tmp_path / "lora"))[2] == 1
+
+
 @pytest.mark.slow
 def test_a_run_begins_with_its_base_keeps_adapters_alone_and_learns(base_run, lora_run):
     curve = losses(lora_run)

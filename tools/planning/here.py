@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import Array
 
 from config.devices import Device, known_device
-from config.files import read_json, write_whole
-from runs.hardware import cache_folder, describe_cpu, reuse_freed_memory
+from config.files import cache_folder, read_json, write_whole
+from runs.hardware import describe_cpu, reuse_freed_memory
 from tools.planning.speeds import Speeds
 from tools.planning.target import Target
 
