@@ -1,8 +1,6 @@
 """The FLOPs of products: 2 m n k for a matrix product, in whatever form XLA has it.
 
-It may be a dot, a convolution (a TPU's form of it) or a library's kernel. For causal attention in a fused
-kernel, only the half that the mask leaves counts; its backward pass computes five products to the forward's
-two.
+Of causal attention in a fused kernel, only the half that the mask leaves counts.
 """
 
 import json

@@ -1,8 +1,5 @@
 """Read a compiled program: XLA's optimised HLO, as text, into computations, instructions and array shapes.
 
-    program = parse_program(compiled.as_text())
-    program.instructions                              in the order in which the device runs them
-
 An instruction is
 
     %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), key=value, metadata={op_name="jit(step)/..."}
@@ -94,7 +91,7 @@ class Instruction:
 
 @dataclass(frozen=True, eq=False)
 class Computation:
-    instructions: list[Instruction]
+    instructions: list[Instruction]  # in the order in which the device runs them
     root: Instruction
 
     @cached_property
