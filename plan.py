@@ -47,8 +47,6 @@ from training.state import model_config
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options that are plan.py's own."""
-
     on: Name | None = None
     budget: Positive | None = None
     hours: Positive | None = None

@@ -69,10 +69,8 @@ class Metrics:
             if time.perf_counter() >= self.shown + SHOW_EVERY:
                 self.shown = time.perf_counter()
                 speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
-                left = (self.options.max_iters - iteration) * values["ms"] / 60e3
-                print(
-                    f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left:.0f} min left", flush=True
-                )
+                left = f"{(self.options.max_iters - iteration) * values['ms'] / 60e3:.0f} min left"
+                print(f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left}", flush=True)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}

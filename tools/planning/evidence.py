@@ -22,8 +22,6 @@ STACKS = get_args(Stack)
 
 
 class Run(BaseModel, frozen=True, extra="forbid"):
-    """A run that others have published."""
-
     id: Text
     by: Text  # who published it; errors are given with all runs of one left out
     source: Annotated[str, matching("https?://.+", "a link")]

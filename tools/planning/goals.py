@@ -46,8 +46,6 @@ def tokens_until(text: str, config: GPTConfig) -> float:
 
 
 class Way(NamedTuple):
-    """One way to train a model: devices, a mesh, and what it should take."""
-
     target: Target
     mesh: str
     expected: Expected
@@ -111,7 +109,6 @@ def count_all(
 
 
 def goal_table(found: list[Way], tokens: float, goal: str) -> str:
-    """Format the ways to a goal."""
     if not found:
         return f"No device of the table is expected to finish {goal}: raise it, or take a smaller model."
     lines = [

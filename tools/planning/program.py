@@ -22,8 +22,6 @@ INSTRUCTION = re.compile(r"^  (ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)(\(.*)",
 
 
 class Shape(NamedTuple):
-    """An array's element type, axes and layout."""
-
     dtype: str
     dims: tuple[int, ...]
     layout: str = ""  # as {...} has it

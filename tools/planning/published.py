@@ -67,8 +67,6 @@ def merged(works: Work) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class Fitted:
-    """How fast devices really are."""
-
     shares: dict[str, Shares]  # of a gpu, and of a tpu
     stacks: dict[str, float]  # the time of this software's steps, beside XLA's
 

@@ -127,9 +127,7 @@ ENOUGH = 5  # runs on a device; with fewer the interval is that of predictions w
 
 
 class Expected(NamedTuple):
-    """Seconds of a step, and the evidence for them."""
-
-    seconds: float
+    seconds: float  # of a step
     low: float  # COVERED of published runs would lie between
     high: float
     evidence: str
