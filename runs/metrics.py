@@ -135,10 +135,8 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
     """Raise UserError for a run that has diverged."""
     if not all(map(math.isfinite, values.values())):
         found = ", ".join(f"{name} is {x}" for name, x in values.items())
-        raise UserError(
-            f"iter {iteration}: {found}; "
-            "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
-        )
+        advice = "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
+        raise UserError(f"iter {iteration}: {found}; {advice}")
 
 
 def keep_records(path: Path, start: int) -> list[dict[str, Any]]:

@@ -45,8 +45,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that was compiled, or for which the compiler had too little memory."""
-
     options: Options
     target: Target
     config: GPTConfig
