@@ -61,8 +61,6 @@ JAX_ALONE = (
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """The options that are bench.py's own."""
-
     vs: Literal["torch"] | None = None
     steps: Count | None = None
     loop: bool = False
@@ -143,10 +141,7 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
 
 
 def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, Any]:
-    """Return a variant's figures, given the seconds of its steps; `mfu` is None where no peak is known.
-
-    The spread leaves out a tenth at either end.
-    """
+    """Return a variant's figures, given the seconds of its steps; `mfu` is None where no peak is known."""
     middle, (low, high) = median(seconds), np.quantile(seconds, (0.1, 0.9))
     flops = flops_per_token(step.config, step.options.block_size) * step.tokens / middle
     known = known_device(jax.devices()[0].device_kind)
@@ -171,14 +166,13 @@ def figures_of(variant: Any, seconds: list[float], step: JaxStep) -> dict[str, A
 
 def record(argv: list[str], figures: list[dict[str, Any]]) -> dict[str, Any]:
     """Return what `--json` writes: the command, where it ran and with what, and its figures."""
-    packages = {name: version(name) for name in ("jax", "jaxlib")}
     return {
         "command": shlex.join(["python", "bench.py", *argv]),
         "devices": jax.sharding.get_mesh().size,
         "device": jax.devices()[0].device_kind,
         "cpu": describe_cpu(),
         "cores": os.cpu_count(),
-        "versions": packages | {"python": platform.python_version()},
+        "versions": {"jax": version("jax"), "jaxlib": version("jaxlib"), "python": platform.python_version()},
         "commit": commit(),
         "date": date.today().isoformat(),
         "figures": figures,
@@ -201,16 +195,15 @@ def describe(config: GPTConfig, options: Options) -> str:
         f"{jax.sharding.get_mesh().size} x {device.device_kind}, {describe_cpu()}, "
         f"JAX {jax.__version__}, Python {platform.python_version()}\n"
         f"{count_parameters(config) / 1e6:.2f}M parameters, vocab_size {config.vocab_size}, "
-        f"{A} x {B} x {T} = {A * B * T:,} tokens per step"
+        f"{A} x {B} x {T} = {options.tokens_per_step:,} tokens per step"
     )
 
 
 def table(figures: list[dict[str, Any]]) -> str:
     """Format the variants' figures, next to PyTorch's best in float32 if there is one."""
     in_float32 = [x["ms"] for x in figures if re.fullmatch("PyTorch .* float32", x["name"])]
-    rows = [
-        f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}{' of PyTorch' * bool(in_float32)}"
-    ]
+    compared = " of PyTorch" if in_float32 else ""
+    rows = [f"\n{'':28}{'ms/step':>10}{'min':>10}{'spread':>9}{'tokens/s':>12}{compared}"]
     for x in figures:
         row = "{name:28}{ms:10.2f}{min_ms:10.2f}{spread:9.0%}{tokens_per_second:12,.0f}".format(**x)
         rows.append(row + (f"{min(in_float32) / x['ms']:10.2f}x" if in_float32 else ""))

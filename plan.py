@@ -29,7 +29,6 @@ from config.command_line import Name, Positive, UserError, command, split_option
 
 import math
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 
@@ -46,14 +45,9 @@ from tools.planning.speeds import AT_BEST, COVERED, expect, short
 from tools.planning.target import Target, parse_target, prepare_to_compile
 from training.state import model_config
 
-CHINCHILLA = 20  # tokens per parameter at which a FLOP teaches most (arXiv:2203.15556)
-say = partial(print, flush=True)
-
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """The options that are plan.py's own."""
-
     on: Name | None = None
     budget: Positive | None = None
     hours: Positive | None = None
@@ -79,7 +73,7 @@ def main(argv: list[str]) -> None:
         prepare_to_compile()
     meta = load_meta(options.dataset, options.vocab_size)
     planned = plan(options, target, meta)
-    say(describe(planned))
+    print(describe(planned))
     if not planned.memory.fits:
         show_remedies(planned, meta)
 
@@ -103,13 +97,13 @@ def show_remedies(planned: Planned, meta: Meta) -> None:
     """Plan the step with options that need less memory, one more at a time, until it fits."""
     target = planned.target
     for changes in changes_that_save(planned.options, target.count):
-        say("\ntrying " + " ".join(f"--{option}={value}" for option, value in changes.items()))
+        print("\ntrying", *(f"--{option}={value}" for option, value in changes.items()), flush=True)
         other = plan(replace(planned.options, **changes), target, meta)
         if other.memory.fits:
-            return say(describe(other))
+            return print(describe(other))
         needed, available = other.memory.peak / GIB, other.memory.available / GIB
-        say(f"needs {needed:.2f} GiB of {available:.2f}: it does not fit")
-    say("\nNone of these fits: take more devices, or a device with more memory.")
+        print(f"needs {needed:.2f} GiB of {available:.2f}: it does not fit")
+    print("\nNone of these fits: take more devices, or a device with more memory.")
 
 
 def describe(planned: Planned) -> str:
@@ -195,8 +189,9 @@ def run_table(planned: Planned, cost: Cost) -> str:
         spread = f"  {expected.spread(of)}" if expected else ""
         lines.append(f"{name:32}{short(of(cost.hidden_seconds)):>9}{spread}")
     tokens = options.tokens_per_step * steps
-    each = f"{short(tokens / count_parameters(planned.config))} per parameter (Chinchilla: {CHINCHILLA})"
-    lines.append(f"{'tokens':32}{short(tokens / 1e9):>9}  billion, {each}")
+    each = short(tokens / count_parameters(planned.config))
+    # A FLOP teaches most at 20 (arXiv:2203.15556).
+    lines.append(f"{'tokens':32}{short(tokens / 1e9):>9}  billion, {each} per parameter (Chinchilla: 20)")
     if device.price:
         source = f"{device.price_source}, {PRICES_READ}"
         lines.append(f"{'price':32}{device.price:9.2f}  dollars an hour a device ({source})")

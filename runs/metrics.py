@@ -69,10 +69,8 @@ class Metrics:
             if time.perf_counter() >= self.shown + SHOW_EVERY:
                 self.shown = time.perf_counter()
                 speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
-                left = (self.options.max_iters - iteration) * values["ms"] / 60e3
-                print(
-                    f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left:.0f} min left", flush=True
-                )
+                left = f"{(self.options.max_iters - iteration) * values['ms'] / 60e3:.0f} min left"
+                print(f"iter {iteration}: loss {values['loss']:.3f}, {speed}, {left}", flush=True)
 
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
@@ -137,10 +135,8 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
     """Raise UserError for a run that has diverged."""
     if not all(map(math.isfinite, values.values())):
         found = ", ".join(f"{name} is {x}" for name, x in values.items())
-        raise UserError(
-            f"iter {iteration}: {found}; "
-            "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
-        )
+        advice = "checkpoints saved before are kept: resume from the last, with a lower learning_rate"
+        raise UserError(f"iter {iteration}: {found}; {advice}")
 
 
 def keep_records(path: Path, start: int) -> list[dict[str, Any]]:

@@ -82,9 +82,8 @@ def report_serving(options: Options) -> list[dict[str, Any]]:
     figures = []
     with serving(options) as (url, model):
         asyncio.run(ask_together(url, model, max(ROWS), max(ROWS)))  # warms up
-        print(
-            f"\n{'':20}{'tokens/s':>12}{'first token, ms':>20}{'p95':>7}{'between parts, ms':>20}{'p95':>7}"
-        )
+        head = f"{'first token, ms':>20}{'p95':>7}{'between parts, ms':>20}{'p95':>7}"
+        print(f"\n{'':20}{'tokens/s':>12}{head}")
         for clients in ROWS:
             start = time.perf_counter()
             answers = asyncio.run(ask_together(url, model, 4 * clients + 4, clients))
@@ -130,11 +129,9 @@ async def ask_together(url: str, model: str, n: int, clients: int) -> list[tuple
 
 async def ask(client: httpx2.AsyncClient, model: str, i: int) -> tuple[float, np.ndarray, int]:
     """Ask for a streamed completion. Return seconds to its first token and between its parts, and tokens."""
-    body = {
-        **{"model": model, "max_tokens": NEW, "seed": i, "stream": True},
-        "prompt": [1] * (4 + 8 * (i % 4)),  # 4 to 28 tokens
-        "stream_options": {"include_usage": True},
-    }
+    prompt = [1] * (4 + 8 * (i % 4))  # 4 to 28 tokens
+    usage = {"include_usage": True}
+    body = dict(model=model, prompt=prompt, max_tokens=NEW, seed=i, stream=True, stream_options=usage)
     times, tokens = [time.perf_counter()], 0
     async with client.stream("POST", "/v1/completions", json=body) as answer:
         async for line in answer.raise_for_status().aiter_lines():

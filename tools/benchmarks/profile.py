@@ -42,10 +42,7 @@ def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:
 
 
 def trace(step: JaxStep, cost: Cost) -> Counter[str]:
-    """Return the nanoseconds that operations of each class take in some steps.
-
-    A CPU runs several at once: they add up to more than the steps.
-    """
+    """Return the nanoseconds of each class's operations in some steps. A CPU runs several at once."""
     names = [x.instruction.name for x in cost.operations]
     computes = "/host:" if jax.devices()[0].platform == "cpu" else "/device:"
     with TemporaryDirectory() as folder:

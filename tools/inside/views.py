@@ -1,10 +1,5 @@
 """Views of a trained model at work.
 
-    attention(model, tokens)      (L, H, T, T)      how much each token reads of each before it
-    lens(model, tokens, k)        Lens              what the head would predict after each layer
-    heads(model, tokens)          Heads             the same, and the vectors that it is computed from
-    nats(model, tokens)           (T - 1,)          how surprising each token was to the model
-
 `tokens` is one text, int32 (T,), of at most block_size tokens; results are NumPy float32. The model's own
 blocks run one at a time.
 """
@@ -42,22 +37,25 @@ class Heads(NamedTuple):
 
 
 def attention(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, "L H T T"]:
+    """Return how much each token reads of each before it."""
     return heads(model, tokens).weights
 
 
 def heads(model: GPT, tokens: Int[np.ndarray, " T"]) -> Heads:
+    """Return the same as `attention`, and the vectors that it is computed from."""
     T = len(tokens)
     found = [np.asarray(x, np.float32)[:, :, :T] for x in _heads(model, padded(model, tokens))]
     return Heads(*found[:3], found[3][..., :T])
 
 
 def lens(model: GPT, tokens: Int[np.ndarray, " T"], k: int) -> Lens:
+    """Return what the head would predict after each layer: the k likeliest tokens."""
     T = len(tokens)
     return Lens(*(np.asarray(x)[:, :T] for x in _lens(model, padded(model, tokens), k)))
 
 
 def nats(model: GPT, tokens: Int[np.ndarray, " T"]) -> Float[np.ndarray, " T-1"]:
-    """Return -log p of each token after the first."""
+    """Return -log p of each token after the first: how much it surprises the model."""
     return np.asarray(_nats(model, padded(model, tokens)))[: len(tokens) - 1]
 
 

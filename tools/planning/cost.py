@@ -1,8 +1,5 @@
 """Price a compiled program: the seconds that a device's peaks allow at best, by class of work.
 
-    cost = estimate(program, target, mesh_shape)
-    cost.seconds, cost.by_class()
-
 These are lower bounds: docs/planning.md has the rules, and what they leave out.
 """
 

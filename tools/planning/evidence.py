@@ -1,8 +1,4 @@
-"""Training runs that others have measured and published: tools/planning/published.json, read and checked.
-
-A row has the figure, where it stands, the options of the nearest step that we can plan, what differs from it,
-and what was assumed.
-"""
+"""Training runs that others have measured and published: tools/planning/published.json, read and checked."""
 
 from functools import cached_property
 from pathlib import Path
@@ -26,8 +22,6 @@ STACKS = get_args(Stack)
 
 
 class Run(BaseModel, frozen=True, extra="forbid"):
-    """A run that others have published."""
-
     id: Text
     by: Text  # who published it; errors are given with all runs of one left out
     source: Annotated[str, matching("https?://.+", "a link")]
@@ -36,10 +30,10 @@ class Run(BaseModel, frozen=True, extra="forbid"):
     on: Text  # the devices, as plan.py's --on
     software: Text
     stack: Stack
-    options: dict[str, Any]
+    options: dict[str, Any]  # of the nearest step that we can plan
     published: Annotated[dict[str, Positive], Field(min_length=1)]  # figures as the source has them
     assumed: list[Text]
-    differs: list[Text]
+    differs: list[Text]  # from that step
     flops: Literal["6N", "6N+12LHQT", "6n+12LHQT"] = "6N"  # what the source counts as a token's FLOPs
     peak: Positive = 1.0  # TFLOP/s that the source takes for 100%
     definition: str = ""  # of the source's MFU, in words

@@ -45,8 +45,6 @@ class Memory:
 
 @dataclass(frozen=True)
 class Planned:
-    """A step that was compiled, or for which the compiler had too little memory."""
-
     options: Options
     target: Target
     config: GPTConfig
@@ -58,10 +56,9 @@ class Planned:
 def plan(options: Options, target: Target, meta: Meta) -> Planned:
     """Compile the step of `options` for the target's devices. Raises UserError for options that cannot be."""
     sizes = parse(options.mesh, target.count)
-    if (n := math.prod(sizes.values())) != target.count:
-        raise UserError(
-            f"mesh={options.mesh} has {n} devices, and --on={target.text} {target.count}: use all"
-        )
+    n, count = math.prod(sizes.values()), target.count
+    if n != count:
+        raise UserError(f"mesh={options.mesh} has {n} devices, and --on={target.text} {count}: use all")
     with jax.set_mesh(mesh_of(target.devices, tuple(sizes.values()))):
         config = choose_config(options, meta)
         shapes = state_shapes(config, options)
@@ -71,8 +68,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
             needed = memory_of(compiled)
             text = compiled.as_text()
         except jax.errors.JaxRuntimeError as error:
-            peak = needed_bytes(str(error))
-            if peak is None:
+            if (peak := needed_bytes(str(error))) is None:
                 raise UserError(f"--on={target.text}: XLA cannot compile this step: {error}") from error
             needed, text = dict(peak=peak), None
         seconds = time.perf_counter() - start
@@ -107,14 +103,14 @@ def needed_bytes(message: str) -> int | None:
     return None
 
 
-def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, float] | None:
-    """Return the work of a deep step and its peak bytes, from two shallow ones: each layer adds the same.
+def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, float]:
+    """Return a deep step's work and peak bytes, from two shallow ones: each layer adds the same.
 
-    A dozen layers compile as soon as these two. None: they need too much memory already.
+    Raises UserError where these need too much memory already.
     """
     shallow = max(2, parse(options.mesh, target.count)["stage"])
     share = (options.n_layer - shallow) / shallow  # 1 is as deep as the deeper one
-    deep = options.n_layer > max(12, 2 * shallow)
+    deep = options.n_layer > max(12, 2 * shallow)  # a dozen layers compile as soon as those two
     weights = {shallow: 1 - share, 2 * shallow: share} if deep else {options.n_layer: 1.0}
     config = model_config(replace(options, document_mask=False), options.vocab_size or meta.vocab_size)
     works, peak = [], 0.0
@@ -124,7 +120,7 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, 
         with patch.object(recipe, "GATHERED_FRACTION", part * recipe.GATHERED_FRACTION):
             planned = plan(replace(options, n_layer=depth), target, meta)
         if planned.cost is None:
-            return None
+            raise UserError(f"--on={target.text}: XLA has too little memory for this step")
         works.append(planned.cost.works._replace(times=weight * planned.cost.works.times))
         peak += weight * planned.memory.peak
     return Work(*map(np.concatenate, zip(*works, strict=True))), peak

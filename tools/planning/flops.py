@@ -1,8 +1,6 @@
 """The FLOPs of products: 2 m n k for a matrix product, in whatever form XLA has it.
 
-It may be a dot, a convolution (a TPU's form of it) or a library's kernel. For causal attention in a fused
-kernel, only the half that the mask leaves counts; its backward pass computes five products to the forward's
-two.
+Of causal attention in a fused kernel, only the half that the mask leaves counts.
 """
 
 import json
@@ -11,7 +9,7 @@ import re
 
 import numpy as np
 
-from tools.planning.program import Instruction, Shape, balanced, numbers
+from tools.planning.program import Instruction, Shape, numbers
 
 SPLASH_PRODUCTS = {"fwd": 2, "dq": 3, "dkv": 4}  # matrices multiplied in each of its kernels
 
@@ -49,17 +47,16 @@ def convolution_flops(x: Instruction, lhs: Shape, rhs: Shape) -> float:
 
 def library_flops(x: Instruction, shapes: list[Shape]) -> float:
     """Return the FLOPs of a library's kernel: cuDNN's attention, cuBLAS's product, or Pallas' estimate."""
-    start = x.text.find("backend_config={")
-    config = json.loads(balanced(x.text, start + len("backend_config="))) if start >= 0 else {}
     if x.target.startswith("__cudnn$fmha"):
-        fmha = config["cudnn_fmha_backend_config"]
+        fmha = json.loads(x.attribute("backend_config") or "")["cudnn_fmha_backend_config"]
         B, H, T, S = numbers(str(fmha["intermediate_tensor_shape"]["dimensions"]))
         pairs = attended(T, S, fmha.get("mask_type", ""), int(fmha.get("sliding_window_length", 0)))
         products = 5 if x.target.endswith("Backward") else 2
         return 2.0 * products * B * H * pairs * shapes[0].dims[-1]
     if x.target.startswith("__cublas$"):
-        dimensions = config["gemm_backend_config"]["dot_dimension_numbers"]
-        return dot_flops(x, shapes[0], numbers(str(dimensions["lhs_contracting_dimensions"])))
+        gemm = json.loads(x.attribute("backend_config") or "")["gemm_backend_config"]
+        contracted = gemm["dot_dimension_numbers"]["lhs_contracting_dimensions"]
+        return dot_flops(x, shapes[0], numbers(str(contracted)))
     if found := re.match(r"splash_m[hq]a_(fwd|dq|dkv)", x.name):  # JAX's attention for TPUs, causal here
         q, k, *_ = (shape for shape in shapes if len(shape.dims) > 2 and "f" in shape.dtype)
         T, S = q.dims[-2], k.dims[-2]

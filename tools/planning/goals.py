@@ -37,10 +37,8 @@ def tokens_until(text: str, config: GPTConfig) -> float:
         parameters = count_parameters(config)
         least = E + A / parameters**ALPHA
         if float(found[1]) <= least:
-            raise UserError(
-                f"--until={text}: {parameters / 1e6:.0f}M parameters come to {least:.2f} at the very least; "
-                "give a higher loss, or a larger model"
-            )
+            best = f"{parameters / 1e6:.0f}M parameters come to {least:.2f} at the very least"
+            raise UserError(f"--until={text}: {best}; give a higher loss, or a larger model")
         return (B / (float(found[1]) - least)) ** (1 / BETA)
     if not re.fullmatch(r"[1-9]\d*(?:\.\d+)?(?:e\d\d?)?", text):
         raise UserError(f"--until={text}: expected a val loss, as in val3.28, or tokens, as in 10e9")
@@ -48,8 +46,6 @@ def tokens_until(text: str, config: GPTConfig) -> float:
 
 
 class Way(NamedTuple):
-    """One way to train a model: devices, a mesh, and what it should take."""
-
     target: Target
     mesh: str
     expected: Expected
@@ -107,14 +103,12 @@ def count_all(
         if A % n == 0:  # as nanoGPT does: the step stays as large, and a device's microbatch
             A, B = A // n, B * n
         changes = dict(mesh=f"{axis}:{n}", gradient_accumulation_steps=A, batch_size=B)
-        with suppress(UserError):  # rows or a width that do not split evenly
-            if counted := count_by_depth(replace(options, **changes), target, meta):
-                counts[program] = counted
+        with suppress(UserError):  # rows or a width that do not split evenly, or too little memory
+            counts[program] = count_by_depth(replace(options, **changes), target, meta)
     return counts
 
 
 def goal_table(found: list[Way], tokens: float, goal: str) -> str:
-    """Format the ways to a goal."""
     if not found:
         return f"No device of the table is expected to finish {goal}: raise it, or take a smaller model."
     lines = [

@@ -1,7 +1,5 @@
 """The machine at hand as a device to plan for: its peaks, measured in about two seconds and kept.
 
-    target = this_machine()                           --on=here; call choose_device first
-
 A card's data sheet has one peak. A CPU has as many as its caches and threads make, so that rates are measured
 by size: of products by their FLOPs, of memory by the bytes that are read and written.
 """
@@ -35,7 +33,7 @@ SHARE_OF_EXPONENTIALS = 0.3
 
 
 def this_machine(fresh: bool = False) -> Target:
-    """Return the devices of this machine, with peaks measured now (`fresh`) or the last time."""
+    """Return this machine's devices, with peaks measured now (`fresh`) or the last time."""
     kind = jax.devices()[0].device_kind
     known = known_device(kind)
     name = kind if known else describe_cpu()

@@ -1,7 +1,5 @@
 """List what a compiled program runs on a device: its kernels and messages, with the work of each.
 
-    for x in operations(program): ...                 x.kind, x.flops, x.bytes, x.collective, x.times
-
 Each array in device memory counts its bytes once, a slice as what it takes, an update in place as the update.
 """
 

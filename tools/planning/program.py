@@ -1,8 +1,5 @@
 """Read a compiled program: XLA's optimised HLO, as text, into computations, instructions and array shapes.
 
-    program = parse_program(compiled.as_text())
-    program.instructions                              in the order in which the device runs them
-
 An instruction is
 
     %name = bf16[12,1024]{1,0:T(8,128)} opcode(%operand, ...), key=value, metadata={op_name="jit(step)/..."}
@@ -25,8 +22,6 @@ INSTRUCTION = re.compile(r"^  (ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)(\(.*)",
 
 
 class Shape(NamedTuple):
-    """An array's element type, axes and layout."""
-
     dtype: str
     dims: tuple[int, ...]
     layout: str = ""  # as {...} has it
@@ -94,7 +89,7 @@ class Instruction:
 
 @dataclass(frozen=True, eq=False)
 class Computation:
-    instructions: list[Instruction]
+    instructions: list[Instruction]  # in the order in which the device runs them
     root: Instruction
 
     @cached_property

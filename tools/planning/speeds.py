@@ -1,9 +1,5 @@
 """How fast a device works: what operations ask of it, and the seconds that they take.
 
-    speeds = Speeds.of(device, AT_BEST["gpu"])        shares of its data sheet's peaks
-    speeds.step(works)                                the seconds of a step
-    expected = expect(works, device)                  at the speeds of published runs, between which ends
-
 The shares at best are what a good kernel reaches. Those of published runs are fitted
 (tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/here.py).
 """
@@ -64,8 +60,6 @@ Curve = list[tuple[float, float]]  # the rate at some sizes
 
 def rate(curve: Curve, size: Any) -> Any:
     """Return the rate at a size, on straight lines over the size's logarithm, and level beyond the ends."""
-    if len(curve) == 1:
-        return curve[0][1]
     sizes, rates = zip(*curve, strict=True)
     return np.interp(np.log(np.maximum(size, 1.0)), np.log(sizes), rates)
 
@@ -133,9 +127,7 @@ ENOUGH = 5  # runs on a device; with fewer the interval is that of predictions w
 
 
 class Expected(NamedTuple):
-    """Seconds of a step, and the evidence for them."""
-
-    seconds: float
+    seconds: float  # of a step
     low: float  # COVERED of published runs would lie between
     high: float
     evidence: str

@@ -1,9 +1,5 @@
 """Devices that are not there, for XLA to compile for: eight H100, say, or a slice of a TPU pod.
 
-    target = parse_target("H100:8")                   which device, and how many
-    prepare_to_compile()                              before JAX looks for devices
-    target.devices                                    for a mesh: parallel.mesh.mesh_of(devices, sizes)
-
 No array can be put there. The compilers come with requirements-plan.txt; they need no driver and no card.
 """
 
@@ -22,6 +18,7 @@ from config import devices
 from config.command_line import UserError
 from config.devices import Device
 from config.files import first_line
+from runs.hardware import add_xla_flag
 from tools.planning.speeds import AT_BEST, Speeds
 
 GPUS_PER_HOST = 8
@@ -68,10 +65,8 @@ class Target:
                 metadata.distribution(package)
             return topologies.get_topology_desc(**topology(self)).devices
         except metadata.PackageNotFoundError as error:
-            advice = "pip install -r requirements-plan.txt"
-            raise UserError(
-                f"--on={self.text}: its compiler, {error.name}, is not installed: {advice}"
-            ) from None
+            lacks = f"its compiler, {error.name}, is not installed"
+            raise UserError(f"--on={self.text}: {lacks}: pip install -r requirements-plan.txt") from None
         except RuntimeError as error:
             raise UserError(f"--on={self.text}: its compiler does not start: {first_line(error)}") from error
 
@@ -99,8 +94,7 @@ def prepare_to_compile() -> None:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-8")  # or libtpu warns; the topology decides
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA's warnings that it finds no driver
     # The autotuner would time kernels on the card; without it, XLA takes its own first choice.
-    if "xla_gpu_autotune_level" not in (flags := os.environ.get("XLA_FLAGS", "")):
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_autotune_level=0".strip()
+    add_xla_flag("--xla_gpu_autotune_level", 0)
     jax.config.update("jax_platforms", "cpu")
 
 
