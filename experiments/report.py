@@ -3,7 +3,6 @@
 Option sets are compared seed by seed: runs of one seed see the same batches. Intervals are Student's, at 95%.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -31,9 +30,6 @@ def write_report(record: Record) -> None:
 
     save_svg(path.with_suffix(".svg"), fill)
     print(f"the table: {path}")
-
-
-# The table
 
 
 def markdown(record: Record) -> str:
@@ -98,7 +94,7 @@ def interval(values: pd.Series) -> tuple[float, float]:
 
 def seed_interval(losses: pd.Series) -> float:
     """Return how far from the runs' mean one more ends, in 19 cases of 20."""
-    return interval(losses)[1] * math.sqrt(len(losses) + 1)
+    return interval(losses)[1] * (len(losses) + 1) ** 0.5
 
 
 def best_of_each(record: Record) -> list[str]:
@@ -145,9 +141,6 @@ def provenance(record: Record) -> list[str]:
         lines.append("Rows with brackets need options that are gone. Commit dd10b5e has them.")
     timed = {entry["timed"] for entry in map(record.entry, record.options) if "timed" in entry}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]
-
-
-# The plots
 
 
 def save_svg(path: Path, fill: Callable[[Any], None]) -> None:

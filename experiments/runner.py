@@ -115,9 +115,6 @@ def run(experiments: list[Experiment], argv: list[str], results: Path = RESULTS)
     return 1 if failed else 0
 
 
-# The queue
-
-
 def labels(experiment: Experiment, only: str) -> list[str]:
     """Return the option sets to train that have `only` in their names."""
     name = experiment.name.removesuffix(EQUAL_TIME)
@@ -178,9 +175,6 @@ def at_equal_time(experiment: Experiment, results: Path) -> Experiment:
         sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
     question = f"{experiment.question} In equal time."
     return replace(experiment, name=experiment.name + EQUAL_TIME, question=question, sets=sets)
-
-
-# Training
 
 
 def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
