@@ -53,7 +53,7 @@ class Experiment:
         return {
             name: value
             for name, value in sorted(found.items())
-            if name not in (*KEEPING, "seed") and value != getattr(Options, name, None)
+            if name not in (*KEEPING, "seed") and value != getattr(Options, name)
         }
 
 
