@@ -5,7 +5,7 @@ alone is measured at nanoGPT's learning rate; those that allow a higher one gain
 `--time` and then `--equal_time`, every change trains for the time of nanoGPT's recipe.
 """
 
-from experiments.record import TAKEN_OUT, Experiment
+from experiments.record import Experiment
 from experiments.runner import main
 
 NANOGPT = {"mlp": "gelu"}
@@ -21,7 +21,6 @@ CHANGES = {
     "rate x2": {"learning_rate": 2e-3, "min_lr": 2e-4},
     "rate x4": {"learning_rate": 4e-3, "min_lr": 4e-4},
     "muon": {"optimizer": "muon"},
-    "normuon": {"optimizer": "normuon"},
     "wsd": {"schedule": "wsd"},
     "rope": {"position": "rope"},
     "rmsnorm": {"norm": "rmsnorm"},
@@ -29,18 +28,9 @@ CHANGES = {
     "relu2": {"mlp": "relu2"},
     "qk_norm": {"qk_norm": True},
     "untied": {"tie_embeddings": False},
-    "value embeddings": {"value_embeddings": True},
-    "residual scalars": {"residual_scalars": True},
     "attention gate": {"attention_gate": True},
-    "softcap": {"logit_softcap": 15.0},
-    "z-loss": {"z_loss": 1e-4},
-    "cautious decay": {"cautious_weight_decay": True},
 }
-REMOVED = ("normuon", "value embeddings", "residual scalars", "softcap", "z-loss", "cautious decay")
-UP = (
-    *("rate x4", "muon", "rope", "relu2", "qk_norm", "value embeddings"),
-    *("normuon", "residual scalars", "softcap"),
-)
+UP = ("rate x4", "muon", "rope", "relu2", "qk_norm")
 
 
 def alone(name: str, base: dict) -> Experiment:
@@ -49,7 +39,6 @@ def alone(name: str, base: dict) -> Experiment:
         question=f"What does each change to nanoGPT's recipe do, in {base['max_iters']} steps on {name}?",
         sets={"nanoGPT": base} | {label: base | change for label, change in CHANGES.items()},
         program="ladder",
-        removed=dict.fromkeys(REMOVED, TAKEN_OUT),
     )
 
 
@@ -57,13 +46,11 @@ def on_top(name: str, base: dict) -> Experiment:
     sets = {"nanoGPT": base}
     for label in UP:
         sets[f"+ {label}"] = [*sets.values()][-1] | CHANGES[label]
-    gone = UP[UP.index("value embeddings") :]
     return Experiment(
         name=f"ladder_{name}_up",
         question=f"And what does each on top of those before it, in {base['max_iters']} steps on {name}?",
         sets=sets,
         program="ladder",
-        removed={f"+ {label}": TAKEN_OUT for label in gone},
         upward=True,
     )
 

@@ -24,8 +24,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
 # These do not change what a run trains.
 KEEPING = {"out_dir": "", "keep_checkpoints": 1, "log_interval": 10, "wandb_log": False, "init_from": "auto"}
-TAKEN_OUT = "tried, and taken out"
-LAST_COMMIT = "dd10b5e"  # the last with the options that were taken out
 
 # The CPU Shakespeare run's model, half as wide, in half the steps.
 MINIATURE = dict(
@@ -46,37 +44,39 @@ class Experiment:
     findings: Callable[["Record"], list[str]] | None = None  # below the table; None: the best of each line
     config: str = "config/train_shakespeare_char_cpu.py"
     seeds: int = 5
-    removed: dict[str, str] = field(default_factory=dict)  # sets that cannot be trained now, and why
     upward: bool = False  # compare each set with the one above it, not with the first
 
     def options(self, label: str) -> dict[str, Any]:
         """Return a set's options other than train.py's defaults."""
-        own = self.sets[label]
-        known = {} if label in self.removed else own  # train.py refuses options that are gone
-        words = [f"--{name}={value}" for name, value in known.items()]
-        found = given([str(ROOT / self.config), *words], Options) | own
+        words = [f"--{name}={value}" for name, value in self.sets[label].items()]
+        found = given([str(ROOT / self.config), *words], Options)
         return {
             name: value
             for name, value in sorted(found.items())
-            if name not in (*KEEPING, "seed") and value != getattr(Options, name, None)
+            if name not in (*KEEPING, "seed") and value != getattr(Options, name)
         }
 
 
 class Record:
-    """An experiment's results: by option set `options`, `runs` and, once timed, `ms` of a step."""
+    """An experiment's results: by option set `options`, `runs` and, once timed, `ms` of a step.
+
+    Sets that the file alone has were tried, and taken out: they are shown, and not trained.
+    """
 
     def __init__(self, experiment: Experiment, folder: Path = RESULTS):
         self.experiment, self.path = experiment, folder / f"{experiment.name}.json"
-        self.options = {label: experiment.options(label) for label in experiment.sets}
         try:
             self.sets = read_json(self.path)["sets"] if self.path.exists() else {}
+            gone = self.sets.keys() - experiment.sets.keys()
+            self.taken_out = {label: x["options"] for label, x in self.sets.items() if label in gone}
         except (ValueError, KeyError) as error:
             reason = f"cannot be read as results ({error}): git checkout restores it"
             raise UserError(f"{self.path}: {reason}") from None
+        self.options = {label: experiment.options(label) for label in experiment.sets} | self.taken_out
 
     def entry(self, label: str) -> dict[str, Any]:
         """Return what is kept of a set's present options."""
-        fresh = {"options": self.options[label], "runs": []}
+        fresh = {"options": self.options.get(label), "runs": []}
         found = self.sets.get(label, fresh)
         return found if found["options"] == fresh["options"] else fresh
 
@@ -85,7 +85,7 @@ class Record:
 
     def table(self) -> pd.DataFrame:
         """Return a row for each run; its option set is `set`."""
-        return pd.DataFrame([{"set": x, **run} for x in self.experiment.sets for run in self.runs(x)])
+        return pd.DataFrame([{"set": x, **run} for x in self.options for run in self.runs(x)])
 
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""

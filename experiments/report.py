@@ -3,7 +3,6 @@
 Option sets are compared seed by seed: runs of one seed see the same batches. Intervals are Student's, at 95%.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
@@ -13,7 +12,7 @@ import pandas as pd
 
 from config.files import write_whole
 from config.options import Options
-from experiments.record import LAST_COMMIT, Record
+from experiments.record import Record
 
 
 def write_report(record: Record) -> None:
@@ -33,9 +32,6 @@ def write_report(record: Record) -> None:
     print(f"the table: {path}")
 
 
-# The table
-
-
 def markdown(record: Record) -> str:
     experiment = record.experiment
     base = next(iter(experiment.sets))
@@ -50,7 +46,7 @@ def markdown(record: Record) -> str:
         base = label if experiment.upward else base
         timed = "" if ms is None else f"{ms:.1f}"
         steps = options.get("max_iters", Options.max_iters)
-        shown = f"{label} ({experiment.removed[label]})" if label in experiment.removed else label
+        shown = f"{label} (tried, and taken out)" if label in record.taken_out else label
         rows.append(f"| {shown} | {describe(losses)} | {against} | {len(losses)} | {timed} | {steps:,} |")
     parts = [
         f"# {experiment.name}",
@@ -98,7 +94,7 @@ def interval(values: pd.Series) -> tuple[float, float]:
 
 def seed_interval(losses: pd.Series) -> float:
     """Return how far from the runs' mean one more ends, in 19 cases of 20."""
-    return interval(losses)[1] * math.sqrt(len(losses) + 1)
+    return interval(losses)[1] * (len(losses) + 1) ** 0.5
 
 
 def best_of_each(record: Record) -> list[str]:
@@ -124,7 +120,7 @@ def best_of_each(record: Record) -> list[str]:
 
 
 def missing(record: Record) -> str:
-    seeds, wanted = record.experiment.seeds, record.experiment.sets.keys() - record.experiment.removed.keys()
+    seeds, wanted = record.experiment.seeds, record.experiment.sets
     done, due = sum(min(len(record.runs(label)), seeds) for label in wanted), seeds * len(wanted)
     if done == due:
         return f"Complete: {seeds} seeds of each."
@@ -141,13 +137,10 @@ def provenance(record: Record) -> list[str]:
     ]
     lines += [f"On {cpu}: {n} runs." for cpu, n in runs["cpu"].value_counts(sort=False).items()]
     lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
-    if experiment.removed:
-        lines.append(f"Rows with brackets need options that are gone. Commit {LAST_COMMIT} has them.")
-    timed = {entry["timed"] for entry in map(record.entry, experiment.sets) if "timed" in entry}
+    if record.taken_out:
+        lines.append("Rows with brackets need options that are gone. Commit dd10b5e has them.")
+    timed = {entry["timed"] for entry in map(record.entry, record.options) if "timed" in entry}
     return lines + [f"Steps timed {found}." for found in sorted(timed)]
-
-
-# The plots
 
 
 def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
@@ -182,7 +175,8 @@ def draw_lines(axes: Any, record: Record) -> None:
     """Draw the experiment's lines: the final loss over an option."""
     x = record.experiment.x
     for name, labels in record.experiment.lines.items():
-        losses = {record.options[label][x]: record.losses(label) for label in labels}
+        able = [label for label in labels if record.runs(label)]
+        losses = {record.options[label][x]: record.losses(label) for label in able}
         draw_means(axes, name, pd.DataFrame(losses).T.dropna(how="all"))
     axes.set(xscale="log", xlabel=x, ylabel="final validation loss (nats per token)")
     axes.legend(fontsize="small")
@@ -190,7 +184,7 @@ def draw_lines(axes: Any, record: Record) -> None:
 
 def draw_dots(axes: Any, record: Record) -> None:
     """Draw a row for each option set: a dot for each seed, a bar at the mean."""
-    sets = {label: record.losses(label).dropna() for label in record.experiment.sets}
+    sets = {label: record.losses(label).dropna() for label in record.options}
     for row, losses in enumerate(sets.values()):
         axes.plot(losses, [row] * len(losses), "o", ms=4, alpha=0.6)
         if len(losses) > 1:

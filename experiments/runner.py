@@ -115,14 +115,10 @@ def run(experiments: list[Experiment], argv: list[str], results: Path = RESULTS)
     return 1 if failed else 0
 
 
-# The queue
-
-
 def labels(experiment: Experiment, only: str) -> list[str]:
     """Return the option sets to train that have `only` in their names."""
     name = experiment.name.removesuffix(EQUAL_TIME)
-    runnable = [label for label in experiment.sets if label not in experiment.removed]
-    return [label for label in runnable if only in f"{name}: {label}"]
+    return [label for label in experiment.sets if only in f"{name}: {label}"]
 
 
 def tasks(record: Record, asked: RunnerOptions) -> list[Task]:
@@ -173,16 +169,12 @@ def at_equal_time(experiment: Experiment, results: Path) -> Experiment:
     record, sets = Record(experiment, results), {}
     first = record.entry(next(iter(experiment.sets))).get("ms", 0.0)
     for label, own in experiment.sets.items():
-        if ms := record.entry(label).get("ms"):
-            steps = round(record.options[label]["max_iters"] * first / ms)
-            sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
-        elif label not in experiment.removed:
+        if not (ms := record.entry(label).get("ms")):
             raise UserError(f"--equal_time: {experiment.name}: no step time of {label}: run --time first")
+        steps = round(record.options[label]["max_iters"] * first / ms)
+        sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
     question = f"{experiment.question} In equal time."
     return replace(experiment, name=experiment.name + EQUAL_TIME, question=question, sets=sets)
-
-
-# Training
 
 
 def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:

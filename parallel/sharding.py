@@ -84,15 +84,15 @@ def state_sharding(state):
     return SingleDeviceSharding(jax.devices()[0]) if no_mesh else specs_of(state)
 
 
-def with_shardings(shapes):
-    """Add the table's shardings to a tree of ShapeDtypeStructs; without a mesh, that of the first device."""
+def sharding_of(spec: P) -> Sharding:
+    """Return the sharding that a spec means on the mesh; without a mesh, that of the first device."""
     mesh = jax.sharding.get_mesh()
+    return SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, spec)
 
-    def describe(x, spec):
-        sharding = SingleDeviceSharding(jax.devices()[0]) if mesh.empty else NamedSharding(mesh, spec)
-        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    return jax.tree.map(describe, shapes, specs_of(shapes))
+def with_shardings(shapes):
+    """Add the table's shardings to a tree of ShapeDtypeStructs."""
+    return jax.tree.map(lambda x, spec: x.update(sharding=sharding_of(spec)), shapes, specs_of(shapes))
 
 
 def sharding_table(shapes) -> str:
@@ -109,10 +109,7 @@ def sharding_table(shapes) -> str:
 
 def batch_sharding(ndim: int) -> Sharding:
     """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
-    mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        return SingleDeviceSharding(jax.devices()[0])
-    return NamedSharding(mesh, P(*[None] * (ndim - 2), ("data", "fsdp"), None))
+    return sharding_of(P(*[None] * (ndim - 2), ("data", "fsdp"), None))
 
 
 def distribute(rows: Int[np.ndarray, "... B T"]) -> Int[Array | np.ndarray, "... B T"]:

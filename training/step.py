@@ -24,15 +24,12 @@ from training.state import TrainState
 
 @dataclass(frozen=True)
 class Recipe:
-    """Says what a step does. training/recipe.py decides it once.
-
-    It is static: direct calls of `train_step` whose recipes have equal first three fields compile once.
-    """
+    """Says what a step does. training/recipe.py decides it once."""
 
     options: Options
     config: GPTConfig
     mesh: AbstractMesh
-    # The rest follows from these three, and is not compared:
+    # The rest follows from these three, and is not compared: equal recipes compile once.
     # (weights, frozen, x, y, key) -> (loss, gradients), made around `loss_of_microbatch`
     value_and_grad: Callable = field(compare=False)
     optimizer: optax.GradientTransformation = field(compare=False)

@@ -23,7 +23,7 @@ def draw_alone(axes) -> None:
     order: list[str] = []
     for i, (text, color) in enumerate(TEXTS.items()):
         record = Record(experiment(f"ladder_{text}"))
-        base, *labels = record.experiment.sets
+        base, *labels = record.options
         found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
         order = order or sorted(found, key=lambda label: -found[label][0])
         for row, label in enumerate(order):
@@ -50,10 +50,10 @@ def draw_up(axes) -> None:
         ("python", python, GREEN, "o-"),
     ):
         record = Record(base)
-        means = [record.losses(label).dropna().mean() for label in base.sets]
+        means = [record.losses(label).dropna().mean() for label in record.options]
         axes.plot(means, range(len(means)), style, ms=4, lw=1.2, color=color, label=name)
         print(name, [round(float(mean), 3) for mean in means])
-    axes.set_yticks(range(len(ours.sets)), list(ours.sets))
+    axes.set_yticks(range(len(record.options)), list(record.options))
     axes.invert_yaxis()
     axes.set(xlabel="val loss (nats)", xlim=(1.3, 2.7))
     axes.legend(loc="center right", fontsize="small")

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from experiments import batch_size, coordinate_check, isoflop
+from experiments import batch_size, coordinate_check, isoflop, stability
 from experiments.record import Record, machine
+from experiments.report import write_report
 from runs.sizes import flops_per_token
 from tests.experiments.test_runner import recorded
 from tests.helpers import ROOT
@@ -31,10 +32,18 @@ def test_every_option_set_is_of_train_py_and_unlike_the_others(name, experiment)
     record = Record(experiment)
     assert all(options["lr_decay_iters"] == options["max_iters"] for options in record.options.values())
     assert all([*record.options.values()].count(options) == 1 for options in record.options.values())
-    for label in experiment.sets.keys() - experiment.removed.keys():
+    for label in experiment.sets:
         model_config(replace(Options(), **record.options[label]), 65, None)  # raises for a bad shape
-    assert experiment.removed.keys() <= experiment.sets.keys()  # and still have results:
-    assert all(record.losses(label).count() > 1 for label in experiment.removed)
+    labels = [label for line in experiment.lines.values() for label in line]
+    assert record.options.keys() >= set(labels)  # also of sets that were taken out, which have results:
+    assert all(record.losses(label).count() > 1 for label in record.taken_out)
+
+
+def test_results_begun_anew_lack_the_sets_that_were_taken_out(tmp_path):
+    write_report(recorded(stability.EXPERIMENTS[0], tmp_path, {"qk_norm, 0.001": [2.0, 2.0]}))
+    text = (tmp_path / "stability.md").read_text()
+    assert "- qk_norm: 2.0000 ± 0.0000; not run; not run; not run.\n- softcap: not run" in text
+    assert "(tried, and taken out)" not in text
 
 
 @pytest.mark.parametrize("budget, width", [(1e12, 24), (1e13, 96), (1e13, 192)])

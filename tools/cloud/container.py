@@ -19,7 +19,6 @@ from tools.cloud.options import LaunchOptions
 from tools.cloud.supervise import ROOT
 
 GRACE = 120  # seconds that a run has to save a checkpoint before its time is up
-STOPPED = 143  # status of train.py after SIGTERM
 SERVER_PORT = 8000  # at which serve.py listens
 SERVER_WORDS = "NANOJAXGPT_SERVE"  # environment variable with its options, as JSON
 AGAIN = "the next attempt, or the same command, goes on from the last checkpoint"
@@ -63,7 +62,7 @@ def run_in_container(job: Job, options: LaunchOptions) -> int:
         raise KeyboardInterrupt
     if status and stop == "time":
         raise ChildProcessError(f"its time is up: {AGAIN}")
-    if status < 0 or status == STOPPED:
+    if status < 0 or status == 143:  # train.py's after SIGTERM
         raise ChildProcessError(f"{job.command} was killed or stopped (status {status}): {AGAIN}")
     return status
 

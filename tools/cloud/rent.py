@@ -26,9 +26,7 @@ ENVIRONMENT = {
     "XDG_CACHE_HOME": f"{MOUNTED}/cache",  # for compiled programs, and the hub's files
     "TIKTOKEN_CACHE_DIR": f"{MOUNTED}/cache/tiktoken",
 }
-IDLE = 300  # seconds without a request until a server's machine is given back
 START = 600  # seconds that loading and compiling may take
-AT_ONCE = 100  # requests at a time
 
 
 def announce(jobs: list[Job], options: LaunchOptions) -> bool:
@@ -150,9 +148,9 @@ def serve(job: Job, options: LaunchOptions) -> int:
         env={container.SERVER_WORDS: json.dumps(words)},
         timeout=START,  # of one request
         startup_timeout=START,
-        scaledown_window=IDLE,
+        scaledown_window=300,  # seconds without a request until the machine is given back
         max_containers=1,
-    )(modal.concurrent(max_inputs=AT_ONCE)(server))
+    )(modal.concurrent(max_inputs=100)(server))
     with modal.enable_output(), nullcontext() if stays else app.run():
         if stays:
             app.deploy()
