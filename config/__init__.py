@@ -16,7 +16,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit("error: this Python is older than 3.11: make .venv anew with Python 3.11, 3.12 or 3.13")
 
 
-def refuse(kind, error, trace):
+def _refuse(kind, error, trace):
     """Refuse in one line a variable that JAX, Equinox or jaxtyping cannot read; print other errors."""
     if kind is not ValueError or not traceback.extract_tb(trace)[-1].filename.endswith("config.py"):
         return sys.__excepthook__(kind, error, trace)
@@ -26,6 +26,6 @@ def refuse(kind, error, trace):
 
 program = getattr(sys.modules["__main__"], "__file__", None)
 if program and Path(program).resolve().parent == Path(__file__).resolve().parents[1]:
-    sys.excepthook = refuse
+    sys.excepthook = _refuse
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries lose a KeyboardInterrupt as they are loaded

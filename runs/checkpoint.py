@@ -171,11 +171,12 @@ class Checkpoints:
             arrays = self._read(iteration, trees)
         except Damaged:
             with suppress(Damaged), jax.enable_x64():
-                self._read(iteration, trees, as_saved=True)
-                raise UserError(
-                    f"{self.folder}/{iteration}: its arrays have other names, shapes or dtypes than here "
-                    "(float32, also under JAX_ENABLE_X64): go on with the version that wrote it"
-                ) from None
+                saved = self._read(iteration, trees, as_saved=True)
+                if any(shapes(saved[item]) != shapes(arrays_by_name(tree)) for item, tree in trees.items()):
+                    raise UserError(
+                        f"{self.folder}/{iteration}: its arrays have other names, shapes or dtypes than here "
+                        "(float32, also under JAX_ENABLE_X64): go on with the version that wrote it"
+                    ) from None
             raise
         return {item: tree_of_arrays(arrays[item], tree) for item, tree in trees.items()}
 
@@ -205,6 +206,10 @@ def arrays_like(item: Path) -> dict[str, np.ndarray]:
     """Return empty arrays by name, in the shapes and dtypes of an item of a checkpoint."""
     saved: Any = ocp.StandardCheckpointer().metadata(item).item_metadata
     return {name: np.empty(x.shape, x.dtype) for name, x in saved.tree.items()}
+
+
+def shapes(arrays: dict[str, Any]) -> dict[str, tuple]:
+    return {name: (x.shape, x.dtype) for name, x in arrays.items()}
 
 
 def check_readable(folder: Path) -> None:

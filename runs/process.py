@@ -54,7 +54,7 @@ def acquire(lock: FileLock, folder: Path) -> None:
     for of_a_killed_save in folder.glob("checkpoints/*.orbax-checkpoint-tmp"):
         shutil.rmtree(of_a_killed_save, ignore_errors=True)
     if os.path.lexists(folder / "checkpoints"):
-        check_writable(folder / "checkpoints" / "0")
+        check_writable(folder / "checkpoints" / "new")
 
 
 @contextmanager

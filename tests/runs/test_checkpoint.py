@@ -170,6 +170,9 @@ def largest_file(folder):
 DAMAGES = {
     "no model": lambda path: shutil.rmtree(path / "model"),
     "half an array": lambda path: cut_in_half(largest_file(path / "model")),
+    "half of what describes arrays": lambda path: cut_in_half(
+        path / "model" / "array_metadatas" / "process_0"
+    ),
     "no index": lambda path: (path / "model" / "manifest.ocdbt").unlink(),
     "no manifest": lambda path: shutil.rmtree(path / "manifest"),
     "half a manifest": lambda path: cut_in_half(path / "manifest" / "metadata"),

@@ -57,7 +57,7 @@ def test_where_a_run_could_not_save_it_does_not_start(tmp_path):
 
 
 def test_what_killed_saves_left_is_removed_under_the_lock(tmp_path):
-    whole, unfinished = (tmp_path / "checkpoints" / name for name in ("5", "10.orbax-checkpoint-tmp"))
+    whole, unfinished = (tmp_path / "checkpoints" / name for name in ("0", "10.orbax-checkpoint-tmp"))
     for folder in (whole, unfinished):
         (folder / "model").mkdir(parents=True)
         (folder / "model" / "array").write_text("large")
