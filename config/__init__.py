@@ -24,8 +24,8 @@ def _refuse(kind, error, trace):
     os._exit(2)
 
 
-program = getattr(sys.modules["__main__"], "__file__", None)
-if program and Path(program).resolve().parent == Path(__file__).resolve().parents[1]:
+_program = getattr(sys.modules["__main__"], "__file__", None)
+if _program and Path(_program).resolve().parent == Path(__file__).resolve().parents[1]:
     sys.excepthook = _refuse
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # libraries lose a KeyboardInterrupt as they are loaded

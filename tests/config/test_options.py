@@ -363,7 +363,7 @@ def test_values_out_of_range_are_refused(outside, at_the_edge, names):
 
 
 def test_an_empty_name_is_refused():
-    assert error("--out_dir=") == "--out_dir is '': expected a name"
+    assert error("--out_dir=") == "--out_dir is '': expected a name in UTF-8"
 
 
 @pytest.mark.parametrize("words", ["--overwrite --bias false", "--overwrite True --bias=false"])

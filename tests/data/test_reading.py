@@ -1,5 +1,6 @@
 """Reading a data set: how it is found, which batches it gives, and which files are refused."""
 
+import hashlib
 import importlib
 import json
 import pickle
@@ -175,7 +176,11 @@ def test_a_split_shorter_than_a_window_is_refused(dataset):
 def test_meta_says_what_was_written(dataset):
     meta = load_meta(str(dataset))
     char = {"type": "char", "symbols": SYMBOLS}
-    assert meta == Meta(1000, char, "uint16", {"train": 103, "val": 50})
+    sha256 = {
+        split: hashlib.sha256((dataset / f"{split}.bin").read_bytes()).hexdigest()
+        for split in ("train", "val")
+    }
+    assert meta == Meta(1000, char, "uint16", {"train": 103, "val": 50}, sha256)
     assert load_meta(str(dataset), vocab_size=7).vocab_size == 7
 
 
