@@ -40,8 +40,6 @@ from runs.load import load_model
 from runs.manifest import latest_manifest
 from training.chunked_loss import nats_of_rows
 
-PIECE = 2**16  # tokens that are decoded at once
-
 
 @dataclass(frozen=True)
 class EvaluateOptions(ModelOptions):
@@ -90,7 +88,8 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     nats, seconds = score(model, batches, stride)
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
-    pieces = (batches.tokens.read([i], min(PIECE, n + 1 - i))[0] for i in range(1, n + 1, PIECE))
+    piece = 2**16  # tokens that are decoded at once
+    pieces = (batches.tokens.read([i], min(piece, n + 1 - i))[0] for i in range(1, n + 1, piece))
     n_bytes = bytes_of_text(pieces, tokenizer)
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
     in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
@@ -104,10 +103,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
 
 
 def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, " R"], float]:
-    """Return -log p summed over each window's targets, in nats, and the seconds that took once compiled.
-
-    Raises UserError for tokens that the model does not know.
-    """
+    """Return -log p summed over each window's targets, in nats, and the seconds taken. Raises UserError."""
     tokens, V = batches.tokens, model.config.vocab_size
     batch = batch_shape(batches.batch_size, batches.block_size)
     compiled = jax.jit(score_rows).lower(model, batch, batch).compile()

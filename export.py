@@ -38,9 +38,10 @@ class ExportOptions:
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
+    export = {"transformers": export_model, "peft": export_adapters}[options.format]
     # A print may fail, and must not take the folder away: notes go to stderr, the rest comes afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
-        written = WRITERS[options.format](options, folder)
+        written = export(options, folder)
     print(written, flush=True)
 
 
@@ -71,9 +72,6 @@ def export_adapters(options: ExportOptions, folder: Path) -> str:
     base = manifest.base["init_from"]
     write_adapters(folder, model, which_family(model.config), manifest.options, base)
     return f"adapters of iter {iteration}, for {base}: {options.to}"
-
-
-WRITERS = {"transformers": export_model, "peft": export_adapters}
 
 
 if __name__ == "__main__":

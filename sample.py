@@ -7,7 +7,21 @@
 The samples are drawn as one batch, and the first is printed as it is drawn.
 """
 
-from config.command_line import command  # isort: split
+from config.command_line import (  # isort: split
+    Biases,
+    Count,
+    Fraction,
+    NonNegative,
+    Penalty,
+    Repetition,
+    Seed,
+    TokenIds,
+    TopK,
+    TopP,
+    UserError,
+    command,
+    given,
+)
 
 import sys
 from collections.abc import Iterator
@@ -23,20 +37,6 @@ import numpy as np
 import optax
 from jaxtyping import Int
 
-from config.command_line import (
-    Biases,
-    Count,
-    Fraction,
-    NonNegative,
-    Penalty,
-    Repetition,
-    Seed,
-    TokenIds,
-    TopK,
-    TopP,
-    UserError,
-    given,
-)
 from config.files import decode_text
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
@@ -132,10 +132,7 @@ def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokeniz
 
 
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer, ends: list[int]) -> None:
-    """Write the prompt and each sample to stdout, until one of the tokens that end it.
-
-    A chunk is (B, n): the next n tokens of B samples.
-    """
+    """Write the prompt and each sample, up to a token of `ends`. Chunks are the next (B, n) tokens of all."""
     print(text, end="", flush=True)
     decode, written = tokenizer.stream(), 0
     for drawn in accumulate(chunks, lambda before, new: np.concatenate([before, new], axis=1)):

@@ -104,10 +104,7 @@ class Engine:
         return not self.sequences
 
     def programs(self) -> list[Callable[[], object]]:
-        """Return calls that each compile a program that requests may need, the first FIRST for a short one.
-
-        All slots must be free.
-        """
+        """Return calls that each compile a program, first FIRST for a short request. Slots must be free."""
 
         def add_one():
             (key,) = keys_of_rows(jax.random.key(0), 1)
@@ -164,11 +161,7 @@ class Engine:
         return pieces + self.draw(1)
 
     def _next_to_read(self) -> tuple[list[int], int]:
-        """Return the slots whose prompts to read next, and how many tokens of each.
-
-        They are several short prompts, the last repeated, or the first one alone, by the smallest chunk that
-        holds its rest.
-        """
+        """Return the slots of several short prompts, or of the first prompt, and how many tokens to read."""
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
             return short + short[-1:] * (self.short_prompts - len(short)), self.prompt_chunks[0]

@@ -108,10 +108,8 @@ def keep_min_p(logits: Float[Array, "B V"], p: Float[Array, " B"] | float) -> Fl
 def likeliest(
     logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"]
 ) -> Bool[Array, "B V"]:
-    """Return the fewest likeliest tokens whose weights add up to `enough`, or all.
-
-    The lowest of their logits is found bit by bit: 32 sums cost less than sorting V numbers.
-    """
+    """Return the fewest likeliest tokens whose weights add up to `enough`, or all."""
+    # Their lowest logit is found bit by bit: 32 sums cost less than sorting V numbers.
     highest, bits = jnp.uint32(1 << 31), lax.bitcast_convert_type(logits, jnp.uint32)
     order = jnp.where(bits < highest, bits | highest, ~bits)  # (B, V), ordered as the logits
 

@@ -42,17 +42,13 @@ class Likelihood(NamedTuple):
 def prefill_slots(
     decoder: Decoder,
     cache: Cache,
-    slots: Int[Array, " R"],
+    slots: Int[Array, " R"],  # one may be repeated, with the same tokens
     tokens: Int[Array, "R T"],
     length: Int[Array, " R"],
     following: Int[Array, "R T"] | None,
     bucket: int,
 ) -> tuple[Likelihood | None, Cache]:
-    """Read tokens into the first `bucket` tokens of the cache of R slots, after the `length` of each.
-
-    Padding is read too, and overwritten before it matters. A slot may be repeated, with the same tokens.
-    The result has the log-probabilities of the `following` tokens, if they are given.
-    """
+    """Do as `prefill` for R slots. Return also log-probabilities of the `following` tokens, if given."""
     part = jax.tree.map(lambda x: x[slots, :, :bucket], cache)
     x, part = forward_with_cache(*decoder, tokens, part, length)
 

@@ -36,18 +36,15 @@ def make_app(served: Served) -> FastAPI:
     return app
 
 
-# Routes
-
 api = APIRouter()
 
 
 async def health(served: Here) -> JSONResponse:
     """Whether the server computes; how many requests run, or wait."""
     worker = served.worker
-    figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.slots}
-    figures["version"] = worker.version
-    ready = worker.works and worker.compiled >= FIRST  # for a first answer
-    return JSONResponse({"status": worker.status, **figures}, 200 if ready else 503)
+    figures = {"running": len(worker.running), "pending": len(worker.pending), "slots": worker.engine.slots}
+    code = 200 if worker.works and worker.compiled >= FIRST else 503  # once it can give a first answer
+    return JSONResponse({"status": worker.status, **figures, "version": worker.version}, code)
 
 
 @api.get("/metrics")

@@ -10,8 +10,6 @@ from config.files import first_line
 from data.pretrained import transformers
 from tools.serving.errors import ApiError
 
-NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
-
 Messages = list[dict[str, str]]
 
 
@@ -27,7 +25,7 @@ class Chat:
     def prompt(self, messages: Messages) -> str:
         """Return the text to continue. Raises ApiError when the template refuses, or cannot be used."""
         if self.own is None:
-            turns = [f"{NAMES[message['role']]}: {message['content']}" for message in messages]
+            turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
             return "\n\n".join([*turns, "Assistant:"])
         if self.broken:
             raise ApiError(f"{self.broken}: ask for completions instead", "messages")

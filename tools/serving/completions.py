@@ -94,8 +94,7 @@ class Answer:
     def choice(self, i: int, content: dict[str, Any], tokens: list[Token]) -> dict[str, Any]:
         n = self.fields.likeliest
         logprobs = None if n is None else self.logprobs(tokens, n)
-        reason = self.texts[i].finish_reason
-        return {"index": i, **content, "logprobs": logprobs, "finish_reason": reason}
+        return {"index": i, **content, "logprobs": logprobs, "finish_reason": self.texts[i].finish_reason}
 
     def message(self, text: str) -> dict[str, Any]:
         return {"text": text}

@@ -28,12 +28,8 @@ from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
 from tools.serving.text import read_prompt, spelling
 
-TOKENS = 4096  # of a text
-WEIGHTS = 2**22  # of all heads together, for /inside/attention: L H T T
-LENS = 128  # tokens for /inside/lens
 EXAMPLE = 64  # tokens of the validation text
 LIKELIEST = 10  # tokens of a place
-AT_ONCE = 32  # places whose logits are held together
 TURN = threading.Lock()  # one view is computed at a time
 
 inside = APIRouter(prefix="/inside")
@@ -78,11 +74,11 @@ async def model(served: Here) -> dict:
 def limits(served: Served) -> dict[str, int]:
     """Return how many tokens of a text the routes take, and how many new ones."""
     config = served.model.config
-    attention = int((WEIGHTS / (config.n_layer * config.n_head)) ** 0.5)
+    attention = int((2**22 / (config.n_layer * config.n_head)) ** 0.5)  # L H T T weights, 2**22 at most
     return {
-        "tokens": TOKENS,
+        "tokens": 4096,
         "attention": max(1, min(config.block_size, attention)),
-        "lens": min(config.block_size, LENS),
+        "lens": min(config.block_size, 128),
         "max_tokens": served.max_tokens,
     }
 
@@ -99,9 +95,7 @@ def run(served: Here, name: str | None = None, offset: Annotated[int, Query(ge=0
     for run in served.runs:
         if name in (None, run.name):
             return run.records(offset)
-    raise ApiError(
-        "there is no such run: the model that is served may not be a run's", status=404, code="no_run"
-    )
+    raise ApiError("no such run: the model that is served may not be a run's", status=404, code="no_run")
 
 
 @inside.get("/example")
@@ -222,10 +216,9 @@ def cell_of(served: Here, fields: CellBody) -> Response:
     """How a head comes to the weight with which a token reads another."""
     ids, config = read_text(fields, served, limits(served)["attention"]), served.model.config
     most = {"layer": config.n_layer, "head": config.n_head, "reader": len(ids), "read": fields.reader + 1}
-    if wrong := [name for name, n in most.items() if getattr(fields, name) >= n]:
-        raise ApiError(
-            f"{wrong[0]} is {getattr(fields, wrong[0])}, expected less than {most[wrong[0]]}", wrong[0]
-        )
+    for name, n in most.items():
+        if getattr(fields, name) >= n:
+            raise ApiError(f"{name} is {getattr(fields, name)}, expected less than {n}", name)
     with TURN, served.worker.on_devices():
         seen = heads(weights_of(served, fields.checkpoint), ids)
     upto, shared = slice(fields.reader + 1), fields.head * config.kv_heads // config.n_head
@@ -241,10 +234,8 @@ def cell_of(served: Here, fields: CellBody) -> Response:
 def write(served: Here, fields: WriteBody) -> Response:
     """The text and its continuation by a checkpoint: the tokens that the API would give if it was served."""
     ids = read_text(fields, served, limits(served)["tokens"])
-    if fields.max_tokens > served.max_tokens:
-        raise ApiError(
-            f"max_tokens is {fields.max_tokens}, expected {served.max_tokens} at most", "max_tokens"
-        )
+    if fields.max_tokens > (most := served.max_tokens):
+        raise ApiError(f"max_tokens is {fields.max_tokens}, expected {most} at most", "max_tokens")
     with TURN, served.worker.on_devices():
         drawn = generate(
             weights_of(served, fields.checkpoint),
@@ -285,10 +276,7 @@ class Places(NamedTuple):
 
 
 def windows(total: int, prompt: int, block_size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, first, last): the model fills places `first` to `last` from the tokens since `start`.
-
-    This is the engine's window rule, after `prompt` given tokens.
-    """
+    """Yield the engine's windows (start, first, last): tokens since `start` fill places `first` to `last`."""
     start = max(0, prompt - block_size)
     first = start + 1
     while True:
@@ -328,4 +316,4 @@ def _places(
         return Places(ids, likeliest, after[ids], before[chosen], after[chosen])
 
     x = model.features(tokens)[0]  # (T, D)
-    return lax.map(lambda pair: place(*pair), (x, following), batch_size=AT_ONCE)
+    return lax.map(lambda pair: place(*pair), (x, following), batch_size=32)  # holds the logits of 32

@@ -10,7 +10,7 @@ SECONDS = 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100  # the ends of the histogram's
 class Metrics:
     """Counters, and gauges that are read when Prometheus asks."""
 
-    def __init__(self, gauges: dict[str, tuple[str, Callable[[], float]]]):
+    def __init__(self):
         self.registry = own = CollectorRegistry()
         self.requests = Counter("nanojaxgpt_requests", "Texts asked for: prompts times n", registry=own)
         self.prompt_tokens = Counter("nanojaxgpt_prompt_tokens", "Tokens of their prompts", registry=own)
@@ -18,5 +18,6 @@ class Metrics:
         self.first_token = Histogram(
             "nanojaxgpt_first_token_seconds", "Wait for a text's first token", buckets=SECONDS, registry=own
         )
-        for name, (text, read) in gauges.items():
-            Gauge(f"nanojaxgpt_{name}", text, registry=own).set_function(read)
+
+    def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(f"nanojaxgpt_{name}", text, registry=self.registry).set_function(read)

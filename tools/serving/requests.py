@@ -179,10 +179,9 @@ def check_model(name: str | None, served: Served) -> None:
 
 
 def read_ids(
-    served: Served, param: str, given: str | list[int], add_special_tokens: bool = True
+    served: Served, param: str, ids: str | list[int], add_special_tokens: bool = True
 ) -> Int[np.ndarray, " T"]:
     """Return token ids, or those of a text; if it is empty, the end-of-text token. Raises ApiError."""
-    ids = given
     if isinstance(ids, str):
         try:
             ids = served.tokenizer.encode(ids, add_special_tokens=add_special_tokens).tolist()

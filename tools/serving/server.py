@@ -1,7 +1,4 @@
-"""The HTTP server: who may ask, its limits, and the page from the first second on, while a model is loaded.
-
-This imports no JAX, which takes seconds.
-"""
+"""The HTTP server, its limits, and the page while a model loads. It imports no JAX, which takes seconds."""
 
 import asyncio
 import socket
@@ -24,16 +21,11 @@ from tools.serving.errors import ApiError
 
 PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
 FINISH = 25  # seconds that running requests are given after SIGTERM, before they are answered with an error
-IDLE = 75  # seconds from an answer to the next request: clients close idle connections earlier
 MAX_BODY = 2**20  # bytes of a request
-CONNECTIONS = 900  # 1,024 open files is a usual limit
 
 
 class Server(uvicorn.Server):
-    """Answers until a signal comes, and then finishes what runs.
-
-    Until there is a model, `app` is the page alone, and whatever else is asked for is told the status.
-    """
+    """Answers until a signal comes, then finishes what runs. Until there is a model, it has the page."""
 
     def __init__(self, hosts: list[str], origins: list[str], listener: socket.socket):
         """`hosts` are names by which clients may call it, as *.example.com. Pages of `origins` may ask."""
@@ -52,8 +44,8 @@ class Server(uvicorn.Server):
             server_header=False,
             headers=[("X-Content-Type-Options", "nosniff"), ("X-Frame-Options", "DENY")],
             timeout_graceful_shutdown=FINISH + 5,
-            timeout_keep_alive=IDLE,
-            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=75,  # seconds; clients close idle connections earlier
+            limit_concurrency=900,  # 1,024 open files is a usual limit
             http="h11",
             ws="none",
             lifespan="off",
@@ -76,10 +68,7 @@ class Server(uvicorn.Server):
 
 
 def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
-    """Refuse calls by other names than `hosts`, from pages of other sites than `origins`, and large ones.
-
-    Browsers send `Host` and `Origin`. Whatever else comes is read as JSON, also what `curl -d` calls a form.
-    """
+    """Refuse calls by other names than `hosts`, from pages of other sites than `origins`, and large ones."""
 
     async def checked(scope: Scope, receive: Receive, send: Send) -> None:
         headers = MutableHeaders(scope=scope)
@@ -92,7 +81,7 @@ def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
         elif int(headers.get("content-length", 0)) > MAX_BODY:
             refused = ApiError(f"the body is larger than {MAX_BODY:,} bytes", status=413)
         else:
-            headers["content-type"] = "application/json"
+            headers["content-type"] = "application/json"  # also of what `curl -d` calls a form
             return await app(scope, receive, send)
         await refused.response()(scope, receive, send)
 

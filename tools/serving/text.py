@@ -1,6 +1,7 @@
 """From tokens to the text that is sent: complete characters, and nothing of a stop string."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -9,8 +10,6 @@ import numpy as np
 from data.tokenizer import Tokenizer
 from generation.engine import Piece
 from generation.slots import Likelihood
-
-BEFORE = 8  # tokens of the prompt to decode first: a character may begin there, or a space belong to one
 
 
 class Token(NamedTuple):
@@ -23,31 +22,28 @@ class Token(NamedTuple):
     likeliest: Sequence[tuple[int, float]] = ()  # tokens, and their log-probabilities
 
 
+@dataclass
 class Continuation:
     """The text of new tokens, up to the first of the texts `stops` or of the tokens `ends`."""
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        prompt: np.ndarray,
-        stops: Sequence[str] = (),
-        ends: Sequence[int] = (),
-        echo: bool = False,  # begin with the prompt
-    ):
-        self.tokenizer, self.prompt = tokenizer, prompt
-        self.stops, self.ends = stops, ends
-        self.held = max(map(len, stops), default=1) - 1  # characters at the end that may begin a stop string
-        self.decode = tokenizer.stream()
-        self.decode(prompt[-BEFORE:].tolist())
-        self.echo = echo  # False once the prompt is in the text
-        self.known: list[tuple] = []  # likelihoods of the prompt
-        self.text = ""
-        self.tokens: list[Token] = []
-        self.begin = 0  # where the new text begins
-        self.count = 0  # new tokens
-        self.sent = 0  # characters
-        self.tokens_sent = 0
-        self.finish_reason: str | None = None
+    tokenizer: Tokenizer
+    prompt: np.ndarray
+    stops: Sequence[str] = ()
+    ends: Sequence[int] = ()
+    echo: bool = False  # begin with the prompt; False once it is in the text
+    known: list[tuple] = field(default_factory=list)  # likelihoods of the prompt
+    text: str = ""
+    tokens: list[Token] = field(default_factory=list)
+    begin: int = 0  # where the new text begins
+    count: int = 0  # new tokens
+    sent: int = 0  # characters
+    tokens_sent: int = 0
+    finish_reason: str | None = None
+
+    def __post_init__(self):
+        self.held = max(map(len, self.stops), default=1) - 1  # characters that may begin a stop string
+        self.decode = self.tokenizer.stream()
+        self.decode(self.prompt[-8:].tolist())  # a character may begin there, or a space belong to one
 
     def take(self, piece: Piece) -> bool:
         """Add what the engine made. Return whether the text has ended."""

@@ -58,16 +58,13 @@ class Worker:
             self.engine = make_engine(model)
         except Exception as error:
             raise cannot_start(error) from None
-        self.slots = self.engine.slots
-        self.metrics = Metrics(
-            {
-                "slots": ("Requests computed together", lambda: self.slots),
-                "running": ("Requests in slots", lambda: len(self.running)),
-                "waiting": ("Requests without a slot", lambda: len(self.waiting)),
-                "cache_used_ratio": ("Part of the cache that is filled", lambda: self.engine.filled),
-            }
-        )
-        self.room = self.slots + max_waiting
+        self.room = self.engine.slots + max_waiting
+        self.metrics = Metrics()
+        gauge = self.metrics.add_gauge
+        gauge("slots", "Requests computed together", lambda: self.engine.slots)
+        gauge("running", "Requests in slots", lambda: len(self.running))
+        gauge("waiting", "Requests without a slot", lambda: len(self.waiting))
+        gauge("cache_used_ratio", "Part of the cache that is filled", lambda: self.engine.filled)
         self.thread = threading.Thread(target=self.run, name="engine", daemon=True)
 
     # Called by other threads
