@@ -33,9 +33,7 @@ class VariantConfig(GPTConfig):
         super().__post_init__()
         base_n_head = self.mup_base_n_head or self.n_head
         if self.mup_base_width and self.head_dim:
-            raise ValueError(
-                "head_dim must be left out with µP, which derives the width of a head from n_embd"
-            )
+            raise ValueError("head_dim must be left out with µP, which derives a head's width from n_embd")
         if self.mup_base_width % base_n_head or (self.mup_base_n_head and not self.mup_base_width):
             raise ValueError(
                 f"mup_base_width={self.mup_base_width} must be the n_embd of a model "

@@ -43,12 +43,9 @@ class Device:
         return int(0.95 * self.memory) if self.is_gpu else self.memory
 
 
-def read_table(path: Path) -> list[Device]:
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return TypeAdapter(list[Device]).validate_python(list(csv.DictReader(lines, skipinitialspace=True)))
-
-
-DEVICES = read_table(Path(__file__).with_name("devices.csv"))
+_table = Path(__file__).with_name("devices.csv").read_text(encoding="utf-8")
+_rows = csv.DictReader(re.sub("(?m)^#.*\n", "", _table).splitlines(), skipinitialspace=True)
+DEVICES = TypeAdapter(list[Device]).validate_python(list(_rows))
 
 
 def known_device(kind: str) -> Device | None:

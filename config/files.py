@@ -105,11 +105,10 @@ def new_folder(path: Path) -> Generator[Path]:
         raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        beside.mkdir(parents=True)
-        yield beside
-        os.replace(beside, path)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"--to={path}: cannot be written ({error}): choose another place") from None
+        with refusing(f"--to={path}: cannot be written", "choose another place", OSError, SafetensorError):
+            beside.mkdir(parents=True)
+            yield beside
+            os.replace(beside, path)
     finally:
         shutil.rmtree(beside, ignore_errors=True)
 

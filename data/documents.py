@@ -24,7 +24,7 @@ import numpy as np
 from tqdm import tqdm
 
 from config.command_line import UserError
-from config.files import naming, put_in_place, read_json, write_whole
+from config.files import naming, put_in_place, read_json, refusing, write_whole
 from data.dataset import SPLITS
 from data.sources import SEPARATOR, DocumentBatch, Files, Hub, Position, extract_text
 from data.tokenizer import Tokenizer, end_of_text, from_json
@@ -57,9 +57,7 @@ def write_documents(
     `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped.
     """
     if end_of_text(tokenizer.description) is None:
-        raise UserError(
-            "the tokenizer has no end-of-text token, such as <|endoftext|>: give its folder, or another"
-        )
+        raise UserError("the tokenizer has no end-of-text such as <|endoftext|>: give its folder, or another")
     described = hashlib.sha256(json.dumps(tokenizer.description).encode()).hexdigest()
     command = [source.fingerprint(), described, val_fraction, limit]
     path = folder / ".prepare.json"
@@ -86,10 +84,8 @@ def load_progress(path: Path, command: list[Any]) -> Progress:
     """Load the progress of a command that was stopped. Raises UserError for another's."""
     if not path.exists():
         return Progress(command)
-    try:
+    with refusing(f"{path}: damaged", "delete it to begin anew", ValueError, TypeError):
         progress = Progress(**read_json(path))
-    except (ValueError, TypeError) as error:
-        raise UserError(f"{path}: damaged ({error}): delete it to begin anew") from None
     if progress.command != command:
         raise UserError(
             f"{path.parent} holds the beginning of another command's data set, or its source has changed: "
@@ -192,10 +188,7 @@ def temporary_path(folder: Path, split: str) -> Path:
 
 
 def append(path: Path, size: int, tokens: np.ndarray) -> int:
-    """Append tokens to a file of `size` bytes, wait for the disk, and return its new size.
-
-    What a killed process wrote beyond `size` is lost.
-    """
+    """Cut a file to `size` bytes, append tokens, wait for the disk, and return the new size."""
     if not len(tokens):
         return size
     if size == 0:

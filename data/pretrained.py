@@ -39,10 +39,8 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
     files = [file for name in FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     if not files or (path.is_dir() and files[0].name not in FILES[:2]):
         return None
-    with (
-        refusing(f"{files[0]}: cannot be used", "download it again", Exception),
-        TemporaryDirectory() as copy,
-    ):
+    refused = refusing(f"{files[0]}: cannot be used", "download it again", Exception)
+    with refused, TemporaryDirectory() as copy:
         config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
         classes = {name: config[name] for name in ("model_type", "tokenizer_class") if name in config}
         (Path(copy) / "config.json").write_text(json.dumps(classes))

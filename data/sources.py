@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from config.command_line import UserError
-from config.files import decode_text, first_line
+from config.files import decode_text, refusing
 
 BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
 ROWS = 256  # of Parquet in a batch
@@ -95,39 +95,31 @@ def extract_text(record: bytes | None, json_lines: bool) -> str | None:
     return text if text.strip() else None
 
 
-def _is_named(path: str, content: bytes, end: int) -> bool:
-    """Tell whether a part of a file, up to `end`, is not UTF-8, after a note that names the file."""
-    try:
-        decode_text(content, path, end - len(content))
-        return False
-    except UserError as error:
-        print(f"note: {error}; what is not UTF-8 is left out", file=sys.stderr)
-        return True
-
-
-def _read_json_lines(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
-    named = False
+def _read_lines(path: str, start: int | None, separator: bytes = b"") -> Iterator[tuple[list[bytes], int]]:
+    """Yield a file's lines in batches, each up to a `separator` if there is one. A note says: not UTF-8."""
+    noted = False
     with open(path, "rb") as file:
-        file.seek(start or 0)
+        position = file.seek(start or 0)
         while lines := file.readlines(BATCH):
-            named = named or _is_named(path, b"".join(lines), file.tell())
-            yield lines, file.tell()
+            size = 0
+            while separator not in (b"", lines[-1].strip()) and size < LONGEST and (line := file.readline()):
+                lines.append(line)
+                size += len(line)
+            try:
+                if not noted:
+                    decode_text(b"".join(lines), path, position)
+            except UserError as error:
+                print(f"note: {error}; what is not UTF-8 is left out", file=sys.stderr)
+                noted = True
+            position = file.tell()
+            yield lines, position
 
 
 def _read_text_file(path: str, start: int | None) -> Iterator[tuple[Records, int]]:
-    named = False
-    with open(path, "rb") as file:
-        file.seek(start or 0)
-        while lines := file.readlines(BATCH):
-            size = 0
-            while lines[-1].strip() != SEPARATOR and size < LONGEST and (line := file.readline()):
-                lines.append(line)
-                size += len(line)
-            content = b"".join(lines)
-            named = named or _is_named(path, content, file.tell())
-            content = re.sub(rb"\r\n?", b"\n", content.removeprefix(codecs.BOM_UTF8))
-            documents = re.split(rb"(?m)^[ \t]*<\|endoftext\|>[ \t]*(?:\n|\Z)", content)
-            yield documents if documents[-1] else documents[:-1], file.tell()
+    for lines, after in _read_lines(path, start, SEPARATOR):
+        content = re.sub(rb"\r\n?", b"\n", b"".join(lines).removeprefix(codecs.BOM_UTF8))
+        documents = re.split(rb"(?m)^[ \t]*<\|endoftext\|>[ \t]*(?:\n|\Z)", content)
+        yield documents if documents[-1] else documents[:-1], after
 
 
 def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Position]]:
@@ -139,7 +131,9 @@ def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tu
     import datasets  # here: it takes over a second
 
     datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
-    try:
+    what = f'{source}: cannot be read as Parquet with a column "text"'
+    # Any library down to the network may raise its own kind of error.
+    with refusing(what, "the same command goes on from here", Exception):
         # With `batch_size`, because a whole row group may not fit in memory.
         stream = datasets.load_dataset(
             **dataset, split="train", streaming=True, columns=["text"], batch_size=ROWS
@@ -149,16 +143,11 @@ def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tu
         for table in stream.iter(batch_size=ROWS):
             # As bytes: as text, one document that is not UTF-8 would fail the batch.
             yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
-    except Exception as error:  # any library down to the network may raise its own kind
-        raise UserError(
-            f'{source}: cannot be read as Parquet with a column "text" ({first_line(error)}): the same '
-            "command goes on from here"
-        ) from None
 
 
 # Each yields batches of a file's records, and the position after each batch.
 READERS: dict[str, Callable[[str, Position], Iterator]] = {
-    ".jsonl": _read_json_lines,
+    ".jsonl": _read_lines,
     ".parquet": _read_parquet_file,
     ".txt": _read_text_file,
 }

@@ -19,7 +19,7 @@ from jaxtyping import Int32
 from pydantic.dataclasses import dataclass
 
 from config.command_line import NonNegativeInt, UserError, matching, spell
-from config.files import first_line, refusing
+from config.files import refusing
 
 # The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
 END_OF_TEXT = {"gpt2": 50256, "cl100k_base": 100257, "o200k_base": 199999}
@@ -105,13 +105,10 @@ class TiktokenTokenizer(Tokenizer):
     def __init__(self, name: str, **uses: Any):
         import tiktoken  # here and in the next class: characters need neither library
 
-        try:
+        advice = "choose a tokenizer.json or another; offline, set TIKTOKEN_CACHE_DIR to its files' folder"
+        # The errors of the requests library are OSErrors, too.
+        with refusing(f"tiktoken cannot load {name!r}", advice, ValueError, OSError):
             self._encoding = tiktoken.get_encoding(name)
-        except (ValueError, OSError) as error:  # the errors of the requests library are OSErrors too
-            raise UserError(
-                f"tiktoken cannot load {name!r} ({first_line(error)}): choose a tokenizer.json or another "
-                "name; without a network, set TIKTOKEN_CACHE_DIR to a folder that has its files"
-            ) from None
         self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
 

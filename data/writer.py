@@ -29,11 +29,9 @@ def load_tokenizer(name: str) -> Tokenizer:
 def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> str:
     """Write a text as a data set, the first 90% of it for training. Return words for a summary."""
     cut = int(0.9 * len(text))
+    parts = text[:cut], text[cut:]
     with refusing(source, "give another text or tokenizer", UserError):
-        train, val = (
-            tokenizer.encode(part, special=False, add_special_tokens=True)
-            for part in (text[:cut], text[cut:])
-        )
+        train, val = (tokenizer.encode(part, special=False, add_special_tokens=True) for part in parts)
     write_dataset(folder, train, val, tokenizer, source)
     return f"{len(train):,} train and {len(val):,} validation tokens"
 

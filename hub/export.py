@@ -39,8 +39,7 @@ for {iteration} iterations. Its validation loss {loss}.
 
 
 # The options that decide a model's family. So do biases, unless the family has them: they may be 0.
-DECIDING = ("mlp", "position", "norm", "qkv_bias", "qk_norm", "window", "n_kv_head", "head_dim", "n_hidden")
-DECIDING += ("attention_gate",)
+DECIDING = "mlp position norm qkv_bias qk_norm window n_kv_head head_dim n_hidden attention_gate".split()
 
 
 def which_family(config: GPTConfig) -> Family:
@@ -63,7 +62,7 @@ def obstacles(family: Family, config: GPTConfig) -> list[str]:
         theirs = resolved(family.read_config(write_config(family, config)))
     except ValueError as error:
         return [str(error)]
-    deciding = DECIDING if family.biases else (*DECIDING, "bias")
+    deciding = DECIDING if family.biases else [*DECIDING, "bias"]
     return [f"{name}={ours[name]}, not {theirs[name]}" for name in deciding if ours[name] != theirs[name]]
 
 
@@ -105,10 +104,8 @@ def with_biases(model: GPT, family: Family) -> GPT:
     if not family.biases:
         return model
     ours = {leaf_name(path): array for path, array in jax.tree.leaves_with_path(model)}
-    shapes = eqx.filter_eval_shape(GPT, replace(model.config, bias=True), key=jax.random.key(0))
-    return jax.tree.map_with_path(
-        lambda path, x: ours.get(leaf_name(path), np.zeros(x.shape, x.dtype)), shapes
-    )
+    like = eqx.filter_eval_shape(GPT, replace(model.config, bias=True), key=jax.random.key(0))
+    return jax.tree.map_with_path(lambda path, x: ours.get(leaf_name(path), np.zeros(x.shape, x.dtype)), like)
 
 
 def without_multipliers(model: GPT) -> GPT:

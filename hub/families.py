@@ -72,7 +72,7 @@ class Family:
         config = GPTConfig(**fields | self.read_rest(values))
         # Rope has several spellings, which read_rest checks.
         rest = {name: ours for name, ours in self.write_rest(config).items() if not name.startswith("rope_")}
-        check_entries(values, rest)
+        check_entries(values, rest | {"per_layer_config": None, "quantization_config": None})
         return config
 
     def complete(self, values: dict[str, Any]) -> dict[str, Any]:
@@ -113,8 +113,6 @@ def write_gpt2(config: GPTConfig) -> dict[str, Any]:
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
-        "per_layer_config": None,
-        "quantization_config": None,
     }
 
 
@@ -183,8 +181,6 @@ def write_llama(config: GPTConfig) -> dict[str, Any]:
         "mlp_bias": False,
         "head_dim": config.head_size,
         "sliding_window": config.window,
-        "per_layer_config": None,
-        "quantization_config": None,
         "rope_theta": config.rope_theta,
         "rope_scaling": None if config.rope_scaling == 1 else scaled,
     }
@@ -238,13 +234,9 @@ LLAMA = Family(
     },
 )
 
-QKV_BIASES = {
-    f"blocks.attn.c_{x}.bias": Tensor(f"model.layers.{{i}}.self_attn.{x}_proj.bias", "(h c) -> h c")
-    for x in "qkv"
-}
-QK_NORMS = {
-    f"blocks.attn.{x}_norm.weight": Tensor(f"model.layers.{{i}}.self_attn.{x}_norm.weight") for x in "qk"
-}
+ATTENTION = "model.layers.{i}.self_attn."
+QKV_BIASES = {f"blocks.attn.c_{x}.bias": Tensor(f"{ATTENTION}{x}_proj.bias", "(h c) -> h c") for x in "qkv"}
+QK_NORMS = {f"blocks.attn.{x}_norm.weight": Tensor(f"{ATTENTION}{x}_norm.weight") for x in "qk"}
 SIZES = LLAMA.sizes | {"window": "sliding_window"}
 MISTRAL = replace(LLAMA, model_type="mistral", architecture="MistralForCausalLM", sizes=SIZES)
 QWEN2 = replace(

@@ -22,7 +22,6 @@ from hub.families import FAMILIES, Family
 from model import GPT, GPTConfig
 from parallel.sharding import leaf_name
 
-GPT2_VOCABULARIES = (50257, 50304)  # as it is, and as nanoGPT pads it
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded
 
@@ -83,8 +82,8 @@ class Pretrained:
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
-        gpt2 = {"type": "tiktoken", "name": "gpt2"}
-        return read_tokenizer(self.folder) or (gpt2 if self.config.vocab_size in GPT2_VOCABULARIES else None)
+        is_gpt2 = self.config.vocab_size in (50257, 50304)  # as it is, and as nanoGPT pads it
+        return read_tokenizer(self.folder) or ({"type": "tiktoken", "name": "gpt2"} if is_gpt2 else None)
 
 
 def locate(name: str) -> Path:

@@ -6,6 +6,7 @@ Both are JAX's own, and compute what layers/attention.py computes with einsum.
 import math
 import re
 from functools import partial
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec as P
@@ -80,16 +81,11 @@ def splash_attention(q, k, v, documents, window):
     H, T, C = q.shape[1:]
     mask = masks.CausalMask((T, T)) if window is None else masks.LocalMask((T, T), (window - 1, 0), 0)
     block = next(size for size in (512, 256, 128) if T % size == 0)
+    axes = ("block_q", "block_kv", "block_q_dkv", "block_kv_dkv", "block_q_dq", "block_kv_dq")
+    blocks: Any = dict.fromkeys(axes, block)
     kernel = splash.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * H),
-        block_sizes=splash.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
+        block_sizes=splash.BlockSizes(**blocks),
         interpret=device().platform != "tpu",
     )
     segments = None if documents is None else splash.SegmentIds(documents, documents)

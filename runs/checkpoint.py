@@ -59,12 +59,8 @@ class Checkpoints:
         # TensorStore's errors of a disk are ValueErrors.
         what = f"{self.folder}: cannot be read or written"
         self.refusing = partial(refusing, what, "mend that, and start again", OSError, ValueError)
-        processes = ocp.options.MultiprocessingOptions()
-        if not shared:
-            i = jax.process_index()
-            processes = ocp.options.MultiprocessingOptions(
-                primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i)
-            )
+        i = jax.process_index()
+        alone: Any = dict(primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i))
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
             preservation_policy=AnyPreservationPolicy([LatestN(keep), best]),
@@ -73,7 +69,7 @@ class Checkpoints:
             create=False,
             # Of folders that cannot be made Orbax's threads would learn after minutes.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
-            multiprocessing_options=processes,
+            multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )
         items = ("model", "optimizer", "manifest")
         with self.refusing():

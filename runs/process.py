@@ -44,9 +44,7 @@ def acquire(lock: FileLock, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise UserError(
-            f"out_dir={folder} is in use by another run: choose another, or stop that run"
-        ) from None
+        raise UserError(f"out_dir={folder} is in use by another run: choose another, or stop it") from None
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
