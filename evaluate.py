@@ -53,6 +53,7 @@ class EvaluateOptions(ModelOptions):
     block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
     batch_size: Count = 8  # rows computed at once, by all devices together
+    add_special_tokens: bool = True  # False: leave out what begins documents alone, as Llama's <s>
     json: Name | None = None  # file to write the result to as well
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
@@ -84,6 +85,8 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
     name, dataset = find_dataset(tokenizer, model.config.vocab_size, options)
     batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
+    if not options.add_special_tokens and (start := document_start(tokenizer)) != end_of_text(tokenizer):
+        batches.tokens.ids = batches.tokens.ids[batches.tokens.ids != start]
     n = len(batches.tokens) - 1
     nats, seconds = score(model, batches, stride)
     loss = float(nats.sum(dtype=np.float64) / n)

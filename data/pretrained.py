@@ -59,10 +59,7 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
 
 
 def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
-    """Describe a tokenizer of transformers. `ends` are the tokens that end what the model writes, if known.
-
-    The first of those in the description also ends each document of a data set.
-    """
+    """Describe a tokenizer of transformers. `ends` end what its model writes, as far as a folder says."""
     backend, vocabulary, template = theirs.backend_tokenizer, theirs.get_vocab(), theirs.chat_template
     ids, eos = set(vocabulary.values()), theirs.eos_token_id
     ends = [i for i in ends if i in ids] or ([] if eos is None else [eos])

@@ -234,10 +234,8 @@ def end_of_text(description: dict | None) -> int | None:
 
 def document_start(description: dict | None) -> int | None:
     """Return the token that begins a document, or None: one of its own, or else the end of the one before."""
-    match description:
-        case {"uses": {"document_start": int(token)}}:
-            return token
-    return end_of_text(description)
+    start = (description or {}).get("uses", {}).get("document_start")
+    return end_of_text(description) if start is None else start
 
 
 def _replace_surrogates(text: str) -> str:

@@ -152,6 +152,8 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
             (folder / "merges.txt").write_bytes(read_file_cached(GPT2_FILES + "vocab.bpe"))
             (folder / "vocab.json").write_bytes(read_file_cached(GPT2_FILES + "encoder.json"))
             write_json(config, {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size})
+            if template := tokenizer.get("uses", {}).get("chat_template"):
+                (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
             return
         case {"type": "tokenizers", "json": str(text)}:
             library = tokenizers.Tokenizer.from_str(text)
@@ -165,6 +167,7 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
     transformers().PreTrainedTokenizerFast(
         tokenizer_object=library,
         model_max_length=block_size,
+        clean_up_tokenization_spaces=False,  # transformers 4 would
         chat_template=uses.get("chat_template"),
         **end | uses.get("special_tokens", {}),
     ).save_pretrained(folder)

@@ -32,9 +32,7 @@ class NanogptOptions:
 def main(argv: list[str]) -> None:
     options, words = split_options(argv, NanogptOptions)
     if len(words) != 1 or words[0].startswith("-"):
-        raise UserError(
-            "usage: python -m hub.from_nanogpt ckpt.pt --to=<folder> [--dataset=...] [--mlp=gelu]"
-        )
+        raise UserError("usage: python -m hub.from_nanogpt ckpt.pt --to=<folder> [--dataset=..] [--mlp=gelu]")
     with new_folder(Path(options.to)) as folder:
         model, dataset = read_checkpoint(words[0], options, folder)
         meta = Dataset(options.dataset or dataset, model.config.vocab_size).meta

@@ -209,13 +209,17 @@ def test_the_token_that_begins_documents_masks_them_and_has_no_bytes(tmp_path):
 
     evaluate.main(["--device=cpu", f"--out_dir={tmp_path / 'run'}", f"--json={tmp_path / 'result.json'}"])
     result = json.loads((tmp_path / "result.json").read_text())
-    ids = np.fromfile(data / "val.bin", "<u2")
-    val = [
-        text
-        for text in texts
-        if " ".join(map(str, library_tokenizer().encode(text).ids)) in " ".join(map(str, ids))
-    ]
-    assert result["bytes"] == sum(len(text.encode()) for text in val) and len(val) == (ids == END).sum()
+    ids = np.fromfile(data / "val.bin", "<u2").tolist()
+    starts = [i for i, token in enumerate(ids) if token == START]
+    rows = [ids[i:j] for i, j in zip(starts, [*starts[1:], None], strict=True)]
+    encoded = {(*library_tokenizer().encode(text).ids, END): text for text in texts}
+    assert result["bytes"] == sum(len(encoded[tuple(row)].encode()) for row in rows)
+
+    words = ["--add_special_tokens=False", f"--json={tmp_path / 'without.json'}"]
+    evaluate.main(["--device=cpu", f"--out_dir={tmp_path / 'run'}", *words])
+    without = json.loads((tmp_path / "without.json").read_text())
+    assert result["tokens"] == without["tokens"] + len(starts)
+    assert result["bytes"] == without["bytes"] + len("the")  # the first token now, which is not predicted
 
 
 def test_weights_without_a_tokenizer_write_nothing_and_are_not_evaluated_on_a_text(folder, tiny_data):
