@@ -54,7 +54,7 @@ def write_documents(
 ) -> None:
     """Write the source's documents, or the first `limit` of them, in `folder`. Raises UserError.
 
-    `num_proc` processes tokenize (None: one per core). Corrupt and empty documents are skipped.
+    `num_proc` processes tokenize (None: one per core). Corrupt, empty and refused documents are skipped.
     """
     if end_of_text(tokenizer.description) is None:
         raise UserError("the tokenizer has no end-of-text such as <|endoftext|>: give its folder, or another")
@@ -178,7 +178,7 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
             print(f"note: a document is left out: {error}", file=sys.stderr)
             skipped += 1
             continue
-        ids = ids if ids[-1:] == eot else np.append(ids, eot)
+        ids = ids if len(ids) and ids[-1] == eot else np.append(ids, eot)
         pieces["val" if place < val_below else "train"].append(ids.astype(dtype))
     return {split: np.concatenate(some) for split, some in pieces.items()}, skipped
 

@@ -37,7 +37,7 @@ TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
 
 @dataclass(frozen=True, config={"strict": True})
 class Uses:
-    """What a pretrained model uses its tokens for."""
+    """Says what a pretrained model uses its tokens for."""
 
     # The first ends a document, and each of them what a model writes.
     eos_token_id: list[NonNegativeInt] = field(default_factory=list)

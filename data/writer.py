@@ -20,7 +20,7 @@ def load_tokenizer(name: str) -> Tokenizer:
     path = Path(name).expanduser()
     if not path.is_dir() and path.suffix != ".json":
         return TiktokenTokenizer(name)
-    # What lies beside a tokenizer.json says more about it.
+    # The files beside a tokenizer.json say more about it.
     if (description := read_tokenizer(path.parent if path.name == "tokenizer.json" else path)) is None:
         raise UserError(f"{name}: there is no tokenizer.json, nor a vocab.json: give another --tokenizer")
     return from_json(description)

@@ -41,7 +41,7 @@ from training.state import TrainState
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
-# What they leave is not shown, but Ctrl-C that a callback of JAX has lost comes again.
+# Those are not reported, but a Ctrl-C that was lost in one of JAX's callbacks is raised again.
 sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and Timer(0.01, interrupt_main).start()
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
@@ -67,7 +67,7 @@ class Checkpoints:
             best_fn=val_loss,  # so that the metrics are stored
             best_mode="min",
             create=False,
-            # Of folders that cannot be made Orbax's threads would learn after minutes.
+            # Orbax's threads would wait for minutes where a folder cannot be made.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )

@@ -154,13 +154,14 @@ def test_openais_own_is_read_by_tiktoken(tmp_path):
 def test_a_text_that_cannot_be_encoded_is_one_line_and_a_document_is_left_out(tmp_path, capfd):
     words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1, "[END]": 2}))
     words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.normalizer = tokenizers.normalizers.Replace("z", "")  # so that "z" has no token
     save_tokenizer(tmp_path, words, bos_token=None, pad_token=None, chat_template=None)
     with pytest.raises(UserError, match="the text 'a c' cannot be encoded .*UNK"):
         load_tokenizer(str(tmp_path)).encode("a c")
-    train, val = prepared(tmp_path, tmp_path, ["a b", "c", *["a"] * 3, "b", "b a", "a a"])
-    assert sorted(train + val) == sorted([0, 1, 2, *[0, 2] * 3, 1, 2, 1, 0, 2, 0, 0, 2])
+    train, val = prepared(tmp_path, tmp_path, ["a b", "c", *["a"] * 3, "b", "b a", "a a", "z"])
+    assert sorted(train + val) == sorted([0, 1, 2, *[0, 2] * 3, 1, 2, 1, 0, 2, 0, 0, 2, 2])
     out, err = capfd.readouterr()
-    assert "8 documents, 1 of them corrupt, empty or refused" in out
+    assert "9 documents, 1 of them corrupt, empty or refused" in out
     assert "note: a document is left out: the text 'c' cannot be encoded" in err
     text = tmp_path / "c.txt"
     text.write_text("c " * 100)
