@@ -51,6 +51,12 @@ SPEED_FIELDS = {"ms", "data_ms", "memory_mb", "tokens_per_second"}
 # Options of a model that neither GPT-2 nor Llama has.
 MODERN = dict(mlp="relu2", position="rope", norm="rmsnorm", attention_gate=True)
 
+
+def slowly(*values) -> list:
+    """Return the values as parameters of a test that run with the slow ones alone."""
+    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+
+
 # --- refusals -----------------------------------------------------------------------------------------------
 
 

@@ -67,7 +67,8 @@ class Callback:
 
 def main(argv):
     Callback()
-    time.sleep(60)
+    for _ in range(600):
+        time.sleep(0.1)
     print("went on")
 
 command(main)

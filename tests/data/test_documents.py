@@ -19,7 +19,7 @@ from data.prepare import prepare
 from data.sources import DocumentBatch, Files
 from data.tokenizer import from_json
 from data.writer import load_tokenizer
-from tests.helpers import ROOT, contents, refusal, run_python
+from tests.helpers import ROOT, contents, refusal, run_python, slowly
 
 TEXTS = [f"the story of {i}: €\n" + "and then the other thing\n" * (i % 9) for i in range(400)]
 VAL = 0.25
@@ -248,7 +248,7 @@ def test_a_value_that_cannot_be_is_named(tmp_path, source, argument):
     assert argument.partition("=")[2] in refusal(prepare, words)
 
 
-@pytest.mark.parametrize("folder", ["", "openwebtext", "tinystories", "fineweb_edu"])
+@pytest.mark.parametrize("folder", ["", *slowly("openwebtext", "tinystories", "fineweb_edu")])
 def test_each_command_prepares_ones_own_files(tmp_path, source, tokenizer_json, folder):
     script = ROOT / "data" / folder / "prepare.py"
     words = [script, f"--source={source.paths[0]}", "--to=mine", f"--tokenizer={tokenizer_json}"]

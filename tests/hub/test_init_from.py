@@ -191,6 +191,7 @@ def test_data_of_a_gpt2s_own_tokenizer_is_known_to_it(tmp_path, capsys):
     assert json.loads((tmp_path / "result.json").read_text())["tokens"] > 100
 
 
+@pytest.mark.slow
 def test_the_token_that_begins_documents_masks_them_and_has_no_bytes(tmp_path):
     save_llama(tmp_path / "llama")
     data, texts = prepare_documents(tmp_path, tmp_path / "llama")
