@@ -20,6 +20,7 @@ from typing import ClassVar, Literal
 from config.files import new_folder
 from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
+from runs.hardware import choose_device
 from runs.load import load_run
 
 
@@ -38,6 +39,7 @@ class ExportOptions:
 
 def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
+    choose_device("auto")
     export = {"transformers": export_model, "peft": export_adapters}[options.format]
     # A print may fail, and must not take the folder away: notes go to stderr, the rest comes afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
@@ -54,7 +56,8 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     name = Path(options.to).resolve().name
     loss = Checkpoints(options.out_dir).loss(iteration)
     measured = "was not measured" if loss is None else f"is {loss:.4f}"
-    facts = {"name": name, "dataset": manifest.options.dataset, "iteration": iteration, "loss": measured}
+    data = Path(manifest.options.dataset).name
+    facts = {"name": name, "dataset": data, "iteration": iteration, "loss": measured}
     write_card(folder, model, family, **facts)
     upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
     return f"{family.architecture} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"

@@ -118,7 +118,7 @@ def tokens_of(options: SampleOptions, name: str, known: int) -> dict[int, float]
 def read_prompt(start: str) -> str:
     if not start.startswith("FILE:"):
         return start
-    path = Path(start.removeprefix("FILE:"))
+    path = Path(start.removeprefix("FILE:")).expanduser()
     return decode_text(path.read_bytes(), str(path))
 
 

@@ -183,10 +183,7 @@ def parse_text(text: str, kind: Any) -> Any:
 
 
 def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Run a config file as nanoGPT does, and return what it sets as options. Raises UserError.
-
-    It reads the `known` values, and what nanoGPT's train.py imports, as it reads built-in names.
-    """
+    """Run a config file as nanoGPT does, which reads `known` values. Return its options. Raises UserError."""
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
     names = vars(builtins) | {name: import_module(name) for name in ("math", "os", "sys", "time")} | known
@@ -205,21 +202,17 @@ def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, An
         raise UserError(f"{path}:{line}: {why}") from error
     nodes = ast.walk(ast.parse(source))
     read = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
-    return options_of(path, values, read, cls)
+    return options_of(values, read, cls)
 
 
-def options_of(path: str, values: dict[str, Any], read: set[str], cls: type[Any]) -> dict[str, Any]:
+def options_of(values: dict[str, Any], read: set[str], cls: type[Any]) -> dict[str, Any]:
     """Return the values that a config means as options. It may have other names, and `read` some of them."""
-    options, unused, kinds = {}, [], option_types(cls) | TORCH_ONLY
+    options, kinds = {}, option_types(cls) | TORCH_ONLY
     for name, value in values.items():
         private = name.startswith("_") or callable(value) or isinstance(value, ModuleType)
         cutoff = 0.85 if name in read else 0.6  # what the config reads may be alike, but not almost the same
         if name in kinds or not private and difflib.get_close_matches(name[:100], kinds, cutoff=cutoff):
             options[name] = value.tolist() if hasattr(value, "tolist") else value  # NumPy's number
-        elif not private and name not in read:
-            unused.append(name)
-    if unused:
-        print(f"note: {path}: not options, so without effect: {', '.join(unused)}", file=sys.stderr)
     return options
 
 

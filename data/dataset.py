@@ -30,13 +30,11 @@ SPLITS = ("train", "val")
 
 
 def dataset_dir(dataset: str) -> Path:
-    """Return the folder of a data set, which may not exist: in $NANOJAXGPT_DATA, in data/, or else a path.
-
-    One of SMALL_DATASETS for which data/ is read-only is in $NANOJAXGPT_DATA or in the user's cache folder.
-    """
+    """Return the folder of a data set, which may not exist: in $NANOJAXGPT_DATA, in data/, or else a path."""
     kept, named = os.environ.get("NANOJAXGPT_DATA"), DATA / dataset
     if kept and os.path.isdir(Path(kept) / dataset):
         return Path(kept) / dataset
+    # A checkout may be read-only, as one that several users share.
     if dataset in SMALL_DATASETS and not (is_prepared(named) or os.access(named, os.W_OK)):
         return Path(kept or cache_folder() / "data") / dataset
     return Path(dataset) if os.path.isdir(dataset) and not os.path.isdir(named) else named

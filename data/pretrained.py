@@ -39,7 +39,7 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
     files = [file for name in FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     if not files or (path.is_dir() and files[0].name not in FILES[:2]):
         return None
-    refused = refusing(f"{files[0]}: cannot be used", "download it again", Exception)
+    refused = refusing(f"{files[0]}: cannot be used", "mend or download it", Exception)
     with refused, TemporaryDirectory() as copy:
         config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
         classes = {name: config[name] for name in ("model_type", "tokenizer_class") if name in config}
@@ -63,7 +63,8 @@ def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
     backend, vocabulary, template = theirs.backend_tokenizer, theirs.get_vocab(), theirs.chat_template
     ids, eos = set(vocabulary.values()), theirs.eos_token_id
     ends = [i for i in ends if i in ids] or ([] if eos is None else [eos])
-    tokens = {name: text for name, text in theirs.special_tokens_map.items() if isinstance(text, str)}
+    named = theirs.special_tokens_map.items()
+    tokens = {name: text for name, text in named if name.endswith("_token") and text}
     uses = {
         "eos_token_id": sorted(ends, key=lambda i: i != eos),
         "special_tokens": tokens,
@@ -75,5 +76,6 @@ def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
         uses["document_start"] = encoded.ids[0] if encoded.special_tokens_mask[0] else None
     words = json.dumps(sorted(vocabulary.items())).encode()
     if uses.get("document_start") is None and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
-        return {"type": "tiktoken", "name": "gpt2"} | ({"uses": uses} if template else {})
+        plain = template is None and "pad_token" not in tokens and uses["eos_token_id"] in ([], [50256])
+        return {"type": "tiktoken", "name": "gpt2"} | ({} if plain else {"uses": uses})
     return check_description(description)

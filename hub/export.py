@@ -95,7 +95,7 @@ def special_ids(tokenizer: dict | None) -> dict[str, Any]:
     if tokenizer is None or "uses" not in tokenizer:
         return found
     named, encode = tokenizer["uses"]["special_tokens"], from_json(tokenizer).encode
-    names = [name for name in ("bos_token", "pad_token") if name in named]
+    names = [name for name in ("bos_token", "pad_token") if named.get(name)]
     return found | {"bos_token_id": None} | {f"{name}_id": int(encode(named[name])[0]) for name in names}
 
 
@@ -151,8 +151,10 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
             from_json(tokenizer)  # downloads the files if they are not in tiktoken's cache, or says why not
             (folder / "merges.txt").write_bytes(read_file_cached(GPT2_FILES + "vocab.bpe"))
             (folder / "vocab.json").write_bytes(read_file_cached(GPT2_FILES + "encoder.json"))
-            write_json(config, {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size})
-            if template := tokenizer.get("uses", {}).get("chat_template"):
+            uses = tokenizer.get("uses", {})
+            kind = {"tokenizer_class": "GPT2Tokenizer", "model_max_length": block_size}
+            write_json(config, kind | uses.get("special_tokens", {}))
+            if template := uses.get("chat_template"):
                 (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
             return
         case {"type": "tokenizers", "json": str(text)}:

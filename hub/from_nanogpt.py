@@ -33,10 +33,11 @@ def main(argv: list[str]) -> None:
     options, words = split_options(argv, NanogptOptions)
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError("usage: python -m hub.from_nanogpt ckpt.pt --to=<folder> [--dataset=..] [--mlp=gelu]")
+    jax.config.update("jax_platforms", "cpu")
     with new_folder(Path(options.to)) as folder:
         model, dataset = read_checkpoint(words[0], options, folder)
         meta = Dataset(options.dataset or dataset, model.config.vocab_size).meta
-        known = meta.tokenizer if meta.vocab_size <= model.config.vocab_size else None
+        known = meta.tokenizer if model.config.vocab_size in (meta.vocab_size, 50304) else None
         write_model(folder, model, which_family(model.config), known)
         write_tokenizer(folder, known, model.config.block_size)
     print(f"sample from it: python sample.py --init_from={quote(options.to)}")

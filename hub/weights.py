@@ -112,9 +112,8 @@ def open_pretrained(name: str) -> Pretrained:
     """Open the checkpoint that `--init_from=<name>` means. Raises UserError."""
     folder = locate(name)
     path = folder / "config.json"
-    for file, what in OTHERS.items():
-        if (folder / file).is_file() and not path.is_file():
-            raise UserError(f"{folder}: {what}")
+    if not path.is_file() and (found := [what for file, what in OTHERS.items() if (folder / file).is_file()]):
+        raise UserError(f"{folder}: {found[0]}")
     try:
         if not isinstance(values := read_json(path), dict):
             raise ValueError("expected a JSON object")

@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 from config.command_line import UserError, spell
 from config.files import first_line, read_json, write_whole
 from config.options import LORA, SHAPE, Options
-from data.dataset import Split
+from data.dataset import Split, dataset_dir
 from data.tokenizer import check_description, same_tokens
 from parallel.hosts import on_process_0
 
@@ -57,7 +57,8 @@ class Manifest:
 
     def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
         """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""
-        if dataset == self.options.dataset and self.sha256 and sha256 and sha256 != self.sha256:
+        own = dataset_dir(dataset).resolve() == dataset_dir(self.options.dataset).resolve()
+        if own and self.sha256 and sha256 and sha256 != self.sha256:
             raise UserError(
                 f"dataset={dataset} was prepared anew, of another text than {self.options.out_dir} learned: "
                 "put that text back, or give --dataset=<a copy of this one>"

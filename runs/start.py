@@ -143,8 +143,9 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
     if not same_tokens(tokenizer, manifest.tokenizer):
         known = f"{options.init_from} is not known to have learned the tokens of"
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
-    elif document_start(tokenizer) == document_start(manifest.tokenizer):
-        manifest = replace(manifest, tokenizer=tokenizer)  # it says how the weights use them, as in chats
+    elif tokenizer and "uses" in tokenizer:  # what the weights use tokens for, as in chats
+        uses = tokenizer["uses"] | {"document_start": document_start(manifest.tokenizer)}
+        manifest = replace(manifest, tokenizer=tokenizer | {"uses": uses})
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
     if options.lora_rank:

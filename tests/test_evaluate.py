@@ -7,6 +7,7 @@ train.py saves a model.
 import itertools
 import json
 import math
+import os
 import shutil
 import string
 from dataclasses import replace
@@ -248,6 +249,6 @@ def test_a_data_set_that_is_another_text_than_the_run_learned_is_refused(tiny, t
     evaluate.main(words := [f"--out_dir={tmp_path / 'run'}", "--device=cpu", "--mesh=data:1"])
     ids = np.arange(300) % 28
     write_dataset(data, ids, ids, from_json(Dataset(str(data)).meta.tokenizer), "another text")
-    for given in (words, [*words, f"--dataset={data}"]):
-        assert refusal(evaluate.main, given).startswith(f"dataset={data} was prepared anew")
+    for given in (words, [*words, f"--dataset={data}"], [*words, f"--dataset={os.path.relpath(data)}"]):
+        assert "data was prepared anew, of another text" in refusal(evaluate.main, given)
     evaluate.main([*words, f"--dataset={shutil.copytree(data, tmp_path / 'copy')}"])

@@ -34,6 +34,7 @@ from data.tokenizer import (
     JsonTokenizer,
     TiktokenTokenizer,
     end_of_text,
+    end_tokens,
     from_json,
     same_tokens,
 )
@@ -45,7 +46,9 @@ from tests.helpers import (
     DEADLINE,
     assert_same_bits,
     contents,
+    error_line,
     refusal,
+    run_python,
     save_overfitted,
     save_run,
     slowly,
@@ -291,6 +294,32 @@ def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (START, [END, TURN], PAD)
     _, manifest, _ = load_run(str(tmp_path / "run"))
     assert Chat(manifest.tokenizer).prompt(chat).startswith("<s>user: hi[TURN]")
+
+
+def test_data_of_the_vocabulary_alone_keeps_the_models_use_of_its_tokens(tiny, tmp_path):
+    save_llama(tmp_path / "llama")
+    lone = tmp_path / "lone.json"
+    lone.write_text((tmp_path / "llama" / "tokenizer.json").read_text())
+    text = tmp_path / "text.txt"
+    text.write_text("the other thing and the rest. " * 30)
+    prepare_text([f"--source={text}", f"--to={tmp_path / 'data'}", f"--tokenizer={lone}"])
+    words = tiny(tmp_path / "run", init_from=tmp_path / "llama", dataset=tmp_path / "data", max_iters=1)
+    train.main([word for word in words if not word.startswith("--n_")])
+    _, manifest, _ = load_run(str(tmp_path / "run"))
+    assert end_tokens(manifest.tokenizer) == [END, TURN]
+    assert (
+        Chat(manifest.tokenizer).prompt([{"role": "user", "content": "hi"}]).startswith("<s>user: hi[TURN]")
+    )
+
+
+@pytest.mark.slow
+def test_an_environment_of_jax_is_no_fault_of_the_checkpoint(tmp_path):
+    run = a_run(tmp_path / "run", replace(TINY, **SHAPES["gpt2"]))
+    words = "export.py", f"--out_dir={run}", f"--to={tmp_path / 'to'}"
+    done = run_python(*words, JAX_PLATFORMS="cuda")
+    assert "JAX_PLATFORMS=cuda: JAX finds none on this machine" in error_line(done.stderr)
+    done = run_python(*words, JAX_ENABLE_X64="1")
+    assert done.returncode == 0 and "model.safetensors" in contents(tmp_path / "to"), done.stderr
 
 
 # --- adapters for PEFT ------------------------------------------------------------------------------------

@@ -80,6 +80,11 @@ def test_the_ends_are_those_of_the_generation_config_or_else_of_the_config(folde
     assert end_of_text(read_tokenizer(folder)) == END  # of the tokenizer, whatever its name is
 
 
+def test_tokens_of_other_names_are_no_obstacle(tmp_path):
+    save_tokenizer(tmp_path, library_tokenizer(), extra_special_tokens={"foo": "<foo>"})
+    assert read_tokenizer(tmp_path)["uses"]["special_tokens"].keys() >= {"bos_token", "eos_token"}
+
+
 def test_a_length_in_a_tokenizer_json_cuts_and_fills_nothing(cutting, tmp_path, capsys):
     expected = library_tokenizer().encode(DOCUMENTS[0], add_special_tokens=False).ids
     assert len(expected) > 64
@@ -147,6 +152,8 @@ def test_openais_own_is_read_by_tiktoken(tmp_path):
     AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
     (tmp_path / "again" / "chat_template.jinja").write_text(TEMPLATE)
     description = read_tokenizer(tmp_path / "again")
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [50256, 198]}))
+    assert end_tokens(read_tokenizer(tmp_path)) == [50256, 198]
     assert same_tokens(description, {"type": "tiktoken", "name": "gpt2"})
     assert description["uses"]["chat_template"] == TEMPLATE
 

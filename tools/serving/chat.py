@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import tokenizers
-from jinja2 import TemplateSyntaxError
 
 from config.files import first_line
 from data.pretrained import transformers
@@ -18,9 +17,10 @@ class Chat:
 
     def __init__(self, description: dict[str, Any]):
         uses = description.get("uses", {})
-        self.own = template_of(uses) if uses.get("chat_template") else None
-        self.stops = [] if self.own else ["\nUser:"]
-        self.broken = None if self.own is None else why_unusable(self.own)
+        template = uses.get("chat_template")
+        self.own = template_of(uses) if template else None
+        self.stops = [] if template else ["\nUser:"]
+        self.broken = why_unusable(template) if template else None
 
     def prompt(self, messages: Messages) -> str:
         """Return the text to continue. Raises ApiError when the template refuses, or cannot be used."""
@@ -45,11 +45,12 @@ def template_of(uses: dict[str, Any]) -> Callable[[Messages], str]:
     return lambda messages: theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
-def why_unusable(template: Callable[[Messages], str]) -> str | None:
-    """Say why a template compiles for no messages; None if it does."""
+def why_unusable(template: str) -> str | None:
+    """Say why a template does not compile; None if it does. To render one may take for ever."""
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
     try:
-        template([{"role": "user", "content": "hi"}])
-    except (TemplateSyntaxError, RecursionError) as error:
-        return f"the model's chat template cannot be compiled ({first_line(error)})"
-    except Exception:  # it may refuse these messages and take others
+        _compile_jinja_template(template)
         return None
+    except Exception as error:  # also of its constants, which are computed here
+        return f"the model's chat template cannot be compiled ({first_line(error)})"

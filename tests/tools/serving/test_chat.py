@@ -78,6 +78,11 @@ def test_a_template_that_is_no_jinja_turns_chats_off(template):
     assert caught.value.status_code == 400
 
 
+def test_a_template_that_takes_for_ever_does_not_keep_a_server_from_starting():
+    loops = "{% for i in range(90000) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
+    assert chat(loops).broken is None  # it is compiled and not rendered
+
+
 @pytest.mark.parametrize(
     "template",
     [
