@@ -211,6 +211,7 @@ def test_the_command_needs_pytorch_one_file_and_a_new_folder(tmp_path, monkeypat
     assert said == f"{path}: PyTorch has to read it: pip install torch"
 
 
+@pytest.mark.slow
 def test_the_command_runs_as_a_module(tmp_path):
     path = save(tmp_path, state_dict(False))
     done = run_python("-m", "hub.from_nanogpt", path, "--to=gpt", cwd=tmp_path, PYTHONPATH=ROOT)

@@ -87,6 +87,7 @@ print(os.environ["XLA_FLAGS"])
 """
 
 
+@pytest.mark.slow
 def test_deterministic_sets_the_flag_of_gpus_before_jax_starts_and_changes_nothing_on_a_cpu(tiny, tmp_path):
     """Whether a GPU then computes the same bits twice, no test can say without one."""
     for name in ("True", "False"):
