@@ -63,8 +63,7 @@ def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
     backend, vocabulary, template = theirs.backend_tokenizer, theirs.get_vocab(), theirs.chat_template
     ids, eos = set(vocabulary.values()), theirs.eos_token_id
     ends = [i for i in ends if i in ids] or ([] if eos is None else [eos])
-    named = theirs.special_tokens_map.items()
-    tokens = {name: text for name, text in named if name.endswith("_token") and text}
+    tokens = {k: text for k, text in theirs.special_tokens_map.items() if k.endswith("_token") and text}
     uses = {
         "eos_token_id": sorted(ends, key=lambda i: i != eos),
         "special_tokens": tokens,

@@ -37,7 +37,8 @@ def main(argv: list[str]) -> None:
     with new_folder(Path(options.to)) as folder:
         model, dataset = read_checkpoint(words[0], options, folder)
         meta = Dataset(options.dataset or dataset, model.config.vocab_size).meta
-        known = meta.tokenizer if model.config.vocab_size in (meta.vocab_size, 50304) else None
+        padding = model.config.vocab_size - meta.vocab_size  # to a multiple of 64, as nanoGPT's 50304
+        known = meta.tokenizer if padding in (0, -meta.vocab_size % 64) else None
         write_model(folder, model, which_family(model.config), known)
         write_tokenizer(folder, known, model.config.block_size)
     print(f"sample from it: python sample.py --init_from={quote(options.to)}")

@@ -47,7 +47,7 @@ def template_of(uses: dict[str, Any]) -> Callable[[Messages], str]:
 
 def why_unusable(template: str) -> str | None:
     """Say why a template does not compile; None if it does. To render one may take for ever."""
-    from transformers.utils.chat_template_utils import _compile_jinja_template
+    from transformers.utils.chat_template_utils import _compile_jinja_template  # the public one also renders
 
     try:
         _compile_jinja_template(template)
