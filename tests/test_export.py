@@ -80,7 +80,7 @@ SHAPES = {
     "qwen2, window": LLAMA | dict(qkv_bias=True, window=5),
     "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
-RARE = ("llama, tied", "llama, wide heads", "qwen2, window")
+RARE = ("llama, tied", "llama, wide heads", "llama, µP", "qwen2, window", "gpt2, untied, relu2")
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
 CLASSES |= {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
