@@ -41,7 +41,7 @@ from training.state import TrainState
 for name in ("absl", "asyncio"):
     logging.getLogger(name).setLevel(logging.CRITICAL)
 
-# Those are not reported, but a Ctrl-C that was lost in one of JAX's callbacks is raised again.
+# Orbax's coroutines are not reported. A Ctrl-C that was lost in one of JAX's callbacks is raised again.
 sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and Timer(0.01, interrupt_main).start()
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
