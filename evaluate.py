@@ -31,6 +31,7 @@ from config.options import ModelOptions
 from data.batches import Batches
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import document_start, end_of_text, from_json, same_tokens
+from fast import nats_of_rows
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import check_fit
@@ -38,7 +39,6 @@ from parallel.sharding import batch_shape, distribute
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
-from training.chunked_loss import nats_of_rows
 
 
 @dataclass(frozen=True)

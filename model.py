@@ -1,4 +1,4 @@
-"""The network: token ids in, logits out.
+"""The network, all of its mathematics: token ids in, logits and loss out.
 
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
@@ -8,42 +8,121 @@ have GPT-2's names, but queries, keys and values are separate. All files use the
 
     B batch (of all devices)   T time (tokens in the context)   D n_embd   H heads   K key/value heads
     C head size (in nanoGPT, C is n_embd)   F MLP hidden   V vocabulary   L layers   A microbatches of a step
-    S keys to read from (T, or the key/value cache's length)   P learned positions
+    S keys to read from (T, or the key/value cache's length)   P learned positions   G = H / K
 
 Weights, softmax, rotations and the residual stream x are float32. Matrix products take operands rounded to
 `Compute.dtype`, and return `Compute.result`, as norms do: by default both are bfloat16 on GPUs and TPUs.
-Attention's scores and `GPT.logits` are float32. Tokens interact only through `attend(q, k, v, key)`:
-layers/attention.py makes it for entire sequences, generation/cache.py for new tokens that follow cached ones.
+Attention's scores and the logits are float32. Tokens interact only through `attend(q, k, v, key)`:
+`causal_attention` makes it for entire sequences, generation/cache.py for new tokens that follow cached ones.
+
+This file imports nothing of the project. fast.py computes the same faster.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
-from config.command_line import Count
-from config.options import ModelShape, check_shape
-from layers.attention import Attend, Positions, causal_attention
-from layers.compute import Compute
-from layers.dropout import DropoutKey, dropout, split_key
-from layers.products import Linear, apply_each, embedding_lookup, product
-from layers.stack import apply_blocks
+Tokens = Int[Array, "B T"]
+Stream = Float[Array, "B T D"]  # the residual stream, or as large
+Queries = Float[Array, "B H T C"]
+Keys = Float[Array, "B K S C"]  # or values
+Mask = Bool[Array, "_ T S"]  # True: the query reads the key. One row may serve all
+Positions = Int[Array | np.ndarray, "_ T"]
+DropoutKey = PRNGKeyArray | None  # None: no dropout
+# attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C)
+Attend = Callable[..., Float[Array, "B T H C"]]
 
 
 @dataclass(frozen=True)
-class GPTConfig(ModelShape):
-    """A model's shape, whose fields config/options.py explains, and its precision. Raises ValueError."""
+class Compute:
+    """What the model is made of, each operation in the plainest JAX. fast.py has faster ones of the same."""
 
-    vocab_size: Count = 50304
+    dtype: str = "float32"  # of the operands of matrix products, or bfloat16
+    result: str = "float32"  # of their results
+
+    def product(self, subscripts: str, a: Array, b: Array, result: str | None = None) -> Array:
+        """Compute `einsum` of two arrays. Each index occurs in at least two of a, b and the result."""
+        a, b = a.astype(self.dtype), b.astype(self.dtype)
+        return jnp.einsum(subscripts, a, b, preferred_element_type=result or self.result)
+
+    def linear(self, x: Float[Array, "B T i"], w: Float[Array, "i *o"]) -> Float[Array, "B T *o"]:
+        return self.product("bti,i...->bt...", x, w)
+
+    def each(self, layers: list["Linear"], x: Float[Array, "B T i"]) -> list[Float[Array, "B T *o"]]:
+        """Apply layers that read the same x."""
+        return [layer(x) for layer in layers]
+
+    def lookup(self, table: Float[Array, "V D"], tokens: Tokens) -> Stream:
+        """Return the tokens' rows of the table, rounded to `result`, in float32."""
+        return table[tokens].astype(self.result).astype(jnp.float32)
+
+    def dropout(self, x: Float[Array, "..."], rate: float, key: DropoutKey) -> Float[Array, "..."]:
+        """Zero each element with probability `rate` and scale up the rest (arXiv:1207.0580)."""
+        if key is None or rate == 0:
+            return x
+        return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
+
+    def attention(self, q: Queries, k: Keys, v: Keys, starts, window, rate, key) -> Queries:
+        """Attend within whole rows of T tokens, under the `causal_mask` of starts and window."""
+        mask = causal_mask(jnp.arange(T := q.shape[2])[None], T, window, starts)
+        return attention(q, k, v, mask, self, rate, key)
+
+    def blocks(self, blocks: "Block", x: Stream, attend: Attend, keys) -> Stream:
+        """Apply stacked blocks in turn, each with its key for dropout or, if `keys` is None, without."""
+
+        def layer(x, block_and_key):
+            block, key = block_and_key
+            return block(x, attend, key), None
+
+        return lax.scan(layer, x, (blocks, keys))[0]
+
+    def loss(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, ""]:
+        return cross_entropy(self.product("btd,vd->btv", x, head, "float32"), targets)
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """A model's shape, and how it is computed. Raises ValueError for fields that make no model together."""
+
+    block_size: int = 1024  # tokens per sequence
+    vocab_size: int = 50304  # tokens it knows: GPT-2's 50257, rounded up to a multiple of 64
+    n_layer: int = 12  # blocks
+    n_head: int = 12  # attention heads
+    n_kv_head: int | None = None  # key/value heads, shared by groups of query heads; None: n_head
+    n_embd: int = 768  # width of the residual stream
+    head_dim: int | None = None  # width of a head; None: n_embd / n_head
+    n_hidden: int | None = None  # width of the MLP; None: 4 n_embd, for swiglu 8/3 n_embd
+    position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary (arXiv:2104.09864)
+    rope_theta: float = 10000.0  # base of the rotary frequencies
+    rope_scaling: float = 1.0  # Llama 3's factor for longer contexts; 1: none
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # before attention, MLP and head
+    norm_eps: float = 1e-5  # added to the mean square before its root is taken
+    mlp: Literal["swiglu", "gelu", "gelu_erf", "relu2"] = "swiglu"  # gelu: GPT-2's; gelu_erf: nanoGPT's
+    bias: bool = False  # biases in the linear layers and layernorms
+    qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
+    qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
+    window: int | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head is the token embedding, transposed
+    dropout: float = 0.0  # rate for embeddings, attention and residuals
     eot: int | None = None  # starts a document; tokens do not read earlier ones. None: a row is one
     compute: Compute = Compute()
 
     def __post_init__(self):
-        check_shape(self)
+        if self.n_embd % self.n_head and not self.head_dim:
+            raise ValueError(f"n_embd={self.n_embd} must be a multiple of n_head={self.n_head}")
+        if self.n_head % self.kv_heads:
+            raise ValueError(f"n_head={self.n_head} must be a multiple of n_kv_head={self.kv_heads}")
+        if self.position == "rope" and self.head_size % 2:
+            which = "head_dim" if self.head_dim else "n_embd / n_head"
+            raise ValueError(f"rope needs an even head size: {which} is {self.head_size}")
 
     @property
     def kv_heads(self) -> int:
@@ -69,27 +148,141 @@ class GPTConfig(ModelShape):
         return GPT(self, key=key)
 
 
+def split_key(key: DropoutKey, n: int = 2):
+    """Split a key into n; no key gives n times None."""
+    return [None] * n if key is None else jax.random.split(key, n)
+
+
+# Layers
+
+
+class Linear(eqx.Module):
+    """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
+
+    weight: Float[Array, "i *o"]
+    bias: Float[Array, "*o"] | None
+    compute: Compute = eqx.field(static=True)
+    matrix: ClassVar[bool] = True  # to Muon and LoRA
+
+    def __init__(
+        self, config, fan_in: int, *fan_out: int, bias: bool = False, std: float = 0.02, key: PRNGKeyArray
+    ):
+        self.weight = std * jax.random.normal(key, (fan_in, *fan_out))
+        self.bias = jnp.zeros(fan_out) if config.bias or bias else None
+        self.compute = config.compute
+
+    def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
+        y = self.compute.linear(x, self.weight)
+        return y if self.bias is None else y + self.bias.astype(y.dtype)
+
+
+def is_linear(x) -> bool:
+    return isinstance(x, Linear)
+
+
 class Norm(eqx.Module):
     """LayerNorm, or RMSNorm (no mean, no bias), over the last axis: computed in float32, then cast."""
 
     weight: Float[Array, " D"]
     bias: Float[Array, " D"] | None
-    center: bool = eqx.field(static=True)
-    eps: float = eqx.field(static=True)
-    dtype: str = eqx.field(static=True)
+    config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, size: int):
-        self.center = config.norm == "layernorm"
-        self.eps = config.norm_eps
-        self.dtype = config.compute.result
         self.weight = jnp.ones(size)
-        self.bias = jnp.zeros(size) if config.bias and self.center else None
+        self.bias = jnp.zeros(size) if config.bias and config.norm == "layernorm" else None
+        self.config = config
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         y = x.astype(jnp.float32)
-        y = y - y.mean(-1, keepdims=True) if self.center else y
-        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.eps) * self.weight
-        return (y if self.bias is None else y + self.bias).astype(self.dtype)
+        y = y - y.mean(-1, keepdims=True) if self.config.norm == "layernorm" else y
+        y = y * lax.rsqrt(jnp.square(y).mean(-1, keepdims=True) + self.config.norm_eps) * self.weight
+        return (y if self.bias is None else y + self.bias).astype(self.config.compute.result)
+
+
+# Attention: which tokens a token reads, how queries and keys know their positions, and what is read
+
+
+def causal_attention(config: GPTConfig, tokens: Tokens) -> tuple[Positions, Attend]:
+    """Return the tokens' positions in their documents, and the `attend` for entire rows.
+
+    A token reads its document up to itself, at most the last `window` tokens. An `eot` begins a document.
+    """
+    positions, starts = np.arange(tokens.shape[1], dtype=np.int32)[None], None  # constants of the program
+    if config.eot is not None:
+        starts = document_starts(tokens, config.eot, positions)
+        positions = positions - starts
+    rotate = rotation(config, positions)
+
+    @jax.named_scope("attention")
+    def attend(q, k, v, key=None):
+        q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
+        return config.compute.attention(q, k, v, starts, config.window, config.dropout, key).swapaxes(1, 2)
+
+    return positions, attend
+
+
+def attention(q: Queries, k: Keys, v: Keys, mask: Mask, compute: Compute, rate=0.0, key=None) -> Queries:
+    """Compute softmax(q k^T / sqrt(C)) v over the keys that the mask allows, with dropout of the weights."""
+    weights = compute.dropout(attention_weights(q, k, mask, compute), rate, key)
+    return compute.product("bkgts,bksc->bkgtc", weights, v).reshape(q.shape)
+
+
+def attention_weights(q: Queries, k: Keys, mask: Mask, compute: Compute) -> Float[Array, "B K G T S"]:
+    """Return how much each query reads of each key, float32. G query heads share a key head."""
+    (B, H, T, C), K = q.shape, k.shape[1]
+    q = q.reshape(B, K, H // K, T, C)
+    scores = compute.product("bkgtc,bksc->bkgts", q, k, "float32") / math.sqrt(C)
+    return jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))
+
+
+def causal_mask(
+    positions: Int[Array, "_ T"], S: int, window: int | None = None, starts: Tokens | None = None
+) -> Mask:
+    """Return which of S keys each query reads: those up to its position, in its window, from `starts` on."""
+    positions, keys = positions[:, :, None], jnp.arange(S)
+    mask = keys <= positions
+    if window is not None:
+        mask &= keys > positions - window
+    if starts is not None:
+        mask &= keys >= starts[:, :, None]
+    return mask
+
+
+def document_starts(tokens: Tokens, eot: int, indices: Positions, begun: Array | int = 0) -> Tokens:
+    """Return the index in the row at which each token's document begins: the last `eot`, or `begun`."""
+    return lax.cummax(jnp.where(tokens == eot, indices, begun), axis=1)
+
+
+def rotation(config: GPTConfig, positions: Positions) -> Callable:
+    """Return the function that rotates queries or keys by their positions (arXiv:2104.09864), if rope is on.
+
+    The layout is Llama's: components i and i + C/2 of a head form a pair. Angles are float32.
+    """
+    if config.position != "rope":
+        return lambda x: x
+    inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
+    angles = positions.astype(np.float32)[:, None, :, None] * inv_freq  # (_, 1, T, C / 2)
+    # NumPy's table is a constant of the program. XLA would compute another one for each row and head.
+    xp = np if isinstance(angles, np.ndarray) else jnp
+    cos, sin = xp.cos(angles), xp.sin(angles)
+
+    def rotate(x):
+        a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+        return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+
+    return rotate
+
+
+def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> Float[np.ndarray, " half"]:
+    """Return the radians per position by which each of the C/2 pairs turns.
+
+    `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783): pairs that turn less than once in the 8192
+    tokens of its first training turn `scaling` times slower, those that turn more than four times stay.
+    """
+    inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
+    turns = inv_freq * 8192 / (2 * math.pi)
+    stays = np.clip((turns - 1) / (4 - 1), 0, 1)
+    return (inv_freq * (stays + (1 - stays) / scaling)).astype(np.float32)
 
 
 class Attention(eqx.Module):
@@ -101,7 +294,7 @@ class Attention(eqx.Module):
     c_proj: Linear  # H C -> D
     q_norm: Norm | None
     k_norm: Norm | None
-    dropout: float = eqx.field(static=True)
+    config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         q_key, k_key, v_key, proj_key = jax.random.split(key, 4)
@@ -112,22 +305,19 @@ class Attention(eqx.Module):
         self.c_proj = Linear(config, H * C, D, std=config.residual_std, key=proj_key)
         self.q_norm = Norm(config, C) if config.qk_norm else None
         self.k_norm = Norm(config, C) if config.qk_norm else None
-        self.dropout = config.dropout
+        self.config = config
 
-    def __call__(
-        self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
         weights_key, output_key = split_key(key)
-        q, k, v = apply_each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
+        compute = self.config.compute
+        q, k, v = compute.each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         y = attend(q, k, v, weights_key)  # (B, T, H, C), after rope, mask and softmax
-        return dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.dropout, output_key)
+        return compute.dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.config.dropout, output_key)
 
-    def readers(self) -> list[Linear]:
-        """Return the layers that read x. Training moves the norm's weight into them (layers/stack.py)."""
-        return [self.c_q, self.c_k, self.c_v]
 
+# The other half of a block, the block, and the model
 
 # `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than rereading.
 ACTIVATIONS = {
@@ -144,8 +334,7 @@ class MLP(eqx.Module):
     c_gate: Linear | None  # D -> F, for swiglu
     c_fc: Linear  # D -> F
     c_proj: Linear  # F -> D
-    activation: str = eqx.field(static=True)
-    dropout: float = eqx.field(static=True)
+    config: GPTConfig = eqx.field(static=True)
 
     def __init__(self, config: GPTConfig, *, key: PRNGKeyArray):
         gate_key, fc_key, proj_key = jax.random.split(key, 3)
@@ -153,15 +342,13 @@ class MLP(eqx.Module):
         self.c_gate = Linear(config, D, F, key=gate_key) if config.mlp == "swiglu" else None
         self.c_fc = Linear(config, D, F, key=fc_key)
         self.c_proj = Linear(config, F, D, std=config.residual_std, key=proj_key)
-        self.activation = config.mlp
-        self.dropout = config.dropout
+        self.config = config
 
-    def __call__(self, x: Float[Array, "B T D"], key: DropoutKey = None) -> Float[Array, "B T D"]:
-        h = ACTIVATIONS[self.activation](*apply_each(self.readers(), x))  # (B, T, F)
-        return dropout(self.c_proj(h), self.dropout, key)
-
-    def readers(self) -> list[Linear]:
-        return [self.c_fc] if self.c_gate is None else [self.c_gate, self.c_fc]
+    def __call__(self, x: Stream, key: DropoutKey = None) -> Stream:
+        compute = self.config.compute
+        layers = [self.c_fc] if self.c_gate is None else [self.c_gate, self.c_fc]
+        h = ACTIVATIONS[self.config.mlp](*compute.each(layers, x))  # (B, T, F)
+        return compute.dropout(self.c_proj(h), self.config.dropout, key)
 
 
 class Block(eqx.Module):
@@ -179,9 +366,7 @@ class Block(eqx.Module):
         self.ln_2 = Norm(config, config.n_embd)
         self.mlp = MLP(config, key=mlp_key)
 
-    def __call__(
-        self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
         attn_key, mlp_key = split_key(key)
         x = x + self.attn(self.ln_1(x), attend, attn_key)
         return x + self.mlp(self.ln_2(x), mlp_key)
@@ -209,34 +394,43 @@ class GPT(eqx.Module):
         self.lm_head = None if config.tie_embeddings else 0.02 * jax.random.normal(head_key, (V, D))
         self.config = config
 
-    def __call__(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T V"]:
+    def __call__(self, tokens: Tokens, *, key: DropoutKey = None) -> Float[Array, "B T V"]:
         """Compute logits, float32. A `key` turns dropout on, as PyTorch's `model.train()` does."""
         return self.logits(self.features(tokens, key=key))
 
-    def features(self, tokens: Int[Array, "B T"], *, key: DropoutKey = None) -> Float[Array, "B T D"]:
-        """Compute everything except the head. The loss takes features, so that it never holds all logits."""
+    def loss(self, tokens: Tokens, targets: Tokens, key: DropoutKey = None) -> Float[Array, ""]:
+        """Return the mean cross entropy of the next tokens, the targets, in nats."""
+        return self.config.compute.loss(self.features(tokens, key=key), self.head, targets)
+
+    def features(self, tokens: Tokens, *, key: DropoutKey = None) -> Stream:
+        """Compute everything except the head."""
         embed_key, blocks_key = split_key(key)
         layer_keys = None if blocks_key is None else jax.random.split(blocks_key, self.config.n_layer)
         positions, attend = causal_attention(self.config, tokens)
         x = self.embed(tokens, positions, embed_key)
-        # For each layer: x = block(x, attend, key).
-        return self.ln_f(apply_blocks(self.blocks, x, attend, layer_keys, self.config.compute))
+        return self.ln_f(self.config.compute.blocks(self.blocks, x, attend, layer_keys))
 
-    def embed(
-        self, tokens: Int[Array, "B T"], positions: Positions, key: DropoutKey = None
-    ) -> Float[Array, "B T D"]:
+    def embed(self, tokens: Tokens, positions: Positions, key: DropoutKey = None) -> Stream:
         """Add token and position embeddings. Raises ValueError for more tokens than learned positions."""
-        x = embedding_lookup(self.wte, tokens, self.config.compute.result)  # rounded, but stored as float32
+        x = self.config.compute.lookup(self.wte, tokens)  # rounded, but stored as float32
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")
             x = x + self.wpe[positions]
-        return dropout(x, self.config.dropout, key)
+        return self.config.compute.dropout(x, self.config.dropout, key)
 
-    def logits(self, x: Float[Array, "B T D"]) -> Float[Array, "B T V"]:
+    def logits(self, x: Stream) -> Float[Array, "B T V"]:
         """Compute logits, float32, from features."""
-        return product("btd,vd->btv", x, self.head, self.config.compute.dtype)
+        return self.config.compute.product("btd,vd->btv", x, self.head, "float32")
 
     @property
     def head(self) -> Float[Array, "V D"]:
         return self.wte if self.lm_head is None else self.lm_head
+
+
+def cross_entropy(logits: Float[Array, "B T V"], targets: Tokens) -> Float[Array, ""]:
+    """Return the mean over the targets >= 0 of -log softmax(logits)[target], in nats; 0 without targets."""
+    log_probabilities = jax.nn.log_softmax(logits)  # (B, T, V)
+    chosen = jnp.take_along_axis(log_probabilities, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    counted = targets >= 0
+    return -jnp.where(counted, chosen, 0).sum() / jnp.maximum(counted.sum(), 1)

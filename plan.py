@@ -114,7 +114,7 @@ def describe(planned: Planned) -> str:
         "what XLA's compiler makes of the step.\nNothing was run, and nothing below was measured.\n\n"
         f"{count_parameters(planned.config) / 1e6:.2f}M parameters, vocab_size {planned.config.vocab_size}, "
         f"{A} x {B} x {T} = {options.tokens_per_step:,} tokens per step\n"
-        f"mesh={options.mesh}, attention={compute.attention}, remat={compute.remat}, "
+        f"mesh={options.mesh}, attention={compute.kernel}, remat={compute.remat}, "
         f"dtype={compute.dtype}; compiled in {planned.seconds:.0f} s by JAX {jax.__version__}"
     )
     parts = [head, memory_table(planned.memory, target)]

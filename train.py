@@ -27,8 +27,8 @@ from runs.metrics import Metrics
 from runs.process import locked, stop_signals
 from runs.start import Run, describe_model, open_run, starting_state
 from training.evaluation import Evaluate, make_evaluate
-from training.recipe import compile_step
 from training.state import TrainState
+from training.step import compile_step
 
 
 def main(argv: list[str]) -> int:

@@ -14,10 +14,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from layers.attention import Attend
-from layers.dropout import DropoutKey
-from layers.products import Linear, is_linear
-from model import GPT, Attention, GPTConfig, Norm
+from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, is_linear
 from parallel.sharding import is_matrix
 
 
@@ -79,9 +76,6 @@ class Gated(Attention):
             return y * gate.astype(y.dtype)
 
         return super().__call__(x, gated, key)
-
-    def readers(self) -> list[Linear]:
-        return [*super().readers(), self.head_gate]
 
 
 def add_gates(model: GPT, config: VariantConfig) -> GPT:

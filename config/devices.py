@@ -4,6 +4,7 @@ devices.csv has the figures and their sources.
 """
 
 import csv
+import functools
 import re
 from pathlib import Path
 
@@ -65,3 +66,14 @@ FASTEST_ATTENTION = {
     # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
     r"TPU": "splash",
 }
+
+
+@functools.cache
+def cpu_info(name: str) -> str:
+    path = Path("/proc/cpuinfo")
+    found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
+    return found[1].strip() if found else ""
+
+
+def cpu_flags() -> str:
+    return cpu_info("flags|Features")

@@ -38,7 +38,7 @@ Free = Annotated[T, "free"]  # leaves the loss as it is, but for noise
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The options that shape a model, which `Options` and `GPTConfig` inherit."""
+    """The options that shape a model: fields of `GPTConfig` in model.py, with their limits."""
 
     block_size: Count = 1024  # tokens per sequence
     n_layer: Count = 12  # blocks
@@ -206,14 +206,3 @@ def read_options(path: str) -> Options:
     """Read a run's `options.json`. Raises UserError."""
     with refusing(f"{path}: cannot be read as options", "put back what it was", ValueError):
         return Options.from_json(read_json(Path(path)), origin=path)
-
-
-def check_shape(config) -> None:
-    """Raise ValueError for a GPTConfig whose fields, each within its limits, make no model together."""
-    if config.n_embd % config.n_head and not config.head_dim:
-        raise ValueError(f"n_embd={config.n_embd} must be a multiple of n_head={config.n_head}")
-    if config.n_head % config.kv_heads:
-        raise ValueError(f"n_head={config.n_head} must be a multiple of n_kv_head={config.kv_heads}")
-    if config.position == "rope" and config.head_size % 2:
-        which = "head_dim" if config.head_dim else "n_embd / n_head"
-        raise ValueError(f"rope needs an even head size: {which} is {config.head_size}")

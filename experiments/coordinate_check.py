@@ -28,7 +28,7 @@ from parallel.sharding import StepBatches
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.start import choose_config, open_dataset
 from tools.inside.views import lens
-from training.recipe import compile_step
+from training.step import compile_step
 from training.state import create_state
 
 STEPS, SEEDS, RATE = 10, 5, 2e-3

@@ -17,8 +17,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blocks
 from generation.sampling import GREEDY, PLAIN, Settings, Tally, penalize, sample
-from layers.products import is_linear
-from model import GPT, Block
+from model import GPT, Block, is_linear
 
 CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
 PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` reads, at most

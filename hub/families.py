@@ -19,6 +19,7 @@ import jax
 from einops import rearrange
 
 from config.command_line import UserError, check_value, spell
+from config.options import Options
 from data.pretrained import transformers
 from model import GPTConfig
 
@@ -90,7 +91,7 @@ class Family:
 def check_size(ours: str, theirs: str, value: Any) -> Any:
     """Return the value of an entry of config.json, within our field's limits. Raises ValueError."""
     try:
-        return check_value(ours, value, "", GPTConfig)
+        return check_value(ours, value, "", Options)
     except UserError as error:
         raise ValueError(str(error).replace(ours, theirs, 1)) from None
 

@@ -13,12 +13,12 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from config.options import Options
 from data.batches import Batches
 from data.dataset import Dataset
-from layers.compute import current_mesh
+from parallel.mesh import constrain, current_mesh
 
 # The first pattern that matches the end of a name applies.
 RULES = (
@@ -76,6 +76,12 @@ def specs_of(tree):
 def shard(tree):
     """Constrain the arrays of a tree to the table's shardings."""
     return eqx.filter_shard(tree, specs_of(tree)) if current_mesh().size > 1 else tree
+
+
+# Without this in each layer, XLA replicates the batch, and moves activations instead of `fsdp`'s weights.
+def shard_residual(x: Float[Array, "*leading B T D"]) -> Float[Array, "*leading B T D"]:
+    """Constrain x's batch axis to be split over `data` and `fsdp`."""
+    return constrain(x, *[None] * (x.ndim - 3), ("data", "fsdp"))
 
 
 def state_sharding(state):

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import jax
 
 from config.command_line import UserError
+from config.devices import cpu_flags, cpu_info
 from config.files import cache_folder
-from layers.compute import cpu_flags, cpu_info
 from parallel.hosts import agree_on, hosts
 from parallel.mesh import make_mesh
 

@@ -29,8 +29,8 @@ from parallel.sharding import batch_sharding
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from training.lora import partition_trainable
-from training.recipe import choose_value_and_grad
 from training.state import TrainState, model_config, state_shapes
+from training.step import loss_and_gradients as step_gradients
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -270,7 +270,7 @@ def on(kind: str, platform: str, count: int = 1):
 
 def mean_gradients(options: Options, model: GPT, x, y, key=None):
     """Compute the loss and gradients of a step, as `train_step` does."""
-    return choose_value_and_grad(options, model)(*partition_trainable(model), x, y, key)
+    return step_gradients(*partition_trainable(model), x, y, key, options)
 
 
 def loss_and_gradients(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from layers.attention import causal_attention
-from model import ACTIVATIONS, GPT, Attention, GPTConfig, Norm
+from fast import Fast
+from model import ACTIVATIONS, GPT, Attention, GPTConfig, Norm, causal_attention
 from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, named_arrays, run_python
 from tests.models import TINY, changed, forward, large, nll, random_tokens, train
 from tests.reference import CONFIGS, as_gpt, random_reference
@@ -275,6 +275,7 @@ def test_bfloat16_trains_at_odd_shapes(mlp, tie_embeddings, unroll, B, T, V, H, 
         position="rope" if tie_embeddings else "learned",
         mlp=mlp,
         tie_embeddings=tie_embeddings,
+        compute=Fast(),
     )
     model = large(changed(config, dtype="bfloat16", unroll=unroll))
     tokens, targets = random_tokens(config, B, T), random_tokens(config, B, T, seed=1)
@@ -339,7 +340,7 @@ def test_no_gradient_crosses_from_document_to_document(position):
 def test_kernels_compute_the_same_model_and_leave_dropout_to_einsum(kernel):
     config = replace(PACKED, block_size=128, window=20, dropout=0.1)
     tokens = jnp.where(jnp.arange(128) % 31 == 7, EOT, random_tokens(config))
-    model, einsum = (large(changed(config, attention=name)) for name in (kernel, "einsum"))
+    model, einsum = (large(changed(config, kernel=name)) for name in (kernel, "einsum"))
     (_, logits), gradients = train(model, tokens, tokens)
     (_, expected), expected_gradients = train(einsum, tokens, tokens)
     assert distance(logits, expected) < FLOAT32_ROUNDING
@@ -426,7 +427,7 @@ def test_arrays_have_the_shapes_and_dtypes_that_signatures_state():
 import jaxtyping
 with jaxtyping.install_import_hook(["model", "variants", "layers", "generation.cache"], "beartype.beartype"):
     from generation.cache import Cache, forward_with_cache, unstack_blocks
-    from layers.compute import Compute
+    from fast import Fast
     from variants import VariantConfig
 import equinox as eqx, jax, jax.numpy as jnp
 
@@ -443,7 +444,7 @@ for variant in (dict(mlp="gelu", bias=True), llama, modern):
     for dtype, eot in (("float32", None), ("bfloat16", 16)):
         for key in (jax.random.key(0), jax.random.PRNGKey(0)):
             shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1, eot=eot)
-            config = VariantConfig(**shape, compute=Compute(dtype), **variant)
+            config = VariantConfig(**shape, compute=Fast(dtype), **variant)
             eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
 try:
     config.build(key)(jnp.zeros(7, jnp.int32))

@@ -9,8 +9,7 @@ import pytest
 
 from config.options import Options
 from hub.export import without_multipliers
-from layers.attention import causal_attention
-from model import Attention, Norm
+from model import Attention, Norm, causal_attention
 from tests.helpers import (
     FLOAT32_ROUNDING,
     MODERN,
@@ -21,8 +20,8 @@ from tests.helpers import (
     run_python,
 )
 from tests.models import TINY, changed, forward, large, random_tokens
-from training.recipe import compile_step
 from training.state import create_state, model_config
+from training.step import compile_step
 from variants import mup_rates
 
 V, BASE = 32, 32

@@ -7,18 +7,15 @@ as much as training W.
 """
 
 import math
-from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from config.command_line import UserError
 from config.options import Options
-from layers.products import Linear, is_linear, linear
-from model import GPT
+from model import GPT, Linear, is_linear
 from parallel.sharding import leaf_name
 
 
@@ -28,7 +25,6 @@ class LoRALinear(Linear):
     lora_a: Float[Array, "i r"]
     lora_b: Float[Array, "r *o"]
     scale: float = eqx.field(static=True)  # alpha / r
-    tensor_specs: ClassVar[dict[str, P]] = Linear.tensor_specs | {"lora_a": P(), "lora_b": P(None, "tensor")}
 
     def __init__(self, layer: Linear, options: Options, key: PRNGKeyArray):
         """Make all L layers at once. A is drawn as in the paper's code and in PEFT: var(x A) = var(x) / 3."""
@@ -40,11 +36,8 @@ class LoRALinear(Linear):
         self.scale = options.lora_alpha / r
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
-        within = self.scale * linear(x, self.lora_a, self.compute)  # (B, T, r)
-        return super().__call__(x) + linear(within, self.lora_b, self.compute)
-
-    def scale_inputs(self, g: Float[Array, " i"]) -> "LoRALinear":
-        return eqx.tree_at(lambda layer: layer.lora_a, super().scale_inputs(g), g[:, None] * self.lora_a)
+        within = self.scale * self.compute.linear(x, self.lora_a)  # (B, T, r)
+        return super().__call__(x) + self.compute.linear(within, self.lora_b)
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:

@@ -23,8 +23,8 @@ from parallel.mesh import make_mesh
 from tools.planning.cost import bytes_sent, mesh_axes
 from tools.planning.operations import operations
 from tools.planning.program import parse_program
-from training.recipe import compile_step
 from training.state import model_config, state_shapes
+from training.step import compile_step
 
 MESHES = ("data:8", "fsdp:8", "data:2,tensor:4", "data:2,fsdp:2,tensor:2")
 QUICKSTART = replace(

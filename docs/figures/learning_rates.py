@@ -13,7 +13,7 @@ from jaxtyping import Float
 
 from config.options import Options
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from training.schedule import learning_rate
+from training.optimizer import learning_rate
 
 STEPS = 1000
 HIGH = 0.15

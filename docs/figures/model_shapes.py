@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from docs.figures._boxes import arrow, box, canvas
 from docs.figures.whole_model import MODELS
-from layers.attention import causal_attention
-from layers.products import apply_each
-from model import GPT
+from fast import apply_each
+from model import GPT, causal_attention
 
 B, T = 16, 100
 

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 from matplotlib.axes import Axes
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from layers.compute import Compute
+from fast import Fast
 from model import GPTConfig
 from runs.sizes import flops_per_token
 from tools.planning.target import DEVICES
 
-GPT2 = GPTConfig(mlp="gelu", compute=Compute("bfloat16", "bfloat16"))
+GPT2 = GPTConfig(mlp="gelu", compute=Fast("bfloat16", "bfloat16"))
 H100 = DEVICES["H100"]
 LEFT, RIGHT = 0.15, 3000  # FLOPs a byte
 

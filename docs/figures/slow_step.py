@@ -18,11 +18,11 @@ from unittest.mock import patch
 
 import equinox as eqx
 import jax
+from layers import products
 from matplotlib.axes import Axes
 
 import model
 from docs.figures import BLUE, GREEN, LIGHT, ORANGE, save
-from layers import products
 from tools.planning.program import parse_program
 from training.step import mean_loss
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
-from layers.attention import causal_attention
-from model import GPT, Block, GPTConfig
+from model import GPT, Block, GPTConfig, causal_attention
 
 MODELS = {
     "quickstart": GPTConfig(128, 4, 4, vocab_size=96, n_embd=128, position="rope", norm="rmsnorm"),

@@ -17,9 +17,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from config.options import Options
+from fast import Fast
 from hub.families import FAMILIES
 from hub.weights import Pretrained, open_pretrained
-from layers.compute import Compute
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
 from parallel.sharding import with_shardings
@@ -110,7 +110,7 @@ def test_logits_at_the_size_of_gpt2(tmp_path):
     reference = gpt2(GPTConfig(vocab_size=50257, block_size=1024, mlp="gelu", bias=True)).eval()
     reference.save_pretrained(tmp_path)
     tokens, expected = logits(reference, T=4)
-    assert_logits(load(tmp_path, compute=Compute(unroll=1)), tokens, expected)
+    assert_logits(load(tmp_path, compute=Fast(unroll=1)), tokens, expected)
 
 
 def test_openais_own_file_has_shorter_names_and_the_causal_masks(folder):

@@ -9,8 +9,7 @@ import pytest
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from layers.attention import causal_attention, causal_mask, inverse_frequencies, rotation
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, causal_attention, causal_mask, inverse_frequencies, rotation
 from tests.helpers import FLOAT32_ROUNDING
 from tests.models import TINY, changed, random_tokens
 

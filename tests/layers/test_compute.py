@@ -2,8 +2,8 @@
 
 import pytest
 
+import fast
 from config.options import Options
-from layers import compute
 from tests.helpers import CPU, H100, V5E, on
 from training.state import model_config
 
@@ -19,7 +19,7 @@ from training.state import model_config
     }.items(),
 )
 def test_auto_is_bfloat16_on_a_cpu_that_multiplies_it(monkeypatch, flags, dtype):
-    monkeypatch.setattr(compute, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(fast, "cpu_flags", lambda: flags)
     monkeypatch.delenv("ONEDNN_MAX_CPU_ISA")
     assert model_config(Options(), 9).compute.dtype == dtype
     assert model_config(Options(dtype="float32"), 9).compute.dtype == "float32"

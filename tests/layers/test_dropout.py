@@ -7,7 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.dropout import dropout, split_key
+from fast import Fast
+from model import split_key
+
+dropout = Fast().dropout
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from layers.attention import attention_weights, causal_mask, weighted_values
-from layers.compute import Compute
-from layers.kernels import fastest_attention, fused_attention
+from fast import Fast, fastest_attention, fused_attention
+from model import attention, causal_mask
 from parallel.mesh import make_mesh
 from tests.helpers import CPU, FLOAT32_ROUNDING, H100, V5E, distance, on, refusal
 from training.state import model_config
@@ -43,7 +42,7 @@ def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, 
         return fused_attention(q, k, v, begins, kernel, window, "float32")
 
     def by_einsum(q, k, v):
-        return weighted_values(attention_weights(q, k, mask, "float32"), v, Compute())
+        return attention(q, k, v, mask, Fast())
 
     def with_gradients(function, q, k, v, dy):
         y, pull = jax.vjp(function, q, k, v)
@@ -111,9 +110,9 @@ def test_a_kernel_is_taken_where_device_shape_and_dtype_allow_it(
 ):
     options = Options(n_head=4, n_embd=4 * head_size, block_size=T, dtype=dtype)
     with on(*device):
-        assert (model_config(options, 9).compute.attention == kernel) == expected
+        assert (model_config(options, 9).compute.kernel == kernel) == expected
         if expected:
-            assert model_config(replace(options, attention=kernel), 9).compute.attention == kernel
+            assert model_config(replace(options, attention=kernel), 9).compute.kernel == kernel
             said = refusal(model_config, replace(options, attention=kernel, dropout=0.1), 9)
             assert said.endswith("dropout; use attention=auto")
         else:

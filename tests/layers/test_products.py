@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.compute import Compute
-from layers.products import embedding_lookup, linear, product
+from fast import Fast, embedding_lookup, product
 
 B, T, D = 3, 5, 48
 
@@ -27,7 +26,7 @@ def value_and_gradients(function, x, w, dy):
 def test_value_and_gradients_are_those_of_a_plain_product_of_rounded_operands(out, dtype):
     x, w = operands(*out)
     dy = jnp.asarray(np.random.default_rng(1).normal(size=(B, T, *out)), jnp.float32)
-    found = value_and_gradients(lambda x, w: linear(x, w, Compute(dtype)), x, w, dy)
+    found = value_and_gradients(lambda x, w: Fast(dtype).linear(x, w), x, w, dy)
     x, w, dy = (np.asarray(a.astype(dtype), np.float64) for a in (x, w, dy))
     over_out = list(range(2, 2 + len(out)))
     expected = (
@@ -43,7 +42,7 @@ def test_value_and_gradients_are_those_of_a_plain_product_of_rounded_operands(ou
 
 def test_the_gradient_by_x_has_the_dtype_of_x():
     x, w = operands(7)
-    gradient = jax.grad(lambda x: linear(x, w, Compute("bfloat16")).sum().astype(jnp.float32))(
+    gradient = jax.grad(lambda x: Fast("bfloat16").linear(x, w).sum().astype(jnp.float32))(
         x.astype(jnp.bfloat16)
     )
     assert gradient.dtype == jnp.bfloat16
@@ -52,7 +51,7 @@ def test_the_gradient_by_x_has_the_dtype_of_x():
 @pytest.mark.parametrize("result", ["float32", "bfloat16"])
 def test_a_product_has_the_dtype_that_is_asked_for(result):
     x, w = operands(7)
-    assert linear(x, w, Compute("bfloat16", result)).dtype == result
+    assert Fast("bfloat16", result).linear(x, w).dtype == result
 
 
 @pytest.mark.parametrize("subscripts", ["bkgtc,bksc->bkgts", "bkgts,bksc->bkgtc", "btd,vd->btv"])

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import pytest
 
 from config.options import Options
-from layers.attention import causal_attention
-from layers.stack import fold_norms
-from model import GPTConfig
+from fast import Fast, fold_norms
+from model import GPTConfig, causal_attention
 from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, moved
 from tests.models import TINY, changed, large, random_tokens, train
 from training.lora import add_adapters
@@ -50,7 +49,7 @@ def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
 @cache
 def gradient_plan(remat, n_layer=3):
     """Bytes of temporaries, and FLOPs with those of one layer, of the features' gradient. B 8, T 64, D 64."""
-    config = GPTConfig(block_size=64, n_layer=n_layer, n_head=4, n_embd=64)
+    config = GPTConfig(block_size=64, n_layer=n_layer, n_head=4, n_embd=64, compute=Fast())
     model = eqx.filter_eval_shape(changed(config, unroll=1, remat=remat).build, jax.random.key(0))
     tokens = jax.ShapeDtypeStruct((8, 64), jnp.int32)
     compiled = (

@@ -26,8 +26,8 @@ from tests.helpers import (
     save_run,
     saved_state,
 )
-from training.recipe import compile_step
 from training.state import create_state, model_config, state_shapes
+from training.step import compile_step
 
 V, T, L, A, B = 64, 12, 3, 2, 8
 SMALL = replace(
@@ -73,7 +73,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh):
 @pytest.fixture
 def no_room(monkeypatch):
     """A device has no room for whole weights and gradients."""
-    monkeypatch.setattr("training.recipe.GATHERED_FRACTION", 0)
+    monkeypatch.setattr("training.step.GATHERED_FRACTION", 0)
     jax.clear_caches()  # what was traced with room
     yield
     jax.clear_caches()

@@ -21,8 +21,8 @@ from runs.load import load_run
 from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
-from training.recipe import compile_step
 from training.state import TrainState, create_state, model_config
+from training.step import compile_step
 
 V = 11
 TINY = replace(

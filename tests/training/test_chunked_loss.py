@@ -8,16 +8,15 @@ import pytest
 import torch
 from jax.extend.core import jaxprs_in_params
 
-from layers.compute import Compute
+from fast import Fast, chunked_cross_entropy, chunks
+from model import cross_entropy
 from parallel.mesh import make_mesh
 from tests.helpers import distance
-from training.chunked_loss import chunked_cross_entropy, chunks
-from training.loss import cross_entropy
 
 # As helpers.FLOAT32_ROUNDING, but with about ten operations in a row, the products among them sums of at most
 # 100 terms: sqrt(10 * 100) u.
 ROUNDING = 2e-6
-WHOLE, HALVES = Compute(), Compute(max_logits=4 * 7 * 100)  # of the inputs below, in one chunk and in two
+WHOLE, HALVES = Fast(), Fast(max_logits=4 * 7 * 100)  # of the inputs below, in one chunk and in two
 
 
 def inputs(B=4, T=14, D=32, V=100):
@@ -48,7 +47,7 @@ def torch_value_and_gradients(x, head, targets):
 @pytest.mark.parametrize(
     "T, max_logits, n_chunks",
     [
-        (14, Compute.max_logits, 1),
+        (14, Fast.max_logits, 1),
         (14, 4 * 7 * 100, 2),
         (14, 4 * 6 * 100, 7),  # not 3 chunks of 6, 6 and 2: all are equal
         (13, 4 * 7 * 100, 13),  # a prime
@@ -58,7 +57,7 @@ def torch_value_and_gradients(x, head, targets):
 def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(T, max_logits, n_chunks):
     x, head, targets = inputs(T=T)
     assert len(chunks(x, targets, len(head), max_logits)[0]) == n_chunks
-    found = value_and_gradients(x, head, targets, Compute(max_logits=max_logits))
+    found = value_and_gradients(x, head, targets, Fast(max_logits=max_logits))
     for ours, theirs in zip(found, torch_value_and_gradients(x, head, targets), strict=True):
         assert ours.dtype == np.float32 and ours.shape == theirs.shape
         assert distance(ours, theirs) < ROUNDING
@@ -116,7 +115,7 @@ def test_the_value_alone_is_the_one_that_comes_with_gradients(compute, dtype):
 @pytest.mark.parametrize("results", ["float32", "bfloat16"])  # a CPU's, and any other device's
 def test_bfloat16_errs_by_the_rounding_of_its_operands_and_results(results):
     x, head, targets = inputs()
-    value, dx, dhead = value_and_gradients(x, head, targets, Compute("bfloat16", results))
+    value, dx, dhead = value_and_gradients(x, head, targets, Fast("bfloat16", results))
     exact, exact_dx, exact_dhead = torch_value_and_gradients(x, head, targets)
     u = 2.0**-9  # bfloat16 keeps 8 bits
     twice, thrice = (1 + u) ** 2 - 1, (1 + u) ** 3 - 1  # two operands are rounded; and the result, on a GPU
@@ -148,7 +147,7 @@ def sizes(jaxpr):
 
 
 def test_all_the_logits_never_exist_at_once():
-    compute = Compute(max_logits=4 * 2 * 100)
+    compute = Fast(max_logits=4 * 2 * 100)
     x, head, targets = inputs(T=16, D=8)
     both = jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))
     for function in (chunked_cross_entropy, both):

@@ -30,8 +30,8 @@ from tests.helpers import (
     saved_iterations,
 )
 from training.lora import add_adapters, merge, partition_trainable, without_adapters
-from training.recipe import compile_step
 from training.state import create_state, create_state_around, model_config
+from training.step import compile_step
 
 V, T = 64, 8
 TINY = replace(

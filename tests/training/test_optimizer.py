@@ -19,8 +19,8 @@ from tests.models import changed
 from tests.training.test_schedule import nanogpt_learning_rate
 from training.lora import add_adapters, partition_trainable
 from training.optimizer import make_optimizer
-from training.recipe import compile_step
 from training.state import create_state, model_config
+from training.step import compile_step
 
 # Every kind of parameter there is: biases, norms of queries and keys, and a head of its own.
 EVERYTHING = GPTConfig(

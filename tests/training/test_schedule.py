@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from training.schedule import learning_rate
+from training.optimizer import learning_rate
 
 
 def nanogpt_learning_rate(o, it):

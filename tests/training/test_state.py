@@ -32,7 +32,7 @@ def test_the_devices_of_the_mesh_decide_dtype_and_attention(device, changes, dty
         config = model_config(replace(TINY, **changes), V)
     result = "float32" if device == CPU else dtype  # rounded where that saves memory traffic
     found = config.compute
-    assert (config.vocab_size, found.dtype, found.result, found.attention) == (V, dtype, result, attention)
+    assert (config.vocab_size, found.dtype, found.result, found.kernel) == (V, dtype, result, attention)
 
 
 @pytest.mark.parametrize("name, value", [("n_embd", 33), ("n_kv_head", 3)])

@@ -20,8 +20,8 @@ from model import GPTConfig
 from parallel.sharding import StepBatches
 from runs.hardware import reuse_freed_memory
 from runs.metrics import Metrics
-from training.recipe import compile_step
 from training.state import create_state, model_config
+from training.step import compile_step
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
 

@@ -13,8 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from layers.attention import causal_attention, rotation
-from model import GPT, Block
+from model import GPT, Block, attention_weights, causal_attention, causal_mask, document_starts, rotation
 
 
 class Lens(NamedTuple):
@@ -69,19 +68,21 @@ def padded(model: GPT, tokens: Int[np.ndarray, " T"]) -> Int[Array, "1 P"]:
 @eqx.filter_jit
 def _heads(model: GPT, tokens: Int[Array, "1 T"]) -> tuple[Array, ...]:
     config, T = model.config, tokens.shape[1]
-    positions, _ = causal_attention(config, tokens)
-    rotate = rotation(config, positions)
+    positions, attend = causal_attention(config, tokens)
+    rotate, indices = rotation(config, positions), jnp.arange(T)[None]
+    starts = None if config.eot is None else document_starts(tokens, config.eot, indices)
+    mask = causal_mask(indices, T, config.window, starts)
 
     def layer(x, block: Block):
-        weights, vectors = [], []
-        _, attend = causal_attention(config, tokens, watch=weights.append)
+        seen = []
 
         def watched(q, k, v, key=None):
-            vectors.extend(y.swapaxes(1, 2) for y in (q, k, v))  # (1, heads, T, C)
+            seen.extend((rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)))
             return attend(q, k, v, key)
 
-        x, (q, k, v) = block(x, watched), vectors
-        return x, (rotate(q)[0], rotate(k)[0], v[0], weights[0].reshape(config.n_head, T, T))
+        x, (q, k, v) = block(x, watched), seen  # (1, heads, T, C)
+        weights = attention_weights(q, k, mask, config.compute)
+        return x, (q[0], k[0], v[0], weights.reshape(config.n_head, T, T))
 
     return lax.scan(layer, model.embed(tokens, positions), model.blocks)[1]
 

@@ -23,9 +23,9 @@ from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.speeds import Work
 from tools.planning.target import Target
-from training import recipe
-from training.recipe import compile_step
+from training import step
 from training.state import model_config, state_shapes
+from training.step import compile_step
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def count_by_depth(options: Options, target: Target, meta: Meta) -> tuple[Work, 
     for depth, weight in weights.items():
         # Whether weights are gathered once a step depends on the size of the model: of the deep one.
         part = count_parameters(replace(config, n_layer=depth)) / count_parameters(config)
-        with patch.object(recipe, "GATHERED_FRACTION", part * recipe.GATHERED_FRACTION):
+        with patch.object(step, "GATHERED_FRACTION", part * step.GATHERED_FRACTION):
             planned = plan(replace(options, n_layer=depth), target, meta)
         if planned.cost is None:
             raise UserError(f"--on={target.text}: XLA has too little memory for this step")

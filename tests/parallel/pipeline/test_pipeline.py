@@ -31,8 +31,8 @@ from tests.helpers import (
 )
 from tests.models import changed
 from training.evaluation import compile_loss
-from training.recipe import compile_step
 from training.state import create_state, model_config, state_shapes
+from training.step import compile_step
 
 V, T, L, A, B, EOT = 48, 8, 8, 4, 4, 7
 GPT2 = replace(
@@ -97,7 +97,7 @@ def test_loss_and_gradients_are_those_of_one_device(variant, mesh, changes):
 
 def with_kernel(kernel, options):
     """A new model that computes attention with that kernel, which `model_config` refuses on a CPU."""
-    return create_state(changed(model_config(options, V, EOT), attention=kernel), options).model
+    return create_state(changed(model_config(options, V, EOT), kernel=kernel), options).model
 
 
 SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")

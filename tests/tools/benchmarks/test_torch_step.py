@@ -13,8 +13,8 @@ from config.options import Options
 from model import GPTConfig
 from tests.helpers import moved
 from tools.benchmarks.torch_step import GPT, TorchStep
-from training.recipe import compile_step
 from training.state import create_state, model_config
+from training.step import compile_step
 
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
 

@@ -9,8 +9,8 @@ import pytest
 from config.options import Options
 from parallel.mesh import mesh_of, parse
 from tools.planning.target import parse_target, prepare_to_compile
-from training.recipe import compile_step
 from training.state import model_config, state_shapes
+from training.step import compile_step
 
 pytestmark = pytest.mark.accelerator
 
@@ -58,5 +58,5 @@ def test_the_step_compiles(target, mesh, changes, optimized):
         config = model_config(options, V, EOT)
         program = compile_step(state_shapes(config, options), options).as_text()
     fused, kernel = dict(gpu=("cudnn", "__cudnn$fmha"), tpu=("splash", "tpu_custom_call"))[there[0].platform]
-    assert config.compute.attention == ("einsum" if options.attention == "einsum" else fused)
+    assert config.compute.kernel == ("einsum" if options.attention == "einsum" else fused)
     assert (f'custom_call_target="{kernel}' in program) == (options.attention != "einsum")

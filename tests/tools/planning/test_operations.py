@@ -14,8 +14,8 @@ from parallel.mesh import make_mesh
 from runs.sizes import flops_per_token
 from tools.planning.operations import device_groups, operations
 from tools.planning.program import Shape, balanced, parse_program
-from training.recipe import compile_step
 from training.state import model_config, state_shapes
+from training.step import compile_step
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
