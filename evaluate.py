@@ -31,11 +31,9 @@ from config.options import ModelOptions
 from data.batches import Batches
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import document_start, end_of_text, from_json, same_tokens
-from fast import nats_of_rows
 from model import GPT
 from parallel.hosts import on_process_0
-from parallel.mesh import check_fit
-from parallel.sharding import batch_shape, distribute
+from parallel.mesh import batch_shape, check_fit, distribute
 from runs.hardware import on_devices
 from runs.load import load_model
 from runs.manifest import latest_manifest
@@ -124,7 +122,7 @@ def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, 
 
 def score_rows(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, " B"]:
     """Return -log p summed over each row's targets, replicated, so that every process has all of it."""
-    nats = nats_of_rows(model.features(x), model.head, y, model.config.compute)
+    nats = model.config.compute.nats(model.features(x), model.head, y)
     return eqx.filter_shard(nats, PartitionSpec())
 
 

@@ -1,49 +1,67 @@
-"""The network, all of its mathematics: token ids in, logits and loss out.
+"""The network, all of its mathematics: token ids in, logits and loss out. It imports nothing of the project.
 
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
+    loss = model.loss(tokens, targets)             # nats per token
 
 `gelu` + `bias` is GPT-2's architecture; `rope` + `rmsnorm` + `swiglu` without `bias` is Llama's. Parameters
 have GPT-2's names, but queries, keys and values are separate. All files use these letters:
 
     B batch (of all devices)   T time (tokens in the context)   D n_embd   H heads   K key/value heads
     C head size (in nanoGPT, C is n_embd)   F MLP hidden   V vocabulary   L layers   A microbatches of a step
-    S keys to read from (T, or the key/value cache's length)   P learned positions   G = H / K
+    S keys to attend to (T, or the key/value cache's length)   P learned positions   G = H / K
 
-Weights, softmax, rotations and the residual stream x are float32. Matrix products take operands rounded to
-`Compute.dtype`, and return `Compute.result`, as norms do: by default both are bfloat16 on GPUs and TPUs.
-Attention's scores and the logits are float32. Tokens interact only through `attend(q, k, v, key)`:
-`causal_attention` makes it for entire sequences, generation/cache.py for new tokens that follow cached ones.
-
-This file imports nothing of the project. fast.py computes the same faster.
+`Compute` has every operation in plain JAX, and this file alone trains. fast.py overrides some operations to
+compute the same faster. Weights, softmax, rotations and the residual stream x are float32. Matrix products
+round their operands to `Compute.dtype` and return `Compute.result`, as norms do: by default both are bfloat16
+on GPUs and TPUs. Attention's scores and the logits are float32.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, Shaped
 
 Tokens = Int[Array, "B T"]
 Stream = Float[Array, "B T D"]  # the residual stream, or as large
 Queries = Float[Array, "B H T C"]
 Keys = Float[Array, "B K S C"]  # or values
-Mask = Bool[Array, "_ T S"]  # True: the query reads the key. One row may serve all
+Mask = Bool[Array, "_ T S"]  # True: the query attends to the key. One row may serve all
 Positions = Int[Array | np.ndarray, "_ T"]
 DropoutKey = PRNGKeyArray | None  # None: no dropout
+LayerKeys = Shaped[PRNGKeyArray, " L"] | None
 # attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C)
 Attend = Callable[..., Float[Array, "B T H C"]]
 
 
+def causal_mask(positions: Positions, S: int, window: int | None, starts: Tokens | None = None) -> Mask:
+    """Return which of S keys each query attends to: those from `starts` to its position, in its window."""
+    positions, keys = positions[:, :, None], jnp.arange(S)
+    mask = keys <= positions
+    if window is not None:
+        mask &= keys > positions - window
+    if starts is not None:
+        mask &= keys >= starts[:, :, None]
+    return mask
+
+
+def cross_entropy(logits: Float[Array, "B T V"], targets: Tokens) -> Float[Array, "B T"]:
+    """Return -log softmax(logits)[target] of each token, in nats; 0 where the target is below 0."""
+    log_probabilities = jax.nn.log_softmax(logits)  # (B, T, V)
+    chosen = jnp.take_along_axis(log_probabilities, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
+    return -jnp.where(targets >= 0, chosen, 0)
+
+
 @dataclass(frozen=True)
 class Compute:
-    """What the model is made of, each operation in the plainest JAX. fast.py has faster ones of the same."""
+    """The operations that layers are made of, each in the plainest JAX."""
 
     dtype: str = "float32"  # of the operands of matrix products, or bfloat16
     result: str = "float32"  # of their results
@@ -54,11 +72,9 @@ class Compute:
         return jnp.einsum(subscripts, a, b, preferred_element_type=result or self.result)
 
     def linear(self, x: Float[Array, "B T i"], w: Float[Array, "i *o"]) -> Float[Array, "B T *o"]:
-        return self.product("bti,i...->bt...", x, w)
-
-    def each(self, layers: list["Linear"], x: Float[Array, "B T i"]) -> list[Float[Array, "B T *o"]]:
-        """Apply layers that read the same x."""
-        return [layer(x) for layer in layers]
+        """Compute x @ w, whose output may have several axes."""
+        y = self.product("btd,df->btf", x, w.reshape(len(w), -1))
+        return y.reshape(*x.shape[:2], *w.shape[1:])
 
     def lookup(self, table: Float[Array, "V D"], tokens: Tokens) -> Stream:
         """Return the tokens' rows of the table, rounded to `result`, in float32."""
@@ -70,13 +86,27 @@ class Compute:
             return x
         return jnp.where(jax.random.bernoulli(key, 1 - rate, x.shape), x / (1 - rate), 0).astype(x.dtype)
 
-    def attention(self, q: Queries, k: Keys, v: Keys, starts, window, rate, key) -> Queries:
-        """Attend within whole rows of T tokens, under the `causal_mask` of starts and window."""
-        mask = causal_mask(jnp.arange(T := q.shape[2])[None], T, window, starts)
-        return attention(q, k, v, mask, self, rate, key)
+    def attention_weights(self, q: Queries, k: Keys, mask: Mask) -> Float[Array, "B K G T S"]:
+        """Compute softmax(q k^T / sqrt(C)), float32, over the keys that the mask allows."""
+        (B, H, T, C), K = q.shape, k.shape[1]
+        q = q.reshape(B, K, H // K, T, C)  # G query heads share a key/value head (arXiv:2305.13245)
+        scores = self.product("bkgtc,bksc->bkgts", q, k, "float32") / math.sqrt(C)
+        return jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))
 
-    def blocks(self, blocks: "Block", x: Stream, attend: Attend, keys) -> Stream:
-        """Apply stacked blocks in turn, each with its key for dropout or, if `keys` is None, without."""
+    def attention(
+        self, q: Queries, k: Keys, v: Keys, mask: Mask, rate: float = 0.0, key: DropoutKey = None
+    ) -> Queries:
+        """Return each query's sum of the values, weighted by `attention_weights`, with dropout of these."""
+        weights = self.dropout(self.attention_weights(q, k, mask), rate, key)
+        return self.product("bkgts,bksc->bkgtc", weights, v).reshape(q.shape)
+
+    def row_attention(self, q: Queries, k: Keys, v: Keys, starts, window, rate=0.0, key=None) -> Queries:
+        """Attend within entire rows of T tokens, under the `causal_mask` of starts and window."""
+        mask = causal_mask(jnp.arange(T := q.shape[2])[None], T, window, starts)
+        return self.attention(q, k, v, mask, rate, key)
+
+    def blocks(self, blocks: "Block", x: Stream, attend: Attend, keys: LayerKeys) -> Stream:
+        """Apply stacked blocks in turn: `x = block(x, attend, key)`."""
 
         def layer(x, block_and_key):
             block, key = block_and_key
@@ -84,8 +114,13 @@ class Compute:
 
         return lax.scan(layer, x, (blocks, keys))[0]
 
+    def nats(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, " B"]:
+        """Return the sum of each row's cross entropy: x are features, targets below 0 do not count."""
+        return cross_entropy(self.product("btd,vd->btv", x, head, "float32"), targets).sum(-1)
+
     def loss(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, ""]:
-        return cross_entropy(self.product("btd,vd->btv", x, head, "float32"), targets)
+        """Return the mean cross entropy over the targets that count; 0 without any."""
+        return self.nats(x, head, targets).sum() / jnp.maximum((targets >= 0).sum(), 1)
 
 
 @dataclass(frozen=True)
@@ -103,16 +138,16 @@ class GPTConfig:
     position: Literal["learned", "rope"] = "learned"  # learned embeddings, or rotary (arXiv:2104.09864)
     rope_theta: float = 10000.0  # base of the rotary frequencies
     rope_scaling: float = 1.0  # Llama 3's factor for longer contexts; 1: none
-    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # before attention, MLP and head
+    norm: Literal["layernorm", "rmsnorm"] = "layernorm"  # normalisation before attention, MLP and head
     norm_eps: float = 1e-5  # added to the mean square before its root is taken
     mlp: Literal["swiglu", "gelu", "gelu_erf", "relu2"] = "swiglu"  # gelu: GPT-2's; gelu_erf: nanoGPT's
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
+    window: int | None = None  # tokens that a token attends to, itself the last, as in Mistral; None: all
     tie_embeddings: bool = True  # the head is the token embedding, transposed
     dropout: float = 0.0  # rate for embeddings, attention and residuals
-    eot: int | None = None  # starts a document; tokens do not read earlier ones. None: a row is one
+    document_start: int | None = None  # a token that begins a document, which attends to no earlier one
     compute: Compute = Compute()
 
     def __post_init__(self):
@@ -199,58 +234,7 @@ class Norm(eqx.Module):
         return (y if self.bias is None else y + self.bias).astype(self.config.compute.result)
 
 
-# Attention: which tokens a token reads, how queries and keys know their positions, and what is read
-
-
-def causal_attention(config: GPTConfig, tokens: Tokens) -> tuple[Positions, Attend]:
-    """Return the tokens' positions in their documents, and the `attend` for entire rows.
-
-    A token reads its document up to itself, at most the last `window` tokens. An `eot` begins a document.
-    """
-    positions, starts = np.arange(tokens.shape[1], dtype=np.int32)[None], None  # constants of the program
-    if config.eot is not None:
-        starts = document_starts(tokens, config.eot, positions)
-        positions = positions - starts
-    rotate = rotation(config, positions)
-
-    @jax.named_scope("attention")
-    def attend(q, k, v, key=None):
-        q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
-        return config.compute.attention(q, k, v, starts, config.window, config.dropout, key).swapaxes(1, 2)
-
-    return positions, attend
-
-
-def attention(q: Queries, k: Keys, v: Keys, mask: Mask, compute: Compute, rate=0.0, key=None) -> Queries:
-    """Compute softmax(q k^T / sqrt(C)) v over the keys that the mask allows, with dropout of the weights."""
-    weights = compute.dropout(attention_weights(q, k, mask, compute), rate, key)
-    return compute.product("bkgts,bksc->bkgtc", weights, v).reshape(q.shape)
-
-
-def attention_weights(q: Queries, k: Keys, mask: Mask, compute: Compute) -> Float[Array, "B K G T S"]:
-    """Return how much each query reads of each key, float32. G query heads share a key head."""
-    (B, H, T, C), K = q.shape, k.shape[1]
-    q = q.reshape(B, K, H // K, T, C)
-    scores = compute.product("bkgtc,bksc->bkgts", q, k, "float32") / math.sqrt(C)
-    return jax.nn.softmax(jnp.where(mask[:, None, None], scores, -jnp.inf))
-
-
-def causal_mask(
-    positions: Int[Array, "_ T"], S: int, window: int | None = None, starts: Tokens | None = None
-) -> Mask:
-    """Return which of S keys each query reads: those up to its position, in its window, from `starts` on."""
-    positions, keys = positions[:, :, None], jnp.arange(S)
-    mask = keys <= positions
-    if window is not None:
-        mask &= keys > positions - window
-    if starts is not None:
-        mask &= keys >= starts[:, :, None]
-    return mask
-
-
-def document_starts(tokens: Tokens, eot: int, indices: Positions, begun: Array | int = 0) -> Tokens:
-    """Return the index in the row at which each token's document begins: the last `eot`, or `begun`."""
-    return lax.cummax(jnp.where(tokens == eot, indices, begun), axis=1)
+# Attention: how queries and keys know their positions, and what a token attends to
 
 
 def rotation(config: GPTConfig, positions: Positions) -> Callable:
@@ -285,6 +269,31 @@ def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> F
     return (inv_freq * (stays + (1 - stays) / scaling)).astype(np.float32)
 
 
+def causal_attention(config: GPTConfig, tokens: Tokens) -> tuple[Positions, Attend]:
+    """Return the tokens' positions in their documents, and the `attend` for entire rows.
+
+    A token attends to its document up to itself, at most to the last `window` tokens.
+    """
+    positions, starts = np.arange(tokens.shape[1], dtype=np.int32)[None], None  # constants of the program
+    if config.document_start is not None:
+        starts = document_starts(tokens, config.document_start, positions)
+        positions = positions - starts
+    rotate = rotation(config, positions)
+
+    @jax.named_scope("attention")
+    def attend(q, k, v, key=None):
+        q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
+        y = config.compute.row_attention(q, k, v, starts, config.window, config.dropout, key)
+        return y.swapaxes(1, 2)
+
+    return positions, attend
+
+
+def document_starts(tokens: Tokens, start: int, indices: Positions, begun: Array | int = 0) -> Tokens:
+    """Return the index in the row at which each token's document begins: the last `start`, or `begun`."""
+    return lax.cummax(jnp.where(tokens == start, indices, begun), axis=1)
+
+
 class Attention(eqx.Module):
     """Each token reads from itself and from the tokens before it."""
 
@@ -309,15 +318,13 @@ class Attention(eqx.Module):
 
     def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
         weights_key, output_key = split_key(key)
-        compute = self.config.compute
-        q, k, v = compute.each([self.c_q, self.c_k, self.c_v], x)  # (B, T, H, C), (B, T, K, C) twice
+        q, k, v = self.c_q(x), self.c_k(x), self.c_v(x)  # (B, T, H, C), (B, T, K, C) twice
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         y = attend(q, k, v, weights_key)  # (B, T, H, C), after rope, mask and softmax
-        return compute.dropout(self.c_proj(y.reshape(*x.shape[:2], -1)), self.config.dropout, output_key)
+        y = self.c_proj(y.reshape(*x.shape[:2], -1))  # (B, T, D)
+        return self.config.compute.dropout(y, self.config.dropout, output_key)
 
-
-# The other half of a block, the block, and the model
 
 # `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than rereading.
 ACTIVATIONS = {
@@ -345,10 +352,9 @@ class MLP(eqx.Module):
         self.config = config
 
     def __call__(self, x: Stream, key: DropoutKey = None) -> Stream:
-        compute = self.config.compute
-        layers = [self.c_fc] if self.c_gate is None else [self.c_gate, self.c_fc]
-        h = ACTIVATIONS[self.config.mlp](*compute.each(layers, x))  # (B, T, F)
-        return compute.dropout(self.c_proj(h), self.config.dropout, key)
+        gate = [] if self.c_gate is None else [self.c_gate(x)]
+        h = ACTIVATIONS[self.config.mlp](*gate, self.c_fc(x))  # (B, T, F)
+        return self.config.compute.dropout(self.c_proj(h), self.config.dropout, key)
 
 
 class Block(eqx.Module):
@@ -398,8 +404,8 @@ class GPT(eqx.Module):
         """Compute logits, float32. A `key` turns dropout on, as PyTorch's `model.train()` does."""
         return self.logits(self.features(tokens, key=key))
 
-    def loss(self, tokens: Tokens, targets: Tokens, key: DropoutKey = None) -> Float[Array, ""]:
-        """Return the mean cross entropy of the next tokens, the targets, in nats."""
+    def loss(self, tokens: Tokens, targets: Tokens, *, key: DropoutKey = None) -> Float[Array, ""]:
+        """Compute the mean cross entropy of the targets, the next tokens; those below 0 do not count."""
         return self.config.compute.loss(self.features(tokens, key=key), self.head, targets)
 
     def features(self, tokens: Tokens, *, key: DropoutKey = None) -> Stream:
@@ -428,9 +434,6 @@ class GPT(eqx.Module):
         return self.wte if self.lm_head is None else self.lm_head
 
 
-def cross_entropy(logits: Float[Array, "B T V"], targets: Tokens) -> Float[Array, ""]:
-    """Return the mean over the targets >= 0 of -log softmax(logits)[target], in nats; 0 without targets."""
-    log_probabilities = jax.nn.log_softmax(logits)  # (B, T, V)
-    chosen = jnp.take_along_axis(log_probabilities, jnp.maximum(targets, 0)[..., None], axis=-1)[..., 0]
-    counted = targets >= 0
-    return -jnp.where(counted, chosen, 0).sum() / jnp.maximum(counted.sum(), 1)
+def leaf_name(path: tuple[Any, ...]) -> str:
+    """Name an array of a model's tree by its path, as in blocks.attn.c_q.weight."""
+    return jax.tree_util.keystr(path, simple=True, separator=".")

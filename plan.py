@@ -29,6 +29,7 @@ from config.command_line import Name, Positive, UserError, command, split_option
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 
@@ -107,7 +108,8 @@ def show_remedies(planned: Planned, meta: Meta) -> None:
 
 
 def describe(planned: Planned) -> str:
-    options, target, compute = planned.options, planned.target, planned.config.compute
+    options, target = planned.options, planned.target
+    compute: Any = planned.config.compute
     A, B, T = options.gradient_accumulation_steps, options.batch_size, options.block_size
     head = (
         f"A plan for {target.count} x {target.device.name} ({target.device.kind}): "

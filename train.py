@@ -19,7 +19,7 @@ from shlex import quote
 import jax
 
 from config.options import parse_options
-from parallel.sharding import StepBatches, sharding_table
+from parallel.mesh import sharding_table
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import shape_of_weights
 from runs.manifest import Manifest, write_options
@@ -28,7 +28,7 @@ from runs.process import locked, stop_signals
 from runs.start import Run, describe_model, open_run, starting_state
 from training.evaluation import Evaluate, make_evaluate
 from training.state import TrainState
-from training.step import compile_step
+from training.step import StepBatches, compile_step
 
 
 def main(argv: list[str]) -> int:

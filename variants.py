@@ -1,7 +1,7 @@
 """Ideas beyond GPT-2 and Llama. Each is a subclass of a layer, or surgery on a plain model.
 
 To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in its `build`, and,
-for arrays of its own, a row of the table in parallel/sharding.py. A plain run does not import this file.
+for arrays of its own, a row of the table in parallel/mesh.py. A plain run does not import this file.
 """
 
 import math
@@ -15,7 +15,7 @@ import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, is_linear
-from parallel.sharding import is_matrix
+from training.optimizer import is_matrix
 
 
 @dataclass(frozen=True)

@@ -56,20 +56,9 @@ def known_device(kind: str) -> Device | None:
     return next((device for device in DEVICES if re.search(rf"\b({device.pattern})(?!\w)", kind)), None)
 
 
-# The fastest attention that JAX has, by what JAX calls the device; the first pattern that fits counts.
-FASTEST_ATTENTION = {
-    # cuDNN's attention needs compute capability 8.0 (docs.nvidia.com/cudnn/operations/Attention), Ampere's.
-    r"GTX|TITAN|Quadro|RTX 20|V100|\b[KMPT]\d": "einsum",
-    # 0.8 to 2.3 times as fast as FlashAttention-2 (huggingface/transformers#48163, pytorch/pytorch#192799),
-    # where attention in separate operations has a third of its speed or less (arXiv:2307.08691, 4.1).
-    r"NVIDIA": "cudnn",
-    # As in MaxText, Google's own trainer (AI-Hypercomputer/maxtext, layers/attention_op.py).
-    r"TPU": "splash",
-}
-
-
 @functools.cache
 def cpu_info(name: str) -> str:
+    """Return an entry of /proc/cpuinfo, by a regular expression for its name; "" without it."""
     path = Path("/proc/cpuinfo")
     found = re.search(rf"^(?:{name})\s*:(.*)$", path.read_text(), re.M) if path.exists() else None
     return found[1].strip() if found else ""

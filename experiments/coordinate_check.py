@@ -24,12 +24,11 @@ from experiments.record import RESULTS, machine
 from experiments.report import draw_means, save_svg
 from model import GPT
 from parallel.mesh import make_mesh
-from parallel.sharding import StepBatches
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.start import choose_config, open_dataset
 from tools.inside.views import lens
-from training.step import compile_step
 from training.state import create_state
+from training.step import StepBatches, compile_step
 
 STEPS, SEEDS, RATE = 10, 5, 2e-3
 PARTS = ("stream", "attention", "mlp", "logits")

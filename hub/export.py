@@ -18,8 +18,7 @@ from config.options import Options
 from data.pretrained import transformers
 from data.tokenizer import end_of_text, end_tokens, from_json
 from hub.families import FAMILIES, GPT2, Family
-from model import GPT, Attention, GPTConfig, Norm
-from parallel.sharding import leaf_name
+from model import GPT, Attention, GPTConfig, Norm, leaf_name
 from variants import as_class, head_multiplier, width_multiplier
 
 # Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.

@@ -19,8 +19,7 @@ from config.files import read_json, refusing
 from data.pretrained import FILES as TOKENIZER_FILES
 from data.pretrained import read_tokenizer
 from hub.families import FAMILIES, Family
-from model import GPT, GPTConfig
-from parallel.sharding import leaf_name
+from model import GPT, GPTConfig, leaf_name
 
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded

@@ -30,9 +30,8 @@ from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, L
 
 from config.command_line import Checkpoint, UserError
 from config.files import GONE, first_line, refusing, write_whole
-from model import GPT
+from model import GPT, leaf_name
 from parallel.hosts import on_process_0
-from parallel.sharding import leaf_name
 from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState

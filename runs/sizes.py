@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 
 from model import GPTConfig
-from parallel.sharding import is_matrix
+from training.optimizer import is_matrix
 
 
 def count_parameters(config: GPTConfig) -> int:

@@ -24,8 +24,7 @@ from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from model import GPT
-from parallel.mesh import AXES, make_mesh
-from parallel.sharding import batch_sharding
+from parallel.mesh import AXES, batch_sharding, make_mesh
 from runs.checkpoint import Checkpoints, arrays_by_name
 from runs.manifest import Manifest
 from training.lora import partition_trainable

@@ -293,7 +293,7 @@ def test_bfloat16_trains_at_odd_shapes(mlp, tie_embeddings, unroll, B, T, V, H, 
 
 
 EOT = 64
-PACKED = changed(TINY, eot=EOT, n_kv_head=2, unroll=1)
+PACKED = changed(TINY, document_start=EOT, n_kv_head=2, unroll=1)
 # Two rows: the end of a document and three more, one of them empty; and a row that begins with one.
 LENGTHS = [[5, 7, 1, 3], [4, 12]]
 
@@ -317,7 +317,7 @@ def test_a_document_in_a_packed_row_is_as_if_alone(position, remat):
     model = large(changed(PACKED, position=position, remat=remat))
     tokens, documents = packed_tokens()
     packed = forward(model, tokens)
-    alone = large(replace(model.config, eot=None))
+    alone = large(replace(model.config, document_start=None))
     for row, slices in enumerate(documents):
         for document in slices:
             expected = forward(alone, tokens[row : row + 1, document])[0]
@@ -443,7 +443,7 @@ modern = dict(mlp="relu2", attention_gate=True, mup_base_width=8)
 for variant in (dict(mlp="gelu", bias=True), llama, modern):
     for dtype, eot in (("float32", None), ("bfloat16", 16)):
         for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-            shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1, eot=eot)
+            shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1, document_start=eot)
             config = VariantConfig(**shape, compute=Fast(dtype), **variant)
             eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
 try:

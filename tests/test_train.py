@@ -143,7 +143,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     (folder / "meta.json").write_text(json.dumps(meta))
     train.main(tiny(tmp_path / "out", dataset=folder, document_mask=True, n_embd=8, remat="block"))
     model, manifest, _ = load_run(str(tmp_path / "out"))
-    assert (model.config.eot, manifest.tokenizer) == (eot, gpt2)
+    assert (model.config.document_start, manifest.tokenizer) == (eot, gpt2)
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
 
 

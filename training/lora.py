@@ -15,8 +15,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from config.command_line import UserError
 from config.options import Options
-from model import GPT, Linear, is_linear
-from parallel.sharding import leaf_name
+from model import GPT, Linear, is_linear, leaf_name
 
 
 class LoRALinear(Linear):

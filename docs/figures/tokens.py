@@ -40,7 +40,7 @@ def pieces(tokenizer: Tokenizer, text: str) -> list[str]:
 
 def embedding_share(vocab_size: int) -> float:
     """Return the part of the quickstart's parameters that its table of tokens would be."""
-    config = GPTConfig(128, 4, 4, n_embd=128, position="rope", norm="rmsnorm", vocab_size=vocab_size)
+    config = GPTConfig(128, vocab_size, 4, 4, n_embd=128, position="rope", norm="rmsnorm")
     model = eqx.filter_eval_shape(GPT, config, key=jax.random.key(0))
     return model.wte.size / sum(x.size for x in jax.tree.leaves(model))
 

@@ -13,10 +13,10 @@ from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
 from model import GPT, Block, GPTConfig, causal_attention
 
 MODELS = {
-    "quickstart": GPTConfig(128, 4, 4, vocab_size=96, n_embd=128, position="rope", norm="rmsnorm"),
-    "baby GPT": GPTConfig(256, 6, 6, vocab_size=65, n_embd=384),
+    "quickstart": GPTConfig(128, 96, 4, 4, n_embd=128, position="rope", norm="rmsnorm"),
+    "baby GPT": GPTConfig(256, 65, 6, 6, n_embd=384),
     "GPT-2 124M": GPTConfig(vocab_size=50257, mlp="gelu", bias=True),
-    "GPT-2 1.5B": GPTConfig(1024, 48, 25, vocab_size=50257, n_embd=1600, mlp="gelu", bias=True),
+    "GPT-2 1.5B": GPTConfig(1024, 50257, 48, 25, n_embd=1600, mlp="gelu", bias=True),
 }
 PARTS = {"tokens": ORANGE, "positions": GREY, "attention": BLUE, "MLPs": GREEN}
 DEPTH = 24
@@ -35,7 +35,7 @@ def count(config: GPTConfig) -> dict[str, int]:
 
 def growth(scaled: bool) -> list[float]:
     """Return the RMS of a number of the residual stream before and after each of DEPTH random blocks."""
-    config = GPTConfig(64, DEPTH, 4, vocab_size=96, n_embd=128, norm="rmsnorm")
+    config = GPTConfig(64, 96, DEPTH, 4, n_embd=128, norm="rmsnorm")
     _, attend = causal_attention(config, jnp.zeros((1, 64), jnp.int32))
     make, apply = eqx.filter_jit(Block), eqx.filter_jit(lambda block, x: block(x, attend))
     x_key, *keys = jax.random.split(jax.random.key(0), DEPTH + 1)

@@ -64,7 +64,7 @@ def test_each_row_has_a_length_of_its_own(position, window):
 def test_the_cache_begins_anew_at_end_of_text_as_training_does(shape, ends):
     """Documents begin within a chunk, at its first token, and after its last one."""
     eot = 0  # which pads as well
-    model = large(changed(TINY, n_kv_head=2, eot=eot, **shape))
+    model = large(changed(TINY, n_kv_head=2, document_start=eot, **shape))
     tokens = 1 + random_tokens(changed(TINY, vocab_size=64))
     tokens = tokens.at[0, jnp.array([4, 5, 11])].set(eot).at[1, jnp.array([0, 6])].set(eot)
     features, cache = in_chunks(model, tokens, ends)

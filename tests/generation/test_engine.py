@@ -10,8 +10,7 @@ from generation.decode import generate, keys_of_rows
 from generation.engine import Engine, Request
 from generation.sampling import PLAIN, Settings
 from generation.slots import LIKELIEST, decode_slots, prefill_slots
-from parallel.mesh import make_mesh
-from parallel.sharding import shard
+from parallel.mesh import make_mesh, shard
 from tests.helpers import MODERN
 from tests.models import TINY, changed, forward, large
 from tools.inside.views import nats
@@ -234,7 +233,7 @@ def test_it_says_how_likely_tokens_are(shape):
 @pytest.mark.parametrize("shape", [dict(position="learned"), dict(window=3)])
 def test_documents_are_as_likely_as_training_has_them(shape):
     """In prompts that are read in chunks, some tokens twice, and in what is drawn, in slots used before."""
-    model = large(replace(CONFIG, vocab_size=6, eot=0, **shape))
+    model = large(replace(CONFIG, vocab_size=6, document_start=0, **shape))
     engine, random = Engine(model, 2), np.random.default_rng(0)
     for lengths in [(20, 5), (13, 1), (24, 9)]:
         told = {}
@@ -263,7 +262,7 @@ def test_a_prompt_may_be_read_without_drawing(model):
 @pytest.mark.parametrize("mesh", ["tensor:2", "fsdp:2", "tensor:4"])
 def test_a_mesh_draws_what_one_device_draws(mesh):
     """tensor:4 cannot split the two key/value heads, and leaves the cache whole."""
-    model = large(replace(CONFIG, eot=3))
+    model = large(replace(CONFIG, document_start=3))
     requests = [request(seed, max_new_tokens=30) for seed in range(4)]
     expected = together(Engine(model, 2), requests)
     with jax.set_mesh(make_mesh(mesh)):

@@ -202,7 +202,7 @@ def test_the_token_that_begins_documents_masks_them_and_has_no_bytes(tmp_path):
     )  # fmt: skip
     train.main([f"--{name}={value}" for name, value in options.items()])
     model, _, _ = load_run(str(tmp_path / "run"))
-    assert model.config.eot == START  # not [END], which is the last of its own document
+    assert model.config.document_start == START  # not [END], which is the last of its own document
     first = [START, 20, 30, END]
     alone = np.asarray(model(np.array([[START, 50, 60, 70, END]])))
     packed = np.asarray(model(np.array([[*first, START, 50, 60, 70, END]])))[:, len(first) :]

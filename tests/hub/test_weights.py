@@ -21,8 +21,7 @@ from fast import Fast
 from hub.families import FAMILIES
 from hub.weights import Pretrained, open_pretrained
 from model import GPT, GPTConfig
-from parallel.mesh import make_mesh
-from parallel.sharding import with_shardings
+from parallel.mesh import make_mesh, with_shardings
 from tests.damage import answers
 from tests.helpers import assert_same_bits, error_line, refusal, run_python
 from tests.reference import CONFIGS, as_gpt, gpt2, random_reference

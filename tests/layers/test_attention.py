@@ -40,7 +40,14 @@ def test_each_pair_turns_by_its_position_times_its_frequency(array):
 @pytest.mark.parametrize("eot, made", [(None, False), (7, True)])
 def test_the_table_is_a_constant_of_the_program_unless_it_depends_on_the_tokens(eot, made):
     config = GPTConfig(
-        block_size=16, vocab_size=50, n_layer=2, n_head=2, n_embd=32, position="rope", dropout=0.0, eot=eot
+        block_size=16,
+        vocab_size=50,
+        n_layer=2,
+        n_head=2,
+        n_embd=32,
+        position="rope",
+        dropout=0.0,
+        document_start=eot,
     )
     gradient = jax.jit(jax.grad(lambda model, tokens: model(tokens).sum()))
     tokens = jax.random.randint(jax.random.key(1), (2, 16), 0, 50)

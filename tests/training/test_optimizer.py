@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from config.options import Options
-from model import GPTConfig
+from model import GPTConfig, leaf_name
 from parallel.mesh import make_mesh
-from parallel.sharding import leaf_name
 from tests.helpers import named_arrays, random_batch
 from tests.models import changed
 from tests.training.test_schedule import nanogpt_learning_rate

@@ -61,7 +61,7 @@ def test_remat_keeps_the_layers_a_loop_on_a_cpu_only(unroll, on_cpu):
 
 
 def test_document_mask_gives_the_model_the_end_of_text_token():
-    assert model_config(replace(TINY, document_mask=True), V, 7).eot == 7
-    assert model_config(TINY, V, 7).eot is None
+    assert model_config(replace(TINY, document_mask=True), V, 7).document_start == 7
+    assert model_config(TINY, V, 7).document_start is None
     said = refusal(model_config, replace(TINY, document_mask=True), V)
     assert said.startswith("document_mask=True ") and "dataset=openwebtext" in said

@@ -17,11 +17,10 @@ from config.command_line import UserError
 from config.options import Options
 from data.dataset import Dataset
 from model import GPTConfig
-from parallel.sharding import StepBatches
 from runs.hardware import reuse_freed_memory
 from runs.metrics import Metrics
 from training.state import create_state, model_config
-from training.step import compile_step
+from training.step import StepBatches, compile_step
 
 BUDGET, BLOCK, MIN_ROUNDS = 10.0, 0.5, 3  # seconds per variant, seconds per turn, turns
 

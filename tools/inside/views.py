@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from model import GPT, Block, attention_weights, causal_attention, causal_mask, document_starts, rotation
+from model import GPT, Block, causal_attention, causal_mask, document_starts, rotation
 
 
 class Lens(NamedTuple):
@@ -70,7 +70,8 @@ def _heads(model: GPT, tokens: Int[Array, "1 T"]) -> tuple[Array, ...]:
     config, T = model.config, tokens.shape[1]
     positions, attend = causal_attention(config, tokens)
     rotate, indices = rotation(config, positions), jnp.arange(T)[None]
-    starts = None if config.eot is None else document_starts(tokens, config.eot, indices)
+    start = config.document_start
+    starts = None if start is None else document_starts(tokens, start, indices)
     mask = causal_mask(indices, T, config.window, starts)
 
     def layer(x, block: Block):
@@ -81,7 +82,7 @@ def _heads(model: GPT, tokens: Int[Array, "1 T"]) -> tuple[Array, ...]:
             return attend(q, k, v, key)
 
         x, (q, k, v) = block(x, watched), seen  # (1, heads, T, C)
-        weights = attention_weights(q, k, mask, config.compute)
+        weights = config.compute.attention_weights(q, k, mask)
         return x, (q[0], k[0], v[0], weights.reshape(config.n_head, T, T))
 
     return lax.scan(layer, model.embed(tokens, positions), model.blocks)[1]

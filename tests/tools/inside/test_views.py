@@ -89,7 +89,7 @@ def test_the_last_layer_of_the_lens_is_what_the_model_says_whatever_blocks_read(
 
 
 def test_documents_are_looked_at_apart():
-    model = large(replace(TINY, eot=3))
+    model = large(replace(TINY, document_start=3))
     weights = attention(model, np.array([5, 6, 3, 7, 8], np.int32))
     assert (weights[:, :, 2:, :2] == 0).all() and (weights[:, :, 1, 0] > 0).all()
     np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-5)
