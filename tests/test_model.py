@@ -425,7 +425,7 @@ def test_more_tokens_than_learned_positions_are_refused_in_one_line():
 def test_arrays_have_the_shapes_and_dtypes_that_signatures_state():
     script = """
 import jaxtyping
-with jaxtyping.install_import_hook(["model", "variants", "layers", "generation.cache"], "beartype.beartype"):
+with jaxtyping.install_import_hook(["model", "fast", "variants", "generation.cache"], "beartype.beartype"):
     from generation.cache import Cache, forward_with_cache, unstack_blocks
     from fast import Fast
     from variants import VariantConfig
@@ -443,8 +443,8 @@ modern = dict(mlp="relu2", attention_gate=True, mup_base_width=8)
 for variant in (dict(mlp="gelu", bias=True), llama, modern):
     for dtype, eot in (("float32", None), ("bfloat16", 16)):
         for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-            shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1, document_start=eot)
-            config = VariantConfig(**shape, compute=Fast(dtype), **variant)
+            shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1)
+            config = VariantConfig(**shape, document_start=eot, compute=Fast(dtype), **variant)
             eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
 try:
     config.build(key)(jnp.zeros(7, jnp.int32))

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from fast import Fast, fastest_attention, fused_attention
-from model import attention, causal_mask
+from fast import fastest_attention, fused_attention
+from model import Compute, causal_mask
 from parallel.mesh import make_mesh
 from tests.helpers import CPU, FLOAT32_ROUNDING, H100, V5E, distance, on, refusal
 from training.state import model_config
@@ -42,7 +42,7 @@ def test_a_kernel_computes_what_einsum_does_and_its_gradient(kernel, documents, 
         return fused_attention(q, k, v, begins, kernel, window, "float32")
 
     def by_einsum(q, k, v):
-        return attention(q, k, v, mask, Fast())
+        return Compute().attention(q, k, v, mask)
 
     def with_gradients(function, q, k, v, dy):
         y, pull = jax.vjp(function, q, k, v)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from jax.extend.core import jaxprs_in_params
 
-from fast import Fast, chunked_cross_entropy, chunks
-from model import cross_entropy
+from fast import Fast, chunked_loss, chunks
+from model import Compute
 from parallel.mesh import make_mesh
 from tests.helpers import distance
 
@@ -29,7 +29,7 @@ def inputs(B=4, T=14, D=32, V=100):
     return x, head / 2, targets
 
 
-def value_and_gradients(x, head, targets, compute=WHOLE, loss=chunked_cross_entropy):
+def value_and_gradients(x, head, targets, compute=WHOLE, loss=chunked_loss):
     """The loss, and its gradients with respect to x and head, as numpy arrays."""
     value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, head, targets, compute)
     return np.asarray(value), *map(np.asarray, gradients)
@@ -67,21 +67,19 @@ def test_it_is_the_plain_loss_of_all_the_logits():
     x, head, targets = inputs()
 
     def plain(x, head, targets, _):
-        return cross_entropy(x @ head.T, targets)
+        return Compute().loss(x, head, targets)
 
-    found, expected = (
-        value_and_gradients(x, head, targets, HALVES, loss) for loss in (chunked_cross_entropy, plain)
-    )
+    found, expected = (value_and_gradients(x, head, targets, HALVES, loss) for loss in (chunked_loss, plain))
     for ours, theirs in zip(found, expected, strict=True):
         assert distance(ours, theirs) < ROUNDING
-    assert cross_entropy(x @ head.T, np.full_like(targets, -1)) == 0
+    assert Compute().loss(x, head, np.full_like(targets, -1)) == 0
 
 
 def test_a_gradient_is_scaled_by_what_follows_the_loss():
     x, head, targets = inputs()
 
     def scaled(*arguments):
-        return 3 * chunked_cross_entropy(*arguments)
+        return 3 * chunked_loss(*arguments)
 
     _, *expected = value_and_gradients(x, head, targets)
     _, *found = value_and_gradients(x, head, targets, loss=scaled)
@@ -108,7 +106,7 @@ def test_without_a_target_the_loss_and_its_gradients_are_zero(compute):
 @pytest.mark.parametrize("compute", [WHOLE, HALVES])
 def test_the_value_alone_is_the_one_that_comes_with_gradients(compute, dtype):
     compute, (x, head, targets) = replace(compute, dtype=dtype), inputs()
-    alone = chunked_cross_entropy(x, head, targets, compute)
+    alone = chunked_loss(x, head, targets, compute)
     np.testing.assert_allclose(alone, value_and_gradients(x, head, targets, compute)[0], rtol=ROUNDING)
 
 
@@ -149,7 +147,7 @@ def sizes(jaxpr):
 def test_all_the_logits_never_exist_at_once():
     compute = Fast(max_logits=4 * 2 * 100)
     x, head, targets = inputs(T=16, D=8)
-    both = jax.value_and_grad(chunked_cross_entropy, argnums=(0, 1))
-    for function in (chunked_cross_entropy, both):
+    both = jax.value_and_grad(chunked_loss, argnums=(0, 1))
+    for function in (chunked_loss, both):
         jaxpr = jax.make_jaxpr(function, static_argnums=3)(x, head, targets, compute)
         assert max(sizes(jaxpr.jaxpr)) == compute.max_logits
