@@ -16,8 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
 from config.options import Options
-from data.batches import Batches
-from data.dataset import Dataset
+from data.dataset import Batches, Dataset
 from parallel.mesh import constrain, current_mesh
 
 # The first pattern that matches the end of a name applies.
