@@ -1,7 +1,7 @@
 """From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
 
-Both donate the cache, and are compiled once for a shape: settings are data. The rows of `generate` have one
-length; those of generation/engine.py come and go (generation/slots.py).
+Both take the cache's memory for their result, and compile once for each shape, because settings are data. All
+rows of `generate` have the same length. Those of generation/engine.py come and go (generation/slots.py).
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blo
 from generation.sampling import GREEDY, PLAIN, Settings, Tally, penalize, sample
 from model import GPT, Block, is_linear
 
-CHUNK = 32  # tokens that a call of `decode` draws for a row, at most
-PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` reads, at most
+CHUNK = 32  # a call of `decode` draws at most so many tokens for a row
+PREFILL_CHUNK = 128  # a call of `prefill` reads at most so many tokens of a prompt
 
 
 class Decoder(NamedTuple):
     """A model prepared for decoding."""
 
-    model: GPT  # without its blocks
+    model: GPT  # has no blocks
     blocks: list[Block]
 
 
@@ -34,18 +34,18 @@ class Rows(NamedTuple):
     """The state of the cache's rows, and their settings, on the host."""
 
     token: Int[np.ndarray, " W"]  # the last token, which is not in the cache yet
-    length: Int[np.ndarray, " W"]  # tokens in the cache
-    left: Int[np.ndarray, " W"]  # tokens to draw in this call; 0: none
-    made: Int[np.ndarray, " W"]  # tokens drawn in earlier calls
-    key: Int[np.ndarray, "W 2"]  # the data of its random key
-    settings: Float[np.ndarray, "W 7"]  # the columns are fields of Settings
+    length: Int[np.ndarray, " W"]  # how many tokens are in the cache
+    left: Int[np.ndarray, " W"]  # how many tokens this call draws
+    made: Int[np.ndarray, " W"]  # how many tokens earlier calls drew
+    key: Int[np.ndarray, "W 2"]  # the data of a random key
+    settings: Float[np.ndarray, "W 7"]  # the columns are the fields of Settings
     tally: Tally
 
     @classmethod
     def empty(cls, W: int, V: int) -> "Rows":
         one = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0)))
         key = np.zeros((W, *one.shape), one.dtype)
-        settings = np.tile(np.array(GREEDY, np.float32), (W, 1))  # what costs least
+        settings = np.tile(np.array(GREEDY, np.float32), (W, 1))  # an unused row causes no work
         return cls(*np.zeros((4, W), np.int32), key, settings, Tally.empty(W, V))
 
 
@@ -56,14 +56,14 @@ def start(model: GPT, W: int, S: int, vocab_size: int) -> tuple[Decoder, Cache]:
 
 
 def prepare(model: GPT, vocab_size: int) -> Decoder:
-    """Cast the weights of products to their dtype, which changes no bit, and cut the vocabulary's padding."""
+    """Cast the weights of products once, as each product would, and cut off the vocabulary's padding."""
     dtype = model.config.compute.dtype
 
     def cast(x):
         return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(dtype)) if is_linear(x) else x
 
     blocks = jax.tree.map(cast, unstack_blocks(model), is_leaf=is_linear)
-    head = model.head[:vocab_size].astype(dtype)  # also if tied: the embedding table stays float32
+    head = model.head[:vocab_size].astype(dtype)  # a copy, as the embedding table stays float32
     rest = eqx.tree_at(lambda m: (m.blocks, m.lm_head), model, (None, head), is_leaf=lambda x: x is None)
     return Decoder(rest, blocks)
 
@@ -79,7 +79,7 @@ def prefill(decoder: Decoder, cache: Cache, tokens: Int[Array, "W T"], length: I
 def decode(
     decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""]
 ) -> tuple[Int[Array, "W CHUNK"], Cache]:
-    """Read the last token and draw the next, n times. Of a row's new tokens, the first `left` are valid."""
+    """Read the last token and draw the next, n times. Only the first `left` new tokens of a row are valid."""
 
     def draw_next(i, state):
         tokens, token, cache = state
@@ -99,7 +99,7 @@ def draw_token(
     token: Int[Array, " W"],
     i: Int[Array, ""],
 ) -> tuple[Int[Array, " W"], Float[Array, "W 1 V"], Cache]:
-    """Read each row's last token and draw the next, after i `tokens` of a call. Return also its logits."""
+    """Read each row's last token, and draw the next after i `tokens` of this call. Return its logits, too."""
     rows = jax.tree.map(jnp.asarray, rows)
     length = rows.length + jnp.minimum(i, rows.left)
     x, cache = forward_with_cache(*decoder, token[:, None], cache, length)
@@ -158,7 +158,7 @@ def read(decoder: Decoder, cache: Cache, tokens: Int[np.ndarray, "B P"]) -> Cach
     (B, P), S = tokens.shape, cache.keys[0].shape[2]
     T = min(S, PREFILL_CHUNK, 1 << max(0, P - 1).bit_length())
     for i in range(0, P, T):
-        first = min(i, S - T)  # the last chunk may begin among tokens that have been read
+        first = min(i, S - T)  # the last chunk may begin with tokens that are in the cache already
         chunk = tokens[:, first : first + T]
         chunk = np.pad(chunk, ((0, 0), (0, T - chunk.shape[1])))
         cache = prefill(decoder, cache, chunk, np.full(B, first, np.int32))

@@ -1,6 +1,7 @@
 """Draw the next token from a model's logits, by settings that transformers and OpenAI's API define.
 
-Each row has its own settings, as data, so that one program serves all. What no row asks for is not computed.
+Each row has settings of its own, which are data, so that one program serves all rows. A setting that no row
+uses costs no time.
 """
 
 from typing import NamedTuple
@@ -30,9 +31,9 @@ PLAIN, GREEDY = Settings(), Settings(temperature=0)
 
 
 class Tally(NamedTuple):
-    """Holds what changes the logits of B rows, beside their settings."""
+    """Counts and biases that change the logits of B rows, as their settings say."""
 
-    bias: Float[np.ndarray, "B V"]
+    bias: Float[np.ndarray, "B V"]  # is added to the logits
     prompt: Bool[np.ndarray, "B V"]  # whether a token is in the prompt
     drawn: Int[np.ndarray, "B V"]  # how often it was drawn
 
@@ -48,7 +49,7 @@ def penalize(
     n: Int[Array, ""],
     settings: Settings,
 ) -> Float[Array, "B V"]:
-    """Add the bias, and penalize what stands in the text. Of `tokens`, n were drawn since the tally."""
+    """Add the bias, and penalize tokens of the text. The first n `tokens` were drawn after the tally."""
     repetition, presence, frequency = map(column, settings[-3:])
 
     def penalized(logits):
@@ -109,7 +110,7 @@ def likeliest(
     logits: Float[Array, "B V"], weights: Float[Array, "B V"], enough: Float[Array, "_ 1"]
 ) -> Bool[Array, "B V"]:
     """Return the fewest likeliest tokens whose weights add up to `enough`, or all."""
-    # Their lowest logit is found bit by bit: 32 sums cost less than sorting V numbers.
+    # The lowest logit that is kept is found bit by bit: 32 sums cost less than sorting V numbers.
     highest, bits = jnp.uint32(1 << 31), lax.bitcast_convert_type(logits, jnp.uint32)
     order = jnp.where(bits < highest, bits | highest, ~bits)  # (B, V), ordered as the logits
 
