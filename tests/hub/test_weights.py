@@ -18,8 +18,7 @@ from transformers import AutoConfig
 
 from config.options import Options
 from fast import Fast
-from hub.families import FAMILIES
-from hub.weights import Pretrained, open_pretrained
+from hub.weights import FAMILIES, Pretrained, open_pretrained
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh
 from parallel.sharding import with_shardings
