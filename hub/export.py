@@ -70,12 +70,8 @@ def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
     activations = {ours: theirs for theirs, ours in family.mlps.items()}
     entries = {theirs: resolved(config)[ours] for ours, theirs in family.sizes.items()} | family.entries
     entries[family.activation] = activations.get(config.mlp, next(iter(family.mlps)))
-    if family.fields["position"] == "rope":
-        scaled = {"rope_type": "llama3", "factor": config.rope_scaling} | LLAMA3
-        entries |= {
-            "rope_theta": config.rope_theta,
-            "rope_scaling": scaled if config.rope_scaling != 1 else None,
-        }
+    if family.fields["position"] == "rope" and config.rope_scaling != 1:
+        entries["rope_scaling"] = {"rope_type": "llama3", "factor": config.rope_scaling} | LLAMA3
     if config.window and family.model_type.startswith("qwen"):
         entries |= {"use_sliding_window": True, "max_window_layers": 0}
     return {name: value for name, value in entries.items() if value is not None}
