@@ -21,8 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import CHUNK, PREFILL_CHUNK, Rows, keys_of_rows, start
-from generation.sampling import GREEDY, PLAIN, Settings, Tally
+from generation.decode import CHUNK, GREEDY, PLAIN, PREFILL_CHUNK, Rows, Settings, Tally, keys_of_rows, start
 from generation.slots import Likelihood, decode_slots, prefill_slots
 from model import GPT
 
