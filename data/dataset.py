@@ -113,14 +113,16 @@ def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
 
 def assume_dtype(path: Path, vocab_size: int) -> str:
     """Return uint16, as nanoGPT writes, or uint32 if the vocabulary needs it. Raises UserError for others."""
+    if vocab_size > 2**16:
+        return "uint32"
     words = np.fromfile(path, "<u2", 2**16)
-    words = words[: len(words) // 64 * 64] if vocab_size <= 2**16 else words[:0]
+    words = words[: len(words) // 64 * 64]
     wider = [n for n in (4, 2) if words.any() and not words.reshape(-1, n)[:, 1:].any()]
     # A pair of ASCII bytes, read as one token, has two bytes below 128.
     if wider or words.any() and (words > 255).mean() > 0.5 and words.view(np.uint8).max() < 128:
         found = f"uint{16 * wider[0]}" if wider else "uint8"
         raise UserError(f"{path}: looks like {found}, not uint16: say which in a meta.json (docs/guide.md)")
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+    return "uint16"
 
 
 class PlainUnpickler(pickle._Unpickler):

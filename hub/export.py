@@ -173,7 +173,7 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
     transformers().PreTrainedTokenizerFast(
         tokenizer_object=library,
         model_max_length=block_size,
-        clean_up_tokenization_spaces=False,  # transformers 4 would
+        clean_up_tokenization_spaces=False,  # transformers 4 cleans up by default
         chat_template=uses.get("chat_template"),
         **end | uses.get("special_tokens", {}),
     ).save_pretrained(folder)
