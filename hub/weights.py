@@ -38,6 +38,7 @@ NOT_READ = ("model_type", "num_labels")  # a large num_labels would fill the mem
 # The only values that we compute: of entries in any family, and of those of rope_type "llama3".
 ALWAYS = {"per_layer_config": None, "quantization_config": None, "partial_rotary_factor": 1}
 LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
+ROPE = ("rope_type", "rope_theta", "factor", "partial_rotary_factor", *LLAMA3)  # below "rope_parameters"
 
 
 class Tensor(NamedTuple):
@@ -103,7 +104,8 @@ class Family:
         given = {name: value for name, value in values.items() if name not in NOT_READ}
         try:
             found = transformers().AutoConfig.for_model(self.model_type, **given).to_dict()
-            return found | dict(found.get("rope_parameters") or {})
+            rope = found.get("rope_parameters") or {}
+            return found | {name: rope.get(name) for name in ROPE}
         except Exception as error:  # a value of a wrong type raises one of many classes
             raise ValueError(f"transformers refuses it: {error}") from None
 

@@ -141,6 +141,12 @@ def test_a_config_of_transformers_4_says_the_rotation_in_two_entries(tmp_path):
     assert load(tmp_path).config == replace(expected.config, rope_scaling=1.0)
 
 
+def test_rotation_and_other_entries_of_one_name_are_told_apart():
+    rope = dict(rope_type="default", rope_theta=5e5, rms_norm_eps=1.0, vocab_size=7)
+    found = FAMILIES["llama"].read_config(dict(rope_parameters=rope, rope_type="llama3", factor=4.0))
+    assert found == replace(FAMILIES["llama"].read_config({}), rope_theta=5e5)
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])
 def test_what_a_config_leaves_out_is_as_in_transformers(name, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": name}))
