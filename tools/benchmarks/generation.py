@@ -20,8 +20,7 @@ from jax import lax
 
 from config.command_line import UserError
 from config.options import Options
-from generation.decode import generate
-from generation.sampling import GREEDY
+from generation.decode import GREEDY, generate
 from model import GPT, GPTConfig
 from training.state import create_state
 

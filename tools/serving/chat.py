@@ -6,7 +6,7 @@ from typing import Any
 import tokenizers
 
 from config.files import first_line
-from data.pretrained import transformers
+from data.tokenizer import transformers
 from tools.serving.errors import ApiError
 
 Messages = list[dict[str, str]]

@@ -5,8 +5,7 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from data.pretrained import read_tokenizer
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, read_tokenizer
 from tools.serving.chat import Chat
 from tools.serving.errors import ApiError
 
