@@ -1,9 +1,14 @@
-"""The launcher's commands, and the jobs that they run."""
+"""The launcher's commands, and the jobs that they run: each a script in a process of its own."""
 
 import math
 import re
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +21,10 @@ from data.prepare import read_options
 from data.sources import Hub
 from tools.cloud import MOUNTED, VOLUME
 from tools.cloud.options import LaunchOptions, machine_of
-from tools.cloud.supervise import ROOT, run_script
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 100  # seconds that a script gets to save and end, when an exception ends its caller
+HAS_MASK = hasattr(signal, "pthread_sigmask")  # not on Windows
 
 
 class Command(NamedTuple):
@@ -75,6 +83,34 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, str | None]:
     return status, stop
 
 
+def run_script(script: str, words: list[str], seconds: float = math.inf) -> tuple[int, str | None]:
+    """Run a script to its end. Return its status, and why it was stopped: "interrupt", "time" or None.
+
+    Ctrl-C, the end of `seconds`, and any other exception (raised again) reach it as SIGTERM, on which
+    train.py saves a checkpoint and ends with status 143.
+    """
+    stop, deadline = None, time.monotonic() + seconds
+    # A terminal sends it to the script too: at its second signal train.py does not save.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if HAS_MASK else set()
+    process = subprocess.Popen([sys.executable, str(ROOT / script), *words])
+    try:
+        while True:
+            try:
+                if HAS_MASK:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                left = None if deadline == math.inf else max(0, deadline - time.monotonic())
+                return process.wait(left), stop
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
+                deadline, stop = math.inf, "interrupt" if isinstance(why, KeyboardInterrupt) else "time"
+                process.terminate()
+    finally:  # nothing happens to a script that has ended
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        process.kill()
+        process.wait()
+
+
 def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, str | None]:
     """Prepare a data set by its own script, or else from the user's documents."""
     if not has_script(folder.name):
@@ -128,6 +164,14 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     if name != "bench" or of_a_run:
         words += words_on(name, folder)
     return Job(name, words, folder, of_a_run, values.get("dataset"))
+
+
+def job_here(name: str, words: list[str], options: LaunchOptions) -> Job:
+    """Return the job for this machine. Its script checks the words."""
+    if name == "prepare":
+        return preparing_job(words, options, ROOT)
+    folder = Path(options.run_name or Options.out_dir)
+    return Job(name, [*words, *(words_on(name, folder) if options.run_name else [])], folder)
 
 
 def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTED) -> Job:

@@ -1,7 +1,6 @@
 """The launcher's own options, and the machine that they ask for."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, NamedTuple
 
@@ -11,9 +10,11 @@ from config.command_line import (
     NonNegativeInt,
     Positive,
     UserError,
+    check_values,
     given,
     matching,
-    split_options,
+    option_types,
+    take_options,
 )
 
 RunName = Annotated[str, matching(r"\w[\w.-]*", "letters, digits, . _ and -")]
@@ -51,11 +52,12 @@ class LaunchOptions:
     dry_run: bool = False  # print what would be rented, and at what cost
 
 
-def split_launch(argv: list[str], defaults: Mapping[str, Any] = {}) -> tuple[LaunchOptions, list[str]]:
+def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the launcher's options that are given, and the other words. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         given(["--help"], LaunchOptions)
-    words = [f"--{name}={value}" for name, value in defaults.items()]
-    return split_options([*words, *argv], LaunchOptions)
+    texts, words = take_options(argv, option_types(LaunchOptions, limits=False))
+    return check_values(texts, "--", LaunchOptions), words
 
 
 class Machine(NamedTuple):

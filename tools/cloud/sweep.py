@@ -7,7 +7,7 @@ from pathlib import Path
 
 from config.command_line import UserError, given
 from config.options import Options
-from tools.cloud.jobs import Job, make_job, resume_options, run_job, words_on
+from tools.cloud.jobs import Job, job_here, make_job, resume_options, run_job
 from tools.cloud.options import LaunchOptions
 from tools.cloud.places import Runs
 from tools.cloud.rent import announce, rent
@@ -33,16 +33,12 @@ def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> dict[st
     base = options.run_name or given(words, Options).get("out_dir", Options.out_dir)
     if not axes:
         raise UserError("--sweep is missing: what to sweep, as in --sweep=learning_rate:3e-4,1e-3")
-    jobs = {}
+    make, jobs = make_job if remote else job_here, {}
     for point in itertools.product(*([(option, x) for x in values.split(",")] for option, _, values in axes)):
         shown = (f"{option}-{re.sub('[^A-Za-z0-9.]+', '-', value)}" for option, value in point)
-        name = ".".join([base, *shown])
+        name = ".".join([Path(base).name if remote else base, *shown])
         its_words = [*words, *(f"--{option}={value}" for option, value in point)]
-        if remote:
-            name = Path(name).name
-            jobs[name] = make_job("train", its_words, replace(options, run_name=name))
-        else:
-            jobs[name] = Job("train", [*its_words, *words_on("train", Path(name))], Path(name))
+        jobs[name] = make("train", its_words, replace(options, run_name=name))
     return jobs
 
 
