@@ -10,8 +10,7 @@ import socket
 import threading
 
 from config.command_line import UserError, command, given
-from tools.serving.options import LOOPBACK, ServeOptions
-from tools.serving.server import Server
+from tools.serving.server import LOOPBACK, ServeOptions, Server
 
 
 def main(argv: list[str]) -> None:
@@ -29,7 +28,7 @@ def main(argv: list[str]) -> None:
     if options.beside and options.init_from != "resume":
         raise UserError(f"--beside={options.beside}: it is compared with a run: give it as --out_dir")
     with listen(options) as listener:
-        server = Server(options.hosts, options.origins, listener)
+        server = Server(options, listener)
         print(f"starting at {server.address}", flush=True)
 
         def work() -> None:

@@ -18,9 +18,8 @@ from runs.load import load_pretrained, load_run, tokenizer_of
 from runs.manifest import latest_manifest
 from tools.serving.app import make_app
 from tools.serving.chat import Chat
-from tools.serving.options import ServeOptions
 from tools.serving.served import Run, Served
-from tools.serving.server import Server
+from tools.serving.server import ServeOptions, Server
 from tools.serving.worker import Worker
 
 LOOK = 1.0  # seconds between looks for a new checkpoint

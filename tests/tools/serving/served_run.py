@@ -51,7 +51,7 @@ def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tup
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.thread.start()
-        server = HttpServer(options.hosts, options.origins, listener)
+        server = HttpServer(options, listener)
         server.app, server.give_up = make_app(served), served.worker.give_up
         server.config.timeout_graceful_shutdown = finish
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -31,7 +31,7 @@ from tests.tools.serving.served_run import Server, serving
 from tools.serving import load as loading
 from tools.serving import server as server_module
 from tools.serving.errors import ApiError
-from tools.serving.options import ServeOptions
+from tools.serving.server import ServeOptions
 from tools.serving.worker import Worker
 
 KEY = "correct horse".replace(" ", "-")
