@@ -158,7 +158,7 @@ def time_table(cost: Cost) -> str:
 
 def assumptions(target: Target) -> str:
     if target.measured:
-        return "(at the rates that products, memory and small operations have here, measured before)"
+        return "(at the rates that products, memory and small operations have here, measured now)"
     device, shares = target.device, AT_BEST[target.device.family]
     start = f", {1e6 * shares.kernel:.1f} microseconds a kernel" if shares.kernel else ""
     network = f", {shares.network:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""

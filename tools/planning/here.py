@@ -1,16 +1,13 @@
-"""The machine at hand as a device to plan for: its peaks, measured in about two seconds and kept.
+"""The machine at hand as a device to plan for: its peaks, measured in about two seconds.
 
 A card's data sheet has one peak. A CPU has as many as its caches and threads make, so that rates are measured
 by size: of products by their FLOPs, of memory by the bytes that are read and written.
 """
 
-import json
 import math
 import os
 import time
-import zlib
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 import jax
@@ -18,7 +15,6 @@ import jax.numpy as jnp
 from jax import Array
 
 from config.devices import Device, known_device
-from config.files import cache_folder, read_json, write_whole
 from runs.hardware import describe_cpu, reuse_freed_memory
 from tools.planning.speeds import Speeds
 from tools.planning.target import Target
@@ -32,12 +28,12 @@ SHARES = {"bfloat16": 0.8, "float32": 0.8, "memory": 0.4}
 SHARE_OF_EXPONENTIALS = 0.3
 
 
-def this_machine(fresh: bool = False) -> Target:
-    """Return this machine's devices, with peaks measured now (`fresh`) or the last time."""
+def this_machine() -> Target:
+    """Return this machine's devices, with their peaks as they are now."""
     kind = jax.devices()[0].device_kind
     known = known_device(kind)
     name = kind if known else describe_cpu()
-    peaks = measured_peaks(name, fresh)
+    peaks = measure_peaks()
     curves: dict[str, Any] = {
         key: [(size, share * rate) for size, rate in peaks[key]] for key, share in SHARES.items()
     }
@@ -53,19 +49,6 @@ def this_machine(fresh: bool = False) -> Target:
         message=peaks["kernel"],
     )
     return Target("here", device, (jax.device_count(),), speeds)
-
-
-def measured_peaks(kind: str, fresh: bool) -> dict:
-    """Measure the peaks, or read what was measured on a device of this kind."""
-    file = cache_folder() / f"peaks-{zlib.crc32(f'{kind} {jax.__version__}'.encode()):08x}.json"
-    with suppress(ValueError, TypeError):  # none is kept yet, or a damaged one
-        if not fresh and "kernel" in (kept := read_json(file)):
-            return kept
-    peaks = measure_peaks()
-    with suppress(OSError):  # a machine without a home folder measures each time
-        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        write_whole(file, json.dumps(peaks))
-    return peaks
 
 
 def measure_peaks() -> dict:
