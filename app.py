@@ -11,21 +11,33 @@ that are not options of the launcher (python app.py --help) go to its script.
 """
 
 import difflib
+import itertools
+import re
 import signal
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import click
 import modal
 
-from config.command_line import UserError, command
+from config.command_line import UserError, command, given
+from config.options import Options
 from tools.cloud import VOLUME, places, rent
-from tools.cloud.jobs import COMMANDS, Job, job_here, make_job, run_job
-from tools.cloud.options import LaunchOptions, split_launch
+from tools.cloud.jobs import (
+    COMMANDS,
+    Job,
+    LaunchOptions,
+    job_here,
+    make_job,
+    resume_options,
+    run_job,
+    split_launch,
+)
 from tools.cloud.places import Runs
-from tools.cloud.sweep import run_sweep
 
 FIRST = "no config was given: training config/quickstart.py on Python's own source, then a sample of it"
-SMALL = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0, "run_name": "out-quickstart"}
+SMALL: dict[str, Any] = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0, "run_name": "out-quickstart"}
 
 
 def start(argv: list[str]) -> int:
@@ -43,7 +55,7 @@ def start(argv: list[str]) -> int:
         if name in ("list", "watch", "fetch"):
             status = look(name, words, options)
         elif name == "sweep":
-            status = run_sweep(words, options, remote)
+            status = sweep_runs(words, options, remote)
         elif remote:
             status = launch(replace(make_job(name, words, options), sample=first), options)
         else:
@@ -94,6 +106,48 @@ def launch(job: Job, options: LaunchOptions) -> int:
     (status,) = rent.rent(job.name, [job], options)
     if job.command == "train" and status in (0, 130):
         print(f"modal run app.py::watch --run-name={job.name} shows the run, and ::fetch brings it here")
+    return status
+
+
+def sweep_runs(argv: list[str], options: LaunchOptions, remote: bool) -> int:
+    """Train the runs that are not done, and print all by best loss. Return 1 if one failed."""
+    jobs = plan_sweep(argv, options, remote)
+    if remote and not rent.announce([*jobs.values()], options):
+        return 0
+    runs = Runs(remote)
+    due = {name: job for name, job in jobs.items() if not runs.have_ended(name, job.words)}
+    if remote and due:
+        statuses = rent.rent("sweep", [*due.values()], options)
+    else:
+        statuses = map(train_here, due.values())
+    failed = {name for name, status in zip(due, statuses, strict=True) if status}
+    for (_, line), ended in sorted((runs.summary(name), name not in failed) for name in jobs):
+        print(line if ended else f"{line}: failed")
+    return 1 if failed else 0
+
+
+def plan_sweep(argv: list[str], options: LaunchOptions, remote: bool) -> dict[str, Job]:
+    """Return a sweep's runs by name: one for each combination of its values. Raises UserError."""
+    axes = [word.removeprefix("--sweep=").partition(":") for word in argv if word.startswith("--sweep=")]
+    words = [word for word in argv if not word.startswith("--sweep=")]
+    base = options.run_name or given(words, Options).get("out_dir", Options.out_dir)
+    if not axes:
+        raise UserError("--sweep is missing: what to sweep, as in --sweep=learning_rate:3e-4,1e-3")
+    make, jobs = make_job if remote else job_here, {}
+    for point in itertools.product(*([(option, x) for x in values.split(",")] for option, _, values in axes)):
+        shown = (f"{option}-{re.sub('[^A-Za-z0-9.]+', '-', value)}" for option, value in point)
+        name = ".".join([Path(base).name if remote else base, *shown])
+        its_words = [*words, *(f"--{option}={value}" for option, value in point)]
+        jobs[name] = make("train", its_words, replace(options, run_name=name))
+    return jobs
+
+
+def train_here(job: Job) -> int:
+    """Train a run here, from its last checkpoint if it has one. Return its status."""
+    print(f"training {job.folder}", flush=True)
+    status, stop = run_job(replace(job, words=[*job.words, *resume_options(job.folder)]))
+    if stop:
+        raise KeyboardInterrupt
     return status
 
 

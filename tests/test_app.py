@@ -25,8 +25,17 @@ from tests.helpers import (
     wait_until,
 )
 from tests.tools.cloud.launches import LONG, namespaces
-from tools.cloud.jobs import COMMANDS, make_job, options_of
-from tools.cloud.options import BURST, CORE, GIB, LaunchOptions, machine_of, split_launch
+from tools.cloud.jobs import (
+    BURST,
+    COMMANDS,
+    CORE,
+    GIB,
+    LaunchOptions,
+    machine_of,
+    make_job,
+    options_of,
+    split_launch,
+)
 
 no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
 

@@ -16,8 +16,7 @@ import modal
 from config.command_line import UserError
 from data.dataset import SMALL_DATASETS
 from tools.cloud import MOUNTED, VOLUME, container
-from tools.cloud.jobs import COMMANDS, ROOT, Job
-from tools.cloud.options import BURST, PRICES_READ, LaunchOptions, machine_of
+from tools.cloud.jobs import BURST, COMMANDS, PRICES_READ, ROOT, Job, LaunchOptions, machine_of
 from tools.cloud.places import Runs, fetch
 
 ENVIRONMENT = {
