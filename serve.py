@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
 
         def work() -> None:
             try:
-                from tools.serving.load import serve  # with JAX, which takes seconds
+                from tools.serving.app import serve  # with JAX, which takes seconds
 
                 serve(options, server)
             except BaseException as error:

@@ -16,7 +16,7 @@ from config.files import first_line
 from generation.decode import CHUNK
 from generation.engine import Engine, Piece, Request
 from model import GPT
-from tools.serving.errors import ApiError
+from tools.serving.server import ApiError
 
 CALL = 0.02  # seconds for a call that draws several tokens: see docs/serving.md
 STOP = 10.0  # seconds that it is given to end

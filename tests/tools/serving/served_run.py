@@ -16,8 +16,7 @@ from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
 from tests.helpers import DEADLINE, start_python, wait_until
 from tools.serving.app import make_app
-from tools.serving.load import load_served
-from tools.serving.served import Served
+from tools.serving.served import Served, load_served
 from tools.serving.server import Server as HttpServer
 
 # With what HTML is made of, so that a text may be markup.

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from data.pretrained import read_tokenizer
 from data.tokenizer import CharTokenizer
 from tools.serving.chat import Chat
-from tools.serving.errors import ApiError
+from tools.serving.server import ApiError
 
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": "it's <hi> & bye"}]
 TEMPLATE = (
