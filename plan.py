@@ -40,9 +40,8 @@ from runs.sizes import count_parameters, flops_per_token
 from tools.planning.cost import Cost
 from tools.planning.fit import Memory, Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
-from tools.planning.here import this_machine
 from tools.planning.speeds import AT_BEST, COVERED, expect, short
-from tools.planning.target import Target, parse_target, prepare_to_compile
+from tools.planning.target import Target, parse_target, prepare_to_compile, this_machine
 from training.state import model_config
 
 

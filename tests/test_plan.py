@@ -12,8 +12,7 @@ from runs.sizes import flops_per_token
 from tests.helpers import refusal, run_python
 from tools.planning import fit, target
 from tools.planning.goals import tokens_until
-from tools.planning.here import this_machine
-from tools.planning.target import parse_target, prepare_to_compile
+from tools.planning.target import parse_target, prepare_to_compile, this_machine
 
 TINY = dict(
     **dict(n_layer=2, n_head=2, n_embd=128, block_size=128),

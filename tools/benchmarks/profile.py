@@ -11,8 +11,8 @@ from jax.profiler import ProfileData
 from config.files import write_whole
 from tools.benchmarks.variants import JaxStep, TrainLoop
 from tools.planning.cost import Cost, estimate
-from tools.planning.here import this_machine
 from tools.planning.program import parse_program
+from tools.planning.target import this_machine
 
 STEPS = 3  # that are traced
 HLO = "train_step.hlo.txt"  # beside the trace
