@@ -201,6 +201,6 @@ def test_a_damaged_or_hostile_file_is_one_line_and_runs_nothing(folder, tmp_path
 
 
 def test_runs_on_characters_and_tiktoken_import_no_transformers():
-    imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.load; "
+    imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.app; "
     done = run_python("-c", imports + "print('transformers' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr

@@ -7,7 +7,7 @@ import tokenizers
 
 from config.files import first_line
 from data.tokenizer import transformers
-from tools.serving.errors import ApiError
+from tools.serving.server import ApiError
 
 Messages = list[dict[str, str]]
 

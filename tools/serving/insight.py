@@ -22,9 +22,9 @@ from generation.decode import Settings, drawn_from, generate
 from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, heads, lens, padded
-from tools.serving.errors import ApiError
 from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
+from tools.serving.server import ApiError
 from tools.serving.text import read_prompt, spelling
 
 EXAMPLE = 64  # tokens of the validation text

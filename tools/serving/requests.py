@@ -12,8 +12,8 @@ from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field
 from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
 from generation.decode import Settings
 from generation.engine import Request
-from tools.serving.errors import ApiError
 from tools.serving.served import Served
+from tools.serving.server import ApiError
 
 SEQUENCES = 128  # of one request: prompts times n
 
