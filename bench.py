@@ -45,7 +45,7 @@ from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device, describe_cpu
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.profile import HLO, planned_and_measured, record_trace

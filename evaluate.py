@@ -36,9 +36,9 @@ from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import check_fit
 from parallel.sharding import batch_shape, distribute
+from runs.checkpoint import latest_manifest
 from runs.hardware import on_devices
 from runs.load import load_model
-from runs.manifest import latest_manifest
 
 
 @dataclass(frozen=True)

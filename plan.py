@@ -36,7 +36,7 @@ from config.devices import GIB, PRICES_READ
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta
 from runs.hardware import choose_device
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
 from tools.planning.cost import Cost
 from tools.planning.fit import Memory, Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways

@@ -20,9 +20,9 @@ import jax
 
 from config.options import parse_options
 from parallel.sharding import StepBatches, sharding_table
+from runs.checkpoint import Manifest, write_options
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import shape_of_weights
-from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
 from runs.start import Run, describe_model, open_run, starting_state

@@ -28,8 +28,8 @@ from parallel.sharding import StepBatches
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.start import choose_config, open_dataset
 from tools.inside.views import lens
-from training.step import compile_step
 from training.state import create_state
+from training.step import compile_step
 
 STEPS, SEEDS, RATE = 10, 5, 2e-3
 PARTS = ("stream", "attention", "mlp", "logits")

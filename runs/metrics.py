@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import equinox as eqx
 import jax
 from jax.experimental.multihost_utils import broadcast_one_to_all
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
@@ -18,12 +19,32 @@ from config.devices import known_device
 from config.files import GONE, naming, refusing, write_whole, written
 from config.options import Options
 from model import GPTConfig
+from parallel.sharding import is_matrix
 from runs.hardware import peak_memory
-from runs.sizes import flops_per_token
 
 SHOW_EVERY = 10  # seconds between lines of progress
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
 RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
+
+
+def count_parameters(config: GPTConfig) -> int:
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(model))
+
+
+def flops_per_token(config: GPTConfig, T: int) -> int:
+    """Return the FLOPs of matrix products per token of a training step on sequences of T tokens.
+
+    A matrix of P parameters takes 6 P, a layer's attention 12 T H C: like nanoGPT and PaLM (arXiv:2204.02311,
+    appendix B), this counts the causal half that a good kernel skips, and for a window twice the keys that a
+    token reads on average.
+    """
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    arrays = jax.tree.leaves_with_path(model)
+    blocks = sum(x.size for path, x in arrays if path[0].name == "blocks" and is_matrix(path, x))
+    matrices = blocks + config.vocab_size * config.n_embd
+    N = min(config.window or T, T)
+    return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * config.n_head * config.head_size
 
 
 class Metrics:

@@ -16,9 +16,8 @@ from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_schedule
-from runs.checkpoint import Checkpoints, fingerprint
+from runs.checkpoint import Checkpoints, Damaged, Manifest, fingerprint, latest_manifest
 from runs.load import is_run, load_base, load_weights
-from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 

@@ -9,7 +9,7 @@ import plan
 from config.options import Options
 from data.dataset import load_meta
 from model import GPTConfig
-from runs.sizes import flops_per_token
+from runs.metrics import flops_per_token
 from tests.helpers import refusal, run_python
 from tools.planning import fit, target
 from tools.planning.goals import tokens_until

@@ -16,9 +16,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.checkpoint import Checkpoints, checksum, checksums
+from runs.checkpoint import (
+    FORMAT,
+    Checkpoints,
+    Damaged,
+    Manifest,
+    checksum,
+    checksums,
+    latest_manifest,
+    read_manifest,
+)
 from runs.load import load_run
-from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
 from training.state import TrainState, create_state, model_config
@@ -371,7 +379,7 @@ import json, sys
 import jax
 from config.options import Options
 from runs.checkpoint import Checkpoints
-from runs.manifest import Manifest
+from runs.checkpoint import Manifest
 from training.state import create_state, model_config
 
 options = Options.from_json(json.loads(sys.argv[2]), "the test")

@@ -12,8 +12,7 @@ from config.options import Options
 from model import GPTConfig
 from runs import metrics as metrics_module
 from runs.hardware import peak_memory
-from runs.metrics import Metrics, Speed
-from runs.sizes import flops_per_token
+from runs.metrics import Metrics, Speed, flops_per_token
 from tests.damage import damaged
 from tests.helpers import SPEED_FIELDS, records, refusal
 from tests.models import changed

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, model_valid
 from config.command_line import Positive, UserError, first_problem, matching
 from config.options import Options
 from model import GPTConfig
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
 from tools.planning.target import Target, parse_target
 from training.state import model_config
 

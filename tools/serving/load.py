@@ -12,10 +12,9 @@ from config.command_line import UserError
 from data.tokenizer import end_tokens, same_tokens
 from generation.engine import Engine
 from parallel.mesh import check_fit, make_mesh
-from runs.checkpoint import Checkpoints
+from runs.checkpoint import Checkpoints, latest_manifest
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_pretrained, load_run, tokenizer_of
-from runs.manifest import latest_manifest
 from tools.serving.app import make_app
 from tools.serving.chat import Chat
 from tools.serving.options import ServeOptions

@@ -15,9 +15,8 @@ from config.options import RESUMING
 from data.dataset import Dataset
 from data.tokenizer import Tokenizer
 from model import GPT
-from runs.checkpoint import Checkpoints
+from runs.checkpoint import Checkpoints, Manifest, latest_manifest
 from runs.load import is_run, load_pretrained, load_run
-from runs.manifest import Manifest, latest_manifest
 from runs.metrics import parse_record
 from tools.serving.chat import Chat
 from tools.serving.worker import Worker
