@@ -73,10 +73,10 @@ def abort(error: BaseException) -> NoReturn:
     if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
-    elif isinstance(error, UserError | OSError):
-        text, status = str(in_one_line(error)), 2
     elif isinstance(error, KeyboardInterrupt):
         text, status = "interrupted", 130
+    elif line := in_one_line(error):
+        text, status = line, 2
     else:
         text = "".join(traceback.format_exception(error))
     with suppress(RuntimeError, AssertionError):  # JAX finds no device, which is the error
