@@ -101,18 +101,6 @@ def with_shardings(shapes):
     return jax.tree.map(lambda x, spec: x.update(sharding=sharding_of(spec)), shapes, specs_of(shapes))
 
 
-def sharding_table(shapes) -> str:
-    """Describe each array of a tree from `with_shardings` in a line."""
-    lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
-    total = 0
-    for path, x in jax.tree.leaves_with_path(shapes):
-        size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-        total += size
-        spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
-        lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
-    return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
-
-
 def batch_sharding(ndim: int) -> Sharding:
     """Return the sharding of a batch (..., B, T), whose rows are split over data and fsdp."""
     return sharding_of(P(*[None] * (ndim - 2), ("data", "fsdp"), None))
