@@ -9,13 +9,12 @@ import json
 import logging
 import sys
 import time
-from _thread import interrupt_main
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import field, replace
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from threading import Timer
+from threading import Lock
 from typing import Annotated, Any, Literal
 
 import equinox as eqx
@@ -32,7 +31,7 @@ from pydantic.dataclasses import dataclass
 
 from config.command_line import Checkpoint, UserError, spell
 from config.files import GONE, first_line, read_json, refusing, write_whole
-from config.options import LORA, SHAPE, Options
+from config.options import FIXED, Options
 from data.dataset import Split, dataset_dir
 from data.tokenizer import check_description, same_tokens
 from model import GPT
@@ -40,13 +39,6 @@ from parallel.hosts import on_process_0
 from parallel.sharding import leaf_name
 from training.lora import partition_trainable
 from training.state import TrainState
-
-# Orbax reports each save in a dozen lines, and leaves coroutines behind when it fails.
-for name in ("absl", "asyncio"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)
-
-# Orbax's coroutines are not reported. A Ctrl-C that was lost in one of JAX's callbacks is raised again.
-sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and Timer(0.01, interrupt_main).start()
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
 
@@ -86,7 +78,7 @@ class Manifest:
 
     def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
         """Return the manifest of this run when it resumes from the checkpoint at `path`. Raises UserError."""
-        for name in (*SHAPE, *LORA, "optimizer"):
+        for name in FIXED:
             check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
         self.check_vocabulary(saved, path)
         return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
@@ -119,18 +111,38 @@ def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:
 
 
 def write_options(options: Options) -> None:
-    """Write a run's options.json, by process 0."""
+    """Write a run's options.json, which people and tools read, by process 0."""
     text = json.dumps(vars(options), indent=1) + "\n"
     on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
 
 
 def latest_manifest(out_dir: str) -> Manifest:
     """Read the manifest of a run's newest checkpoint. Raises UserError."""
-    folder = Path(out_dir).resolve() / "checkpoints"
-    saved = [int(path.name) for path in folder.glob("*") if path.name.isdecimal()]
-    if not saved:
-        raise UserError(f"{folder}: no checkpoint there to start from")
-    return read_manifest(folder / str(max(saved)))
+    if not (saved := checkpoint_folders(out_dir)):
+        raise UserError(f"{Path(out_dir).resolve()}/checkpoints: no checkpoint there to start from")
+    return read_manifest(saved[0])
+
+
+def saved_options(out_dir: str) -> Options | None:
+    """Return the options of a run's newest checkpoint with a whole manifest; None of a run without any.
+
+    Raises Damaged where there are checkpoints, and no manifest is whole.
+    """
+    damage = None
+    for folder in checkpoint_folders(out_dir):
+        try:
+            return read_manifest(folder).options
+        except Damaged as error:
+            damage = error
+    if damage:
+        raise damage
+    return None
+
+
+def checkpoint_folders(out_dir: str) -> list[Path]:
+    """Return the folders of a run's checkpoints, the newest first."""
+    folders = [path for path in Path(out_dir).resolve().glob("checkpoints/*") if path.name.isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
 
 
 def read_manifest(checkpoint: Path) -> Manifest:
@@ -149,6 +161,48 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise Damaged(checkpoint, first_line(error)) from None
 
 
+class Quiet:
+    """Silences Orbax while it works: what it logs, and the coroutines that it leaves behind when it fails.
+
+    Threads that read checkpoints may be within at the same time.
+    """
+
+    loggers = (logging.getLogger("absl"), logging.getLogger("asyncio"))
+
+    def __init__(self):
+        self.lock, self.within = Lock(), 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            if self.within == 0:
+                self.hook, self.levels = sys.unraisablehook, [logger.level for logger in self.loggers]
+                sys.unraisablehook = self.pass_ctrl_c_on
+                for logger in self.loggers:
+                    logger.setLevel(logging.CRITICAL)
+            self.within += 1
+
+    def __exit__(self, *error) -> None:
+        with self.lock:
+            self.within -= 1
+            if self.within == 0:
+                sys.unraisablehook = self.hook
+                for logger, level in zip(self.loggers, self.levels, strict=True):
+                    logger.setLevel(level)
+
+    def pass_ctrl_c_on(self, lost) -> None:
+        if lost.exc_type is KeyboardInterrupt:
+            self.hook(lost)
+
+
+quiet = Quiet()
+
+
+class Manager(ocp.CheckpointManager):
+    def reached_preemption(self, step: int) -> bool:
+        """Leave the signals that JAX knows of to runs/process.py: one of two that ask takes the other's."""
+        return False
+
+
 class Checkpoints:
     """The checkpoints in `out_dir`: the last `keep`, and the one with the lowest validation loss.
 
@@ -158,9 +212,7 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
-        # TensorStore's errors of a disk are ValueErrors.
-        what = f"{self.folder}: cannot be read or written"
-        self.refusing = partial(refusing, what, "mend that, and start again", OSError, ValueError)
+        self.saving = ExitStack()  # is `quiet` from the start of a save until its end is seen
         i = jax.process_index()
         alone: Any = dict(primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i))
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
@@ -174,10 +226,16 @@ class Checkpoints:
             multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )
         items = ("model", "optimizer", "manifest")
-        with self.refusing():
-            self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        # runs/process.py asks JAX for signals, too: one would take the other's.
-        self.manager.reached_preemption = lambda step: False
+        with self.working():
+            self.manager = Manager(self.folder, item_names=items, options=options)
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        """Within, Orbax works in silence. A disk that fails is a UserError."""
+        what = f"{self.folder}: cannot be read or written"
+        # TensorStore's errors of a disk are ValueErrors.
+        with quiet, refusing(what, "mend that, and start again", OSError, ValueError):
+            yield
 
     def latest(self) -> int | None:
         return self.manager.latest_step()
@@ -197,14 +255,14 @@ class Checkpoints:
         return iteration
 
     def delete_all(self) -> None:
-        with self.refusing():
+        with self.working():
             for iteration in self.iterations():
                 self.manager.delete(iteration)
 
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint to `damaged`. Return its new path."""
         place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
-        with self.refusing():
+        with self.working():
             place.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process of this run was faster
                 (self.folder / str(iteration)).rename(place)
@@ -216,10 +274,11 @@ class Checkpoints:
 
         One that is saved already, by a run that stopped in its evaluation, gets a `val_loss` alone.
         """
-        if self.latest() == int(state.step):
-            if val_loss is not None:
-                metrics = self.folder / str(self.latest()) / "metrics" / "metrics"
-                on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
+        self.wait()
+        if (saved := self.latest()) == int(state.step):
+            if val_loss is not None and self.loss(saved) is None:
+                path = self.folder / str(saved) / "metrics" / "metrics"
+                on_process_0(write_whole, path, json.dumps({"val_loss": val_loss}))
                 self.manager.reload()
             return
         model = arrays_by_name(partition_trainable(state.model)[0])
@@ -235,13 +294,15 @@ class Checkpoints:
             manifest=ocp.args.JsonSave(manifest.to_json()),
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
-        with self.refusing():
+        with self.working():
             self.folder.mkdir(exist_ok=True)
+            self.saving.enter_context(quiet)
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
     def wait(self) -> None:
-        with self.refusing():
+        with self.working():
             self.manager.wait_until_finished()
+        self.saving.close()  # not after an error, which leaves coroutines behind
 
     def manifest(self, iteration: int) -> Manifest:
         """Read a checkpoint's manifest, with its own validation loss if that came later."""
@@ -283,11 +344,13 @@ class Checkpoints:
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:
-            like = {
-                item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item]) for item in trees
-            }
-            wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
-            arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
+            with quiet:
+                like = {
+                    item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item])
+                    for item in trees
+                }
+                wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
+                arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
         except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process

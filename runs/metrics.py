@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import equinox as eqx
 import jax
-from jax.experimental.multihost_utils import broadcast_one_to_all
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
@@ -48,16 +47,20 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
 
 class Metrics:
-    """A run's records: a line of metrics.jsonl for each logged step and each evaluation, by process 0."""
+    """A run's records: a line of metrics.jsonl for each logged step and each evaluation, by process 0.
 
-    def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
+    It begins at the iteration `start`, which may be `evaluated` already.
+    """
+
+    def __init__(
+        self, options: Options, start: int, config: GPTConfig, devices: int, evaluated: bool = False
+    ):
         self.options = options
         self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
-        records = keep_records(self.path, start) if self.primary else []
-        evaluated = any(r["iter"] == start and "val/loss" in r for r in records)
-        self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
+        if self.primary:
+            keep_records(self.path, start, evaluated)
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
         self.speed = Speed(options, config, devices)
@@ -96,7 +99,6 @@ class Metrics:
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
         check_finite(iteration, record)
-        self.last_evaluation = iteration
         self._write({"iter": iteration} | record)
         shown = ", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items())
         print(f"iter {iteration}: {shown}", flush=True)
@@ -160,12 +162,11 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
         raise UserError(f"iter {iteration}: {found}; {advice}")
 
 
-def keep_records(path: Path, start: int) -> list[dict[str, Any]]:
-    """Drop the steps from `start` on and the evaluations after it from the file. Return the other records."""
-    found = read_records(path) if start > 0 else []
-    records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
+def keep_records(path: Path, start: int, evaluated: bool) -> None:
+    """Drop from the file what the run does again: its steps from `start` on, and the evaluations."""
+    found = read_records(path) if start > 0 or evaluated else []
+    records = [r for r in found if r["iter"] < start + (evaluated and "val/loss" in r)]
     write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
-    return records
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:

@@ -1,7 +1,9 @@
 """Checkpoints: saved atomically, restored bit for bit, and what is said of damaged or unwritable ones."""
 
 import json
+import logging
 import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -358,8 +360,27 @@ def test_a_save_that_cannot_begin_leaves_nothing_that_holds_the_process(tmp_path
 
 @pytest.mark.parametrize("error", [TypeError("a mistake"), MemoryError(), jax.errors.JaxRuntimeError("gone")])
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path, error):
-    with pytest.raises(type(error)), Checkpoints(str(tmp_path)).refusing():
+    with pytest.raises(type(error)), Checkpoints(str(tmp_path)).working():
         raise error
+
+
+def test_orbax_is_silenced_only_while_it_works(tmp_path, tiny):
+    def state():
+        levels = [logging.getLogger(name).level for name in ("absl", "asyncio")]
+        return sys.unraisablehook, levels
+
+    before = state()
+    checkpoints = Checkpoints(str(tmp_path))
+    assert state() == before
+    checkpoints.save(tiny[0], MANIFEST)
+    assert state() != before
+    checkpoints.wait()
+    assert state() == before
+    checkpoints.restore(0, tiny[0])
+    assert state() == before
+    cut_in_half(largest_file(tmp_path / "checkpoints" / "0" / "model"))
+    assert "damaged" in refusal(checkpoints.restore, 0, tiny[0])
+    assert state() == before
 
 
 # --- load_run -----------------------------------------------------------------------------------------------
