@@ -49,13 +49,14 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    before, sys.unraisablehook = sys.unraisablehook, repeat_ctrl_c
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = repeat_ctrl_c
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
         if status:
             sys.exit(status)
-    except BrokenPipeError:  # as in `... | head`
+    except BrokenPipeError:  # the reader has closed, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
     except KeyboardInterrupt:
@@ -68,8 +69,6 @@ def command(main: Callable[[list[str]], int | None]) -> None:
             raise
         print(f"error: {line}", file=sys.stderr)
         sys.exit(2)
-    finally:
-        sys.unraisablehook = before
 
 
 def repeat_ctrl_c(lost: Any) -> None:
@@ -295,7 +294,7 @@ spell = _cut.repr  # a value as an error shows it: as Python writes it, cut if i
 
 def show_help(cls: type[Any]) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
-    import tyro  # here, because only --help needs it
+    import tyro  # not above, as only --help needs it
 
     os.environ["COLUMNS"] = str(max(40, shutil.get_terminal_size().columns))  # below 6 tyro never ends
     tyro.cli(

@@ -50,7 +50,7 @@ def connect(options: Options) -> None:
     if where == (None, None, None):
         return
     ask_launcher = where == ("auto", None, None)
-    if not ask_launcher:  # JAX aborts after five minutes of waiting: this line says for what
+    if not ask_launcher:  # JAX aborts after five minutes; this line says what it waits for
         print(f"note: process {i} of {n} waits for the others at {address}", file=sys.stderr)
     try:
         jax.distributed.initialize(

@@ -124,19 +124,12 @@ def latest_manifest(out_dir: str) -> Manifest:
 
 
 def saved_options(out_dir: str) -> Options | None:
-    """Return the options of a run's newest checkpoint with a whole manifest; None of a run without any.
-
-    Raises Damaged where there are checkpoints, and no manifest is whole.
-    """
-    damage = None
-    for folder in checkpoint_folders(out_dir):
-        try:
+    """Return the options of a run's newest checkpoint with a whole manifest; None of a run without any."""
+    folders = checkpoint_folders(out_dir)
+    for folder in folders:
+        with suppress(Damaged):
             return read_manifest(folder).options
-        except Damaged as error:
-            damage = error
-    if damage:
-        raise damage
-    return None
+    return read_manifest(folders[-1]).options if folders else None  # raises Damaged
 
 
 def checkpoint_folders(out_dir: str) -> list[Path]:
@@ -164,34 +157,30 @@ def read_manifest(checkpoint: Path) -> Manifest:
 class Quiet:
     """Silences Orbax while it works: what it logs, and the coroutines that it leaves behind when it fails.
 
-    Threads that read checkpoints may be within at the same time.
+    Threads of these report later, at no certain time: after an error all stays silent. Threads that read
+    checkpoints may be within at the same time.
     """
 
-    loggers = (logging.getLogger("absl"), logging.getLogger("asyncio"))
-
-    def __init__(self):
-        self.lock, self.within = Lock(), 0
+    lock, within = Lock(), 0
 
     def __enter__(self) -> None:
         with self.lock:
-            if self.within == 0:
-                self.hook, self.levels = sys.unraisablehook, [logger.level for logger in self.loggers]
-                sys.unraisablehook = self.pass_ctrl_c_on
-                for logger in self.loggers:
-                    logger.setLevel(logging.CRITICAL)
             self.within += 1
+            if self.within == 1:
+                self.hook = hook = sys.unraisablehook
+                sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and hook(lost)
+                self.disable_loggers(True)
 
-    def __exit__(self, *error) -> None:
+    def __exit__(self, kind: type | None, *error) -> None:
         with self.lock:
-            self.within -= 1
+            self.within -= kind is None
             if self.within == 0:
                 sys.unraisablehook = self.hook
-                for logger, level in zip(self.loggers, self.levels, strict=True):
-                    logger.setLevel(level)
+                self.disable_loggers(False)
 
-    def pass_ctrl_c_on(self, lost) -> None:
-        if lost.exc_type is KeyboardInterrupt:
-            self.hook(lost)
+    def disable_loggers(self, disabled: bool) -> None:
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).disabled = disabled
 
 
 quiet = Quiet()
@@ -276,7 +265,7 @@ class Checkpoints:
         """
         self.wait()
         if (saved := self.latest()) == int(state.step):
-            if val_loss is not None and self.loss(saved) is None:
+            if val_loss is not None:
                 path = self.folder / str(saved) / "metrics" / "metrics"
                 on_process_0(write_whole, path, json.dumps({"val_loss": val_loss}))
                 self.manager.reload()
@@ -302,7 +291,7 @@ class Checkpoints:
     def wait(self) -> None:
         with self.working():
             self.manager.wait_until_finished()
-        self.saving.close()  # not after an error, which leaves coroutines behind
+        self.saving.close()  # not after an error
 
     def manifest(self, iteration: int) -> Manifest:
         """Read a checkpoint's manifest, with its own validation loss if that came later."""
@@ -353,9 +342,9 @@ class Checkpoints:
                 arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
-        except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
+        except (jax.errors.JaxRuntimeError, MemoryError):  # there is too little memory, or a process is lost
             raise
-        except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
+        except Exception as error:  # a damaged file makes Orbax and TensorStore raise many kinds
             check_readable(path)
             raise Damaged(path, first_line(error)) from None
         if wrong:

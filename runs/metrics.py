@@ -187,8 +187,10 @@ def start_wandb(options: Options, resumed: bool):
     """Start a run at Weights & Biases, or go on with that of a resumed run."""
     path = Path(options.out_dir) / "wandb_id.txt"
     advice = "run `wandb login`, set WANDB_MODE=offline, or give --wandb_log=False"
-    with refusing("wandb_log=True: it cannot start", advice, Exception):  # without its package or key, say
-        import wandb  # here: it takes a second
+    with refusing(
+        "wandb_log=True: it cannot start", advice, Exception
+    ):  # its package or the key may be missing
+        import wandb  # not above, as it takes a second
 
         run = wandb.init(
             project=options.wandb_project,
@@ -204,7 +206,7 @@ def start_wandb(options: Options, resumed: bool):
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Draw the curves of the losses."""
-    from matplotlib.figure import Figure  # here: it takes half a second
+    from matplotlib.figure import Figure  # not above, as it takes half a second
 
     axes = (figure := Figure(layout="constrained")).subplots()
     for name, style in (("loss", "-"), ("train/loss", "o-"), ("val/loss", "o-")):
