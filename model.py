@@ -21,7 +21,7 @@ This file imports nothing of the project. fast.py computes the same faster.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -162,7 +162,6 @@ class Linear(eqx.Module):
     weight: Float[Array, "i *o"]
     bias: Float[Array, "*o"] | None
     compute: Compute = eqx.field(static=True)
-    matrix: ClassVar[bool] = True  # to Muon and LoRA
 
     def __init__(
         self, config, fan_in: int, *fan_out: int, bias: bool = False, std: float = 0.02, key: PRNGKeyArray

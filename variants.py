@@ -6,7 +6,7 @@ for arrays of its own, a row of the table in parallel/sharding.py. A plain run d
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -55,16 +55,10 @@ def as_class(cls: Any, module: eqx.Module, **more) -> Any:
     return new
 
 
-class HeadGate(Linear):
-    """The gate logits: a vector for each head, not a matrix to Muon or LoRA."""
-
-    matrix: ClassVar[bool] = False
-
-
 class Gated(Attention):
     """Scale each head's output by 2 sigmoid(gate logits), which starts as 1 (arXiv:2505.06708)."""
 
-    head_gate: HeadGate  # D -> H
+    head_gate: Linear  # D -> H, a vector for each head, and no matrix to Muon or LoRA
 
     def __call__(
         self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
@@ -80,7 +74,7 @@ class Gated(Attention):
 
 def add_gates(model: GPT, config: VariantConfig) -> GPT:
     """Give each head a gate with weights of 0."""
-    one = as_class(HeadGate, Linear(config, config.n_embd, config.n_head, key=jax.random.key(0)))
+    one = Linear(config, config.n_embd, config.n_head, key=jax.random.key(0))
     gates = jax.tree.map(lambda x: jnp.zeros((config.n_layer, *x.shape)), one)
     return eqx.tree_at(lambda m: m.blocks.attn, model, as_class(Gated, model.blocks.attn, head_gate=gates))
 
