@@ -42,8 +42,8 @@ RULES = (
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """Name an array of a tree by its path, as in blocks.attn.c_q.weight."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    """Name an array of a tree by its path, as in blocks.attn.c_q.weight, also where a layer is `wrapped`."""
+    return jax.tree_util.keystr(path, simple=True, separator=".").replace("wrapped.", "")
 
 
 def is_matrix(path, x) -> bool:
