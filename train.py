@@ -25,7 +25,7 @@ from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import Run, open_run, shape_of_weights, starting_state
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
-from training.evaluation import make_evaluate
+from training.evaluation import Evaluate, make_evaluate
 from training.state import TrainState
 from training.step import StepBatches, compile_step
 
@@ -39,11 +39,14 @@ def main(argv: list[str]) -> int:
         run = open_run(options)
         with stop_signals() as stop_asked:
             state, manifest = starting_state(run)
-            if options.eval_only:
-                return print_losses(run, state, stop_asked)
+            evaluate = make_evaluate(run.options, run.dataset, state.model)
+            if options.eval_only:  # the losses of the model that training would begin with
+                if losses := evaluate(state.model, stop_asked):
+                    print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
+                return stop_asked()
             step = compile_step(state, run.options)
             reuse_freed_memory(step)  # faster on a CPU
-            status = train(run, state, manifest, step, stop_asked)
+            status = train(run, state, manifest, step, evaluate, stop_asked)
         if run.checkpoints.latest() is None:
             print("no checkpoint was saved: the validation loss was never below that of iter 0")
         else:
@@ -52,27 +55,22 @@ def main(argv: list[str]) -> int:
     return status
 
 
-def print_losses(run: Run, state: TrainState, stop_asked: Callable[[], int]) -> int:
-    """Print the losses of the model that training would begin with. Return the exit status."""
-    losses = make_evaluate(run.options, run.dataset, state.model)(state.model, stop_asked)
-    if losses is None:
-        return stop_asked()
-    print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
-    return 0
-
-
 def train(
-    run: Run, state: TrainState, manifest: Manifest, step: jax.stages.Compiled, stop_asked: Callable[[], int]
+    run: Run,
+    state: TrainState,
+    manifest: Manifest,
+    step: jax.stages.Compiled,
+    evaluate: Evaluate,
+    stop_asked: Callable[[], int],
 ) -> int:
     """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
     batches = StepBatches(options, run.dataset)
-    evaluate = make_evaluate(options, run.dataset, state.model)
     i = int(state.step)
     val_loss = checkpoints.loss(i) if run.resuming else None  # of step i's model; None: not evaluated yet
     devices = jax.sharding.get_mesh().size
+    write_options(options)
     with closing(Metrics(options, i, run.config, devices, evaluated=val_loss is not None)) as metrics:
-        write_options(options)
         if options.overwrite:
             checkpoints.delete_all()
         status = 0

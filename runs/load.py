@@ -139,7 +139,8 @@ def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split. Print its size."""
     if dataset_dir(options.dataset) == Path(options.dataset):  # a path, to be found from any folder
         options = replace(options, dataset=os.path.abspath(options.dataset))
-    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
+    all_see_it = shared(Path(options.out_dir))
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, all_see_it)
     latest, resuming = checkpoints.latest(), options.init_from in RESUMING
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")

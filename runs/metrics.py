@@ -55,6 +55,8 @@ class Metrics:
         self, options: Options, start: int, config: GPTConfig, devices: int, evaluated: bool = False
     ):
         self.options = options
+        self.speed = Speed(options, config, devices)
+        self.making_batch = self.speed.making_batch
         self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
@@ -62,8 +64,6 @@ class Metrics:
             keep_records(self.path, start, evaluated)
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
-        self.speed = Speed(options, config, devices)
-        self.making_batch = self.speed.making_batch
         self.pending = None  # the step whose metrics are not read yet
 
     def step(self, iteration: int, metrics: dict[str, jax.Array]) -> None:
