@@ -131,7 +131,7 @@ def measure(bench: BenchOptions, options: Options) -> list[dict[str, Any]]:
         if bench.profile:
             record_trace(bench.profile, variants[1] if bench.loop else step, step.train_step)
     figures = [figures_of(variant, times[variant.name], step) for variant in variants]
-    figures[0] |= planned_and_measured(step, fresh=bench.report is not None)
+    figures[0] |= planned_and_measured(step)
     print(table(figures))
     if bench.loop:
         pairs = zip(times[step.name], times[TrainLoop.name], strict=True)  # neighbours in time

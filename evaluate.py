@@ -28,8 +28,7 @@ from tqdm import tqdm
 
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
-from data.batches import Batches
-from data.dataset import Dataset, prepare_if_missing
+from data.dataset import Batches, Dataset, prepare_if_missing
 from data.tokenizer import document_start, end_of_text, from_json, same_tokens
 from model import GPT
 from parallel.hosts import on_process_0

@@ -41,9 +41,8 @@ from runs.sizes import count_parameters, flops_per_token
 from tools.planning.cost import Cost
 from tools.planning.fit import Memory, Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
-from tools.planning.here import this_machine
 from tools.planning.speeds import AT_BEST, COVERED, expect, short
-from tools.planning.target import Target, parse_target, prepare_to_compile
+from tools.planning.target import Target, parse_target, prepare_to_compile, this_machine
 from training.state import model_config
 
 
@@ -160,7 +159,7 @@ def time_table(cost: Cost) -> str:
 
 def assumptions(target: Target) -> str:
     if target.measured:
-        return "(at the rates that products, memory and small operations have here, measured before)"
+        return "(at the rates that products, memory and small operations have here, measured now)"
     device, shares = target.device, AT_BEST[target.device.family]
     start = f", {1e6 * shares.kernel:.1f} microseconds a kernel" if shares.kernel else ""
     network = f", {shares.network:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""

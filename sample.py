@@ -40,8 +40,7 @@ from jaxtyping import Int
 from config.files import decode_text
 from config.options import ModelOptions
 from data.tokenizer import Tokenizer
-from generation.decode import generate
-from generation.sampling import Settings
+from generation.decode import Settings, generate
 from model import GPT
 from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of

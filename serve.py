@@ -10,8 +10,7 @@ import socket
 import threading
 
 from config.command_line import UserError, command, given
-from tools.serving.options import LOOPBACK, ServeOptions
-from tools.serving.server import Server
+from tools.serving.server import LOOPBACK, ServeOptions, Server
 
 
 def main(argv: list[str]) -> None:
@@ -29,12 +28,12 @@ def main(argv: list[str]) -> None:
     if options.beside and options.init_from != "resume":
         raise UserError(f"--beside={options.beside}: it is compared with a run: give it as --out_dir")
     with listen(options) as listener:
-        server = Server(options.hosts, options.origins, listener)
+        server = Server(options, listener)
         print(f"starting at {server.address}", flush=True)
 
         def work() -> None:
             try:
-                from tools.serving.load import serve  # with JAX, which takes seconds
+                from tools.serving.app import serve  # with JAX, which takes seconds
 
                 serve(options, server)
             except BaseException as error:

@@ -1,17 +1,23 @@
 """Text to token ids and back: characters, tiktoken's byte pairs, or any Hugging Face `tokenizer.json`.
 
-`meta.json` and checkpoints hold a tokenizer's description, in JSON values. data/pretrained.py makes those of
-the tokenizers that transformers reads.
+`meta.json` and checkpoints hold a tokenizer's description, in JSON values. It needs neither the folder that a
+tokenizer was read from nor transformers, which reads such folders.
 """
 
 import codecs
 import functools
+import hashlib
 import json
+import os
 import re
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
@@ -19,18 +25,17 @@ from jaxtyping import Int32
 from pydantic.dataclasses import dataclass
 
 from config.command_line import NonNegativeInt, UserError, matching, spell
-from config.files import refusing
+from config.files import read_json, refusing
 
-# The id of "<|endoftext|>", which tiktoken knows only once it has an encoding's files.
+# The id of "<|endoftext|>". tiktoken knows it only after it has downloaded an encoding.
 END_OF_TEXT = {"gpt2": 50256, "cl100k_base": 100257, "o200k_base": 199999}
-# The token that ends a text where only a tokenizer.json could say so: the first one found.
+# A lone tokenizer.json does not say which token ends a text: it is the first of these that it has.
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
 
 # GPT-2 and ByteLevel's tokenizer.json write a printable byte as itself, the others as characters from 256 on.
 PRINTED = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTED]
 BYTE_OF = {chr(byte): byte for byte in PRINTED} | {chr(256 + i): byte for i, byte in enumerate(OTHERS)}
-
 
 TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
 
@@ -39,18 +44,18 @@ TokenName = Annotated[str, matching(r"\w+_token", "a name as in bos_token")]
 class Uses:
     """Says what a pretrained model uses its tokens for."""
 
-    # The first ends a document, and each of them what a model writes.
+    # Each of them ends what a model writes; the first also ends a document.
     eos_token_id: list[NonNegativeInt] = field(default_factory=list)
-    document_start: NonNegativeInt | None = None  # stands before a document, as Llama's <s>
-    special_tokens: dict[TokenName, str] = field(default_factory=dict)  # texts, by names as in bos_token
+    document_start: NonNegativeInt | None = None  # begins a document, as Llama's <s> does
+    special_tokens: dict[TokenName, str] = field(default_factory=dict)  # maps a name to the token's text
     chat_template: str | None = None
 
 
 class Tokenizer(ABC):
-    """Encodes and decodes text."""
+    """Turns text into token ids and back."""
 
     vocab_size: int
-    description: dict[str, Any]  # from which `from_json` makes it again
+    description: dict[str, Any]  # what `from_json` makes it from
 
     @abstractmethod
     def encode(
@@ -59,7 +64,7 @@ class Tokenizer(ABC):
         """Return token ids. Raises UserError for a text that cannot be encoded.
 
         The name of a special token in the text means that token only if `special`. `add_special_tokens` adds
-        the tokens that a pretrained tokenizer puts around a text, as Llama's <s>.
+        the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>.
         """
 
     @abstractmethod
@@ -77,7 +82,7 @@ class Tokenizer(ABC):
 
 
 class CharTokenizer(Tokenizer):
-    """Token i is the i-th character of `symbols`. Raises ValueError for symbols that are no vocabulary."""
+    """Token i is the i-th character of `symbols`. Raises ValueError if one is invalid or comes twice."""
 
     def __init__(self, symbols: str):
         if not symbols or len(set(symbols)) != len(symbols) or symbols != _replace_surrogates(symbols):
@@ -103,7 +108,7 @@ class TiktokenTokenizer(Tokenizer):
     """A byte-pair encoding of tiktoken, such as "gpt2". Raises UserError when it cannot be loaded."""
 
     def __init__(self, name: str, **uses: Any):
-        import tiktoken  # here and in the next class: characters need neither library
+        import tiktoken  # here, because characters need neither this library nor tokenizers
 
         advice = "choose a tokenizer.json or another; offline, set TIKTOKEN_CACHE_DIR to its files' folder"
         # The errors of the requests library are OSErrors, too.
@@ -122,12 +127,12 @@ class TiktokenTokenizer(Tokenizer):
     def bytes_of(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
-        except KeyError:  # of the padding of a model's vocabulary
+        except KeyError:  # an id that only pads the model's vocabulary
             return "\ufffd".encode()
 
 
 class JsonTokenizer(Tokenizer):
-    """The tokenizer of a `tokenizer.json`'s text. Raises ValueError for another text."""
+    """The tokenizer that a `tokenizer.json` describes. Raises ValueError for any other text."""
 
     def __init__(self, text: str, **uses: Any):
         self._tokenizer, text = _load_library_tokenizer(text)
@@ -137,15 +142,15 @@ class JsonTokenizer(Tokenizer):
     def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
         text = _replace_surrogates(text)
-        with refusing_text(text):  # as for a word without a token
+        with refusing_text(text):  # a word may have no token
             encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return np.array(encoded.ids, np.int32)
 
     def bytes_of(self, token: int) -> bytes:
-        # Decoded after itself: a text's first token may lose a space.
+        # The token is decoded after itself, because the first token of a text may lose a space.
         once, twice = (self._tokenizer.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
         text, name = twice.removeprefix(once), self._tokenizer.id_to_token(token) or ""
-        if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # of SentencePiece
+        if "\ufffd" in text and (byte := re.fullmatch(r"<0x([0-9A-F]{2})>", name)):  # SentencePiece's
             return bytes([int(byte[1], 16)])
         if "\ufffd" in text and all(symbol in BYTE_OF for symbol in name):
             return bytes(BYTE_OF[symbol] for symbol in name)
@@ -153,13 +158,13 @@ class JsonTokenizer(Tokenizer):
 
 
 def refusing_text(text: str) -> AbstractContextManager[None]:
-    """Turn a library's error within, of whatever class, into a UserError that shows the text."""
+    """Turn any error of a library within into a UserError that shows the text."""
     return refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception)
 
 
 @functools.lru_cache(maxsize=2)
 def _load_library_tokenizer(text: str) -> tuple[Any, str]:
-    """Return the tokenizer of a tokenizer.json, which cuts and pads no text, and its own text."""
+    """Return the library's tokenizer, which neither cuts nor pads a text, and its tokenizer.json."""
     import tokenizers
 
     try:
@@ -198,7 +203,7 @@ def check_description(description: Any) -> dict | None:
     match description:
         case None:
             return None
-        case {"type": "tiktoken", "name": str(name)}:  # whose files may have to be downloaded
+        case {"type": "tiktoken", "name": str(name)}:  # to make it may need a download
             return {"type": "tiktoken", "name": name} | uses_of(description)
     return from_json(description).description
 
@@ -233,10 +238,74 @@ def end_of_text(description: dict | None) -> int | None:
 
 
 def document_start(description: dict | None) -> int | None:
-    """Return the token that begins a document, or None: one of its own, or else the end of the one before."""
+    """Return the token that begins a document, or None. Without one of its own, it is the last one's end."""
     start = (description or {}).get("uses", {}).get("document_start")
     return end_of_text(description) if start is None else start
 
 
 def _replace_surrogates(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()  # the library cannot encode a lone surrogate
+    return text.encode("utf-8", "replace").decode()  # the libraries cannot encode a lone surrogate
+
+
+# The files that a tokenizer is made from. The first two hold vocabularies, and one of them has to be there.
+TOKENIZER_FILES = (
+    "tokenizer.json vocab.json merges.txt tokenizer_config.json special_tokens_map.json added_tokens.json "
+    "chat_template.jinja generation_config.json"
+).split()
+# A hash of the sorted vocabulary of OpenAI's GPT-2, whose texts tiktoken encodes wherever the files lie.
+GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
+
+
+def transformers() -> ModuleType:
+    """Import transformers, which takes over a second, without its advice to install PyTorch."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    import transformers
+
+    return transformers
+
+
+def read_tokenizer(path: Path) -> dict[str, Any] | None:
+    """Describe the tokenizer of a folder, or of a tokenizer.json alone; None for a folder without one.
+
+    Raises UserError for files that are damaged, or that need code of their own.
+    """
+    files = [file for name in TOKENIZER_FILES if (file := path / name).is_file()] if path.is_dir() else [path]
+    if not files or (path.is_dir() and files[0].name not in TOKENIZER_FILES[:2]):
+        return None
+    refused = refusing(f"{files[0]}: cannot be used", "mend or download it", Exception)
+    with refused, TemporaryDirectory() as copy:
+        config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        classes = {name: config[name] for name in ("model_type", "tokenizer_class") if name in config}
+        (Path(copy) / "config.json").write_text(json.dumps(classes))
+        for file in files:
+            shutil.copyfile(file, Path(copy) / (file.name if path.is_dir() else "tokenizer.json"))
+        library = transformers()
+        theirs = library.AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+        ends = config.get("eos_token_id")
+        if (path / "generation_config.json").is_file():
+            said = library.GenerationConfig.from_pretrained(copy, local_files_only=True).eos_token_id
+            ends = ends if said is None else said
+        return describe(theirs, ends if isinstance(ends, list) else [ends])
+
+
+def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
+    """Describe a tokenizer of transformers. `ends` are the known ends of what its model writes."""
+    backend, vocabulary, template = theirs.backend_tokenizer, theirs.get_vocab(), theirs.chat_template
+    backend.no_padding()
+    ids, eos = set(vocabulary.values()), theirs.eos_token_id
+    ends = [i for i in ends if i in ids] or ([] if eos is None else [eos])
+    tokens = {k: text for k, text in theirs.special_tokens_map.items() if k.endswith("_token") and text}
+    uses = {
+        "eos_token_id": sorted(ends, key=lambda i: i != eos),
+        "special_tokens": tokens,
+        "chat_template": template.get("default") if isinstance(template, dict) else template,
+    }
+    description = {"type": "tokenizers", "json": backend.to_str(), "uses": uses}
+    if (eot := end_of_text(description)) is not None:  # any text that it can encode shows its start
+        encoded = backend.encode(backend.id_to_token(eot))
+        uses["document_start"] = encoded.ids[0] if encoded.special_tokens_mask[0] else None
+    words = json.dumps(sorted(vocabulary.items())).encode()
+    if uses.get("document_start") is None and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
+        plain = template is None and "pad_token" not in tokens and uses["eos_token_id"] in ([], [50256])
+        return {"type": "tiktoken", "name": "gpt2"} | ({} if plain else {"uses": uses})
+    return check_description(description)

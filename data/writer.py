@@ -11,8 +11,7 @@ from numpy.typing import ArrayLike
 from config.command_line import UserError
 from config.files import refusing, write_whole, written
 from data.dataset import FORMAT, SPLITS
-from data.pretrained import read_tokenizer
-from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json
+from data.tokenizer import TiktokenTokenizer, Tokenizer, from_json, read_tokenizer
 
 
 def load_tokenizer(name: str) -> Tokenizer:

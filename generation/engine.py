@@ -21,16 +21,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
-from generation.decode import CHUNK, PREFILL_CHUNK, Rows, keys_of_rows, start
-from generation.sampling import GREEDY, PLAIN, Settings, Tally
+from generation.decode import CHUNK, GREEDY, PLAIN, PREFILL_CHUNK, Rows, Settings, Tally, keys_of_rows, start
 from generation.slots import Likelihood, decode_slots, prefill_slots
 from model import GPT
 
-PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens of a prompt that one call reads
-SHORT_PROMPTS = 8  # that one call reads together
-MIN_BUCKET = 32  # tokens: see `Engine`
-MIN_DRAWN = 8  # tokens that a bucket must have space for, if as many are to come
-FIRST = 3  # programs that a short request needs for its first tokens
+PREFILL_CHUNKS = 16, PREFILL_CHUNK  # a call reads so many tokens of a prompt
+SHORT_PROMPTS = 8  # a call reads so many short prompts together
+MIN_BUCKET = 32  # the shortest bucket (see `Engine`) has so many tokens
+MIN_DRAWN = 8  # a bucket must have space for so many more tokens, if they are to come
+FIRST = 3  # a short request needs so many programs for its first tokens
 
 
 @dataclass(frozen=True)
@@ -55,14 +54,14 @@ class Piece(NamedTuple):
     """The new tokens of the sequence in a slot."""
 
     slot: int
-    tokens: Int[np.ndarray, " n"]  # new ones; none while the prompt is read
-    likelihood: Likelihood | None  # of the new tokens, (n,) and (n, 20), if requested
-    prompt: Likelihood | None  # of the prompt's next tokens, if requested
-    finished: bool  # the slot is free again
+    tokens: Int[np.ndarray, " n"]  # the new tokens; none while the prompt is read
+    likelihood: Likelihood | None  # of the new tokens, (n,) and (n, 20), if it was asked for
+    prompt: Likelihood | None  # of the prompt's next tokens, if it was asked for
+    finished: bool  # whether the slot is free again
 
 
 class Sequence(NamedTuple):
-    """A request in a slot, and the last tokens of its text: at most block_size + 1."""
+    """A request in a slot, with the last tokens of its text, at most block_size + 1."""
 
     request: Request
     context: list[int]
@@ -96,7 +95,7 @@ class Engine:
 
     @property
     def filled(self) -> float:
-        """How much of the cache is."""
+        """The part of the cache that holds tokens, from 0 to 1."""
         return float(self.rows.length.mean()) / self.block_size
 
     @property
@@ -191,7 +190,7 @@ class Engine:
     def _prefill_chunk(self, slots: list[int], T: int) -> list[Piece]:
         """Read T tokens of each slot's context. Only a single slot gets log-probabilities."""
         R, lengths = len(slots), self.rows.length
-        first = np.minimum(lengths[slots], self.block_size - T)  # the last chunk may begin among those read
+        first = np.minimum(lengths[slots], self.block_size - T)  # a last chunk may begin with tokens read
         tokens, following = np.zeros((2, R, T), np.int32)
         for row, slot in enumerate(slots):
             to_read = self.sequences[slot].context[first[row] : first[row] + T + 1]
@@ -259,7 +258,7 @@ class Engine:
             new = new[: stops[0] + 1]
         n = len(new)
         context += new.tolist()
-        if request.penalized:  # for others, 16 of these would take a percent of a call
+        if request.penalized:  # others need no count, and 16 counts would take a percent of a call
             np.add.at(rows.tally.drawn[slot], new, 1)
         rows.token[slot], rows.left[slot] = new[-1], 0
         rows.length[slot] += n

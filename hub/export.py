@@ -15,9 +15,8 @@ from safetensors.numpy import save_file
 from config.command_line import UserError
 from config.files import read_json
 from config.options import Options
-from data.pretrained import transformers
-from data.tokenizer import end_of_text, end_tokens, from_json
-from hub.families import FAMILIES, GPT2, Family
+from data.tokenizer import end_of_text, end_tokens, from_json, transformers
+from hub.weights import FAMILIES, GPT2, LLAMA3, Family
 from model import GPT, Attention, GPTConfig, Norm, leaf_name
 from variants import as_class, head_multiplier, width_multiplier
 
@@ -61,15 +60,20 @@ def obstacles(family: Family, config: GPTConfig) -> list[str]:
         theirs = resolved(family.read_config(write_config(family, config)))
     except ValueError as error:
         return [str(error)]
-    deciding = DECIDING if family.biases else [*DECIDING, "bias"]
+    deciding = DECIDING if family.fields["bias"] else [*DECIDING, "bias"]
     return [f"{name}={ours[name]}, not {theirs[name]}" for name in deciding if ours[name] != theirs[name]]
 
 
 def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
-    """Return the entries of config.json."""
-    sizes = {theirs: resolved(config)[ours] for ours, theirs in family.sizes.items()}
-    rest = {name: value for name, value in family.write_rest(config).items() if value is not None}
-    return sizes | rest
+    """Return the entries of config.json, of the family's nearest model."""
+    activations = {ours: theirs for theirs, ours in family.mlps.items()}
+    entries = {theirs: resolved(config)[ours] for ours, theirs in family.sizes.items()} | family.entries
+    entries[family.activation] = activations.get(config.mlp, next(iter(family.mlps)))
+    if family.fields["position"] == "rope" and config.rope_scaling != 1:
+        entries["rope_scaling"] = {"rope_type": "llama3", "factor": config.rope_scaling} | LLAMA3
+    if config.window and family.model_type.startswith("qwen"):
+        entries |= {"use_sliding_window": True, "max_window_layers": 0}
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def resolved(config: GPTConfig) -> dict[str, Any]:
@@ -100,7 +104,7 @@ def special_ids(tokenizer: dict | None) -> dict[str, Any]:
 
 def with_biases(model: GPT, family: Family) -> GPT:
     """Return the model with biases of 0 where its family has biases and it has none."""
-    if not family.biases:
+    if not family.fields["bias"]:
         return model
     ours = {leaf_name(path): array for path, array in jax.tree.leaves_with_path(model)}
     like = eqx.filter_eval_shape(GPT, replace(model.config, bias=True), key=jax.random.key(0))
@@ -168,7 +172,7 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
     transformers().PreTrainedTokenizerFast(
         tokenizer_object=library,
         model_max_length=block_size,
-        clean_up_tokenization_spaces=False,  # transformers 4 would
+        clean_up_tokenization_spaces=False,  # transformers 4 cleans up by default
         chat_template=uses.get("chat_template"),
         **end | uses.get("special_tokens", {}),
     ).save_pretrained(folder)

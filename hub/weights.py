@@ -1,36 +1,248 @@
 """Checkpoints in Hugging Face's format: a folder, or a model of the hub, opened and read into a GPT.
 
-Weights come from safetensors files alone, and go to their devices an array at a time.
+transformers reads config.json, because it knows every spelling and default. A family's table names the tensor
+that holds each of our arrays, with a pattern of einops from their axes to ours:
+
+    "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
+
+says that layer i has a matrix (H C, D), which becomes our (D, H, C). Weights are read from safetensors files
+alone, and go to their devices one array at a time.
+
+GPT-2: Radford et al., 2019. Llama: arXiv:2302.13971, 2407.21783. Mistral: arXiv:2310.06825. Qwen2:
+arXiv:2407.10671. Qwen3: arXiv:2505.09388.
 """
 
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from einops import rearrange
 from safetensors import SafetensorError, safe_open
 
-from config.command_line import UserError, spell
+from config.command_line import UserError, check_value, spell
 from config.files import read_json, refusing
-from data.pretrained import FILES as TOKENIZER_FILES
-from data.pretrained import read_tokenizer
-from hub.families import FAMILIES, Family
+from config.options import Options
+from data.tokenizer import TOKENIZER_FILES, read_tokenizer, transformers
 from model import GPT, GPTConfig, leaf_name
+
+MOST_LAYERS = 10_000
+NOT_READ = ("model_type", "num_labels")  # a large num_labels would fill the memory with names
+
+# The only values that we compute: of entries in any family, and of those of rope_type "llama3".
+ALWAYS = {"per_layer_config": None, "quantization_config": None, "partial_rotary_factor": 1}
+LLAMA3 = {"low_freq_factor": 1, "high_freq_factor": 4, "original_max_position_embeddings": 8192}
+ROPE = ("rope_type", "rope_theta", "factor", "partial_rotary_factor", *LLAMA3)  # below "rope_parameters"
+
+
+class Tensor(NamedTuple):
+    """Names the tensor that holds one of our arrays, alone or with others, and how its axes become ours."""
+
+    name: str  # in their files; {i} stands for the layer
+    pattern: str = "... -> ..."  # from their axes to ours; `c` is the head size C
+    part: int = 0  # the tensor's last axis has equal parts, and this one is ours
+    parts: int = 1
+
+    def to_ours(self, array, config: GPTConfig):
+        """Return our array from their tensor."""
+        part = np.split(array, self.parts, axis=-1)[self.part]
+        return rearrange(part, self.pattern, **({"c": config.head_size} if "c" in self.pattern else {}))
+
+    def to_theirs(self, array):
+        """Return the part of their tensor that our array is."""
+        theirs, ours = self.pattern.split(" -> ")
+        return rearrange(array, f"{ours} -> {theirs}")
+
+    def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the shape of their tensor, all parts included, for our array's shape."""
+        *rest, last = jax.eval_shape(self.to_theirs, jax.ShapeDtypeStruct(shape, "float32")).shape
+        return (*rest, last * self.parts)
+
+
+@dataclass(frozen=True)
+class Family:
+    """Maps the `config.json` of a family of models to our fields, and its tensors to our arrays."""
+
+    model_type: str  # its name in config.json
+    architecture: str  # the class of transformers that computes it
+    prefix: str  # begins the name of every tensor but the head; some checkpoints leave it out
+    sizes: dict[str, str]  # fields of GPTConfig that config.json has too, and their names there
+    fields: dict[str, Any]  # fields of GPTConfig that are the same in all its models
+    activation: str  # the entry of config.json that names the MLP's activation
+    mlps: dict[str, str]  # our MLP of each activation
+    entries: dict[str, Any]  # other entries of config.json, with the only values that we compute
+    not_weights: str  # a regular expression of tensors that a checkpoint may have and we do not need
+    tensors: dict[str, Tensor]  # by our names
+
+    def read_config(self, values: dict[str, Any]) -> GPTConfig:
+        """Read a config.json. Raises UserError or ValueError for a model that we do not compute."""
+        values, only = self.complete(values), self.entries | ALWAYS
+        scaled = entry(values, "rope_type", "default", "llama3") == "llama3"
+        for name, ours in (only | LLAMA3 if scaled else only).items():
+            entry(values, name, ours)
+        sizes = self.sizes | ({"rope_scaling": "factor"} if scaled else {})
+        fields: dict[str, Any] = {
+            ours: check_size(ours, theirs, values.get(theirs)) for ours, theirs in sizes.items()
+        }
+        layers = "full_attention" if fields.get("window") is None else "sliding_attention"
+        if values.get("layer_types") not in (None, [layers] * fields["n_layer"]):
+            raise ValueError("layer_types differ, and only layers of one kind can be computed here")
+        fields["mlp"] = self.mlps[entry(values, self.activation, *self.mlps)]
+        return GPTConfig(**fields | self.fields)
+
+    def complete(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return a config.json with the defaults and the spelling of transformers. Raises ValueError."""
+        n_layer = values.get(name := self.sizes["n_layer"])
+        if isinstance(n_layer, int) and n_layer > MOST_LAYERS:  # transformers makes lists of this length
+            raise ValueError(f"{name} is {n_layer}, and {MOST_LAYERS} at most can be read")
+        given = {name: value for name, value in values.items() if name not in NOT_READ}
+        try:
+            found = transformers().AutoConfig.for_model(self.model_type, **given).to_dict()
+            rope = found.get("rope_parameters") or {}
+            return found | {name: rope.get(name) for name in ROPE}
+        except Exception as error:  # a value of a wrong type raises one of many classes
+            raise ValueError(f"transformers refuses it: {error}") from None
+
+
+def check_size(ours: str, theirs: str, value: Any) -> Any:
+    """Return the value of an entry of config.json, within our field's limits. Raises ValueError."""
+    try:
+        return check_value(ours, value, "", Options)
+    except UserError as error:
+        raise ValueError(str(error).replace(ours, theirs, 1)) from None
+
+
+def entry(values: dict[str, Any], name: str, *ours: Any) -> Any:
+    """Return an entry of config.json, by default the first of `ours`. Raises ValueError for other values."""
+    value = ours[0] if values.get(name) is None else values[name]
+    if value not in ours:
+        known = " or ".join(map(repr, ours))
+        raise ValueError(f"{name} is {spell(value)}, and only {known} can be computed here")
+    return value
+
+
+LAYERS = ("ln_1", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")  # have the names and axes of ours
+AS_OURS = [f"{layer}.{array}" for layer in LAYERS for array in ("weight", "bias")]
+
+GPT2 = Family(
+    model_type="gpt2",
+    architecture="GPT2LMHeadModel",
+    prefix="transformer.",
+    sizes={
+        "block_size": "n_positions",
+        "vocab_size": "vocab_size",
+        "tie_embeddings": "tie_word_embeddings",
+        "n_layer": "n_layer",
+        "n_head": "n_head",
+        "n_embd": "n_embd",
+        "n_hidden": "n_inner",
+        "norm_eps": "layer_norm_epsilon",
+    },
+    fields={"position": "learned", "bias": True},
+    activation="activation_function",
+    mlps={"gelu_new": "gelu", "gelu": "gelu_erf", "relu2": "relu2"},
+    entries={
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+    },
+    not_weights=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # causal masks
+    tensors={
+        "wte": Tensor("transformer.wte.weight"),
+        "wpe": Tensor("transformer.wpe.weight"),
+        **{f"blocks.{name}": Tensor(f"transformer.h.{{i}}.{name}") for name in AS_OURS},
+        "blocks.attn.c_q.weight": Tensor("transformer.h.{i}.attn.c_attn.weight", "d (h c) -> d h c", 0, 3),
+        "blocks.attn.c_k.weight": Tensor("transformer.h.{i}.attn.c_attn.weight", "d (h c) -> d h c", 1, 3),
+        "blocks.attn.c_v.weight": Tensor("transformer.h.{i}.attn.c_attn.weight", "d (h c) -> d h c", 2, 3),
+        "blocks.attn.c_q.bias": Tensor("transformer.h.{i}.attn.c_attn.bias", "(h c) -> h c", 0, 3),
+        "blocks.attn.c_k.bias": Tensor("transformer.h.{i}.attn.c_attn.bias", "(h c) -> h c", 1, 3),
+        "blocks.attn.c_v.bias": Tensor("transformer.h.{i}.attn.c_attn.bias", "(h c) -> h c", 2, 3),
+        "ln_f.weight": Tensor("transformer.ln_f.weight"),
+        "ln_f.bias": Tensor("transformer.ln_f.bias"),
+        "lm_head": Tensor("lm_head.weight"),
+    },
+)
+
+LLAMA = Family(
+    model_type="llama",
+    architecture="LlamaForCausalLM",
+    prefix="model.",
+    sizes={
+        "block_size": "max_position_embeddings",
+        "vocab_size": "vocab_size",
+        "tie_embeddings": "tie_word_embeddings",
+        "n_layer": "num_hidden_layers",
+        "n_head": "num_attention_heads",
+        "n_kv_head": "num_key_value_heads",
+        "n_embd": "hidden_size",
+        "head_dim": "head_dim",
+        "n_hidden": "intermediate_size",
+        "norm_eps": "rms_norm_eps",
+        "rope_theta": "rope_theta",
+    },
+    fields={"position": "rope", "norm": "rmsnorm", "bias": False},
+    activation="hidden_act",
+    mlps={"silu": "swiglu"},
+    entries={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
+    not_weights=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
+    tensors={
+        "wte": Tensor("model.embed_tokens.weight"),
+        "blocks.ln_1.weight": Tensor("model.layers.{i}.input_layernorm.weight"),
+        "blocks.attn.c_q.weight": Tensor("model.layers.{i}.self_attn.q_proj.weight", "(h c) d -> d h c"),
+        "blocks.attn.c_k.weight": Tensor("model.layers.{i}.self_attn.k_proj.weight", "(k c) d -> d k c"),
+        "blocks.attn.c_v.weight": Tensor("model.layers.{i}.self_attn.v_proj.weight", "(k c) d -> d k c"),
+        "blocks.attn.c_proj.weight": Tensor("model.layers.{i}.self_attn.o_proj.weight", "d i -> i d"),
+        "blocks.ln_2.weight": Tensor("model.layers.{i}.post_attention_layernorm.weight"),
+        "blocks.mlp.c_gate.weight": Tensor("model.layers.{i}.mlp.gate_proj.weight", "f d -> d f"),
+        "blocks.mlp.c_fc.weight": Tensor("model.layers.{i}.mlp.up_proj.weight", "f d -> d f"),
+        "blocks.mlp.c_proj.weight": Tensor("model.layers.{i}.mlp.down_proj.weight", "d f -> f d"),
+        "ln_f.weight": Tensor("model.norm.weight"),
+        "lm_head": Tensor("lm_head.weight"),
+    },
+)
+
+ATTENTION = "model.layers.{i}.self_attn."
+QKV_BIASES = {f"blocks.attn.c_{x}.bias": Tensor(f"{ATTENTION}{x}_proj.bias", "(h c) -> h c") for x in "qkv"}
+QK_NORMS = {f"blocks.attn.{x}_norm.weight": Tensor(f"{ATTENTION}{x}_norm.weight") for x in "qk"}
+MISTRAL = replace(
+    LLAMA,
+    model_type="mistral",
+    architecture="MistralForCausalLM",
+    sizes=LLAMA.sizes | {"window": "sliding_window"},
+    entries={"attention_bias": False, "mlp_bias": False},
+)
+QWEN2 = replace(
+    MISTRAL,
+    model_type="qwen2",
+    architecture="Qwen2ForCausalLM",
+    fields=LLAMA.fields | {"qkv_bias": True},
+    tensors=LLAMA.tensors | QKV_BIASES,
+)
+QWEN3 = replace(
+    MISTRAL,
+    model_type="qwen3",
+    architecture="Qwen3ForCausalLM",
+    fields=LLAMA.fields | {"qk_norm": True},
+    tensors=LLAMA.tensors | QK_NORMS,
+)
+FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}
+
 
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded
 
-# Other folders that people have, by a file in them, and what to do with one.
+# Folders that people take for a checkpoint: a file that tells one, and what to do with it.
 OTHERS = {
     "adapter_config.json": "holds PEFT's adapters alone: merge them into their model with PEFT",
     "ckpt.pt": "holds nanoGPT's checkpoint: make a folder of it with python -m hub.from_nanogpt",
 }
 
-Tensors = dict[str, Callable[[], np.ndarray]]  # a function that reads each, by its full name
+Tensors = dict[str, Callable[[], np.ndarray]]  # maps a full name to a function that reads the tensor
 
 
 @dataclass(frozen=True)
@@ -39,7 +251,7 @@ class Pretrained:
 
     folder: Path
     family: Family
-    config: GPTConfig  # its block_size is the checkpoint's own
+    config: GPTConfig  # with the checkpoint's own block_size
 
     def load(self, shapes: GPT) -> GPT:
         """Load the model in the dtypes and shardings of `shapes`, which may have fewer positions.
@@ -48,7 +260,7 @@ class Pretrained:
         """
         tensors = open_tensors(self.folder, self.family.prefix)
         model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
-        names = [tensor.name for tensor in self.family.tensors.values()]  # a file may have a tied head, too
+        names = [tensor.name for tensor in self.family.tensors.values()]  # of a tied head, too
         known = {name.format(i=i) for name in names for i in range(self.config.n_layer)}
         unknown = [name for name in tensors.keys() - known if not re.fullmatch(self.family.not_weights, name)]
         if unknown:
@@ -81,7 +293,7 @@ class Pretrained:
 
     def tokenizer(self) -> dict | None:
         """Describe its tokenizer, or None where the files do not say. Raises UserError for damaged ones."""
-        is_gpt2 = self.config.vocab_size in (50257, 50304)  # as it is, and as nanoGPT pads it
+        is_gpt2 = self.config.vocab_size in (50257, 50304)  # GPT-2's own, and as nanoGPT pads it
         return read_tokenizer(self.folder) or ({"type": "tiktoken", "name": "gpt2"} if is_gpt2 else None)
 
 
@@ -94,12 +306,12 @@ def locate(name: str) -> Path:
             f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
             f"{', '.join(OPENAI)}, a folder, or a model of the hub as in HuggingFaceTB/SmolLM2-135M"
         )
-    import huggingface_hub  # here, because a folder needs none of it, and it takes long to import
+    import huggingface_hub  # here, because it takes long and a folder does not need it
 
     repository = f"openai-community/{name}" if name in OPENAI else name
     try:
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
-    except (OSError, ValueError) as error:  # OSError: a full disk, and all answers of the hub
+    except (OSError, ValueError) as error:  # a full disk and every answer of the hub are OSErrors
         raise UserError(
             f"init_from={name}: {repository} cannot be downloaded: check its name, accept its terms at "
             f"https://huggingface.co/{repository} if it is gated, and `hf auth login` ({error})"

@@ -9,6 +9,7 @@ import time
 from dataclasses import fields
 
 import pytest
+from modal.cli.import_refs import infer_runnable, list_cli_commands
 
 import app
 from config.command_line import given, option_types
@@ -24,8 +25,17 @@ from tests.helpers import (
     wait_until,
 )
 from tests.tools.cloud.launches import LONG, namespaces
-from tools.cloud.jobs import COMMANDS, make_job, options_of
-from tools.cloud.options import BURST, CORE, GIB, LaunchOptions, machine_of, split_launch
+from tools.cloud.jobs import (
+    BURST,
+    COMMANDS,
+    CORE,
+    GIB,
+    LaunchOptions,
+    machine_of,
+    make_job,
+    options_of,
+    split_launch,
+)
 
 no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's network namespaces")
 
@@ -43,7 +53,7 @@ no_network = pytest.mark.skipif(not namespaces("-rn"), reason="needs Linux's net
 def test_every_form_of_an_option_before_and_after_other_words(flag, chosen):
     others = ["config/quickstart.py", "--batch-size", "8", "--bias=True", "--start=it is=true"]
     for words in (flag + others, others + flag):
-        assert split_launch(words) == (LaunchOptions(**chosen), others)
+        assert split_launch(words) == (chosen, others)
 
 
 def test_no_launcher_option_hides_one_of_the_scripts():
@@ -53,6 +63,11 @@ def test_no_launcher_option_hides_one_of_the_scripts():
     for name in COMMANDS:
         assert not launcher & set(option_types(options_of(name))), name
     assert not launcher & {field.name for field in fields(BenchOptions)}
+
+
+def test_modal_finds_an_entrypoint_by_every_command():
+    entrypoints = list_cli_commands(vars(app))
+    assert {infer_runnable(entrypoints, name, True, False) for name in ("", *COMMANDS)} == {app.main}
 
 
 def test_options_travel_with_their_values(tmp_path):
@@ -99,7 +114,7 @@ def test_words_that_travel_in_another_form(name, words, theirs, tmp_path, monkey
         ("prepare ../x", "first comes the name of a data set: "),
         ("prepare openwebtext --limits=3", "--limits"),
         ("fetch", "--run-name is missing: fetch needs one"),
-        ("list big", "big: expected a config file"),
+        ("list big", "big: list takes --run-name and --run-on-remote alone"),
     ],
 )
 def test_a_mistake_is_answered_before_anything_is_rented(words, says, monkeypatch):

@@ -66,8 +66,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # keeps the peaks of this machine
+def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path):
     words = [*FLAGS, "--mesh=data:1", "--steps=9", "--loop", f"--dataset={tiny_data}"]
     words += ["--wandb_log=True"]  # which a benchmark does not do
     bench.main([*words, f"--json={tmp_path}/figures.json"])
@@ -98,8 +97,7 @@ def test_the_figures_are_those_of_the_clock(clock, tiny_data, capsys, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_profile_is_a_trace_of_the_loops_steps_and_their_program(tiny_data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_a_profile_is_a_trace_of_the_loops_steps_and_their_program(tiny_data, tmp_path, capsys):
     folder = tmp_path / "profiles" / "first"
     words = [*FLAGS, "--mesh=data:1", "--steps=3", "--loop", f"--dataset={tiny_data}"]
     bench.main([*words, f"--profile={folder}"])
@@ -119,8 +117,7 @@ def test_a_profiles_folder_that_cannot_be_made_is_one_line(tmp_path):
     assert refusal(bench.main, [*FLAGS, f"--profile={folder}"]) == f"{folder}: Not a directory"
 
 
-def test_a_report_has_what_is_printed_and_the_right_losses(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # keeps the peaks of this machine
+def test_a_report_has_what_is_printed_and_the_right_losses(capsys, tmp_path):
     bench.main([*FLAGS, "--mesh=data:1", "--steps=1", f"--report={tmp_path}/report.json"])
     output, report = capsys.readouterr().out, read_report(tmp_path / "report.json")
     assert figures(output, "JAX float32")[0] == round(report.ms, 2)

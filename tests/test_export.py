@@ -28,7 +28,6 @@ import export
 import sample
 import train
 from config.options import Options
-from data.pretrained import read_tokenizer
 from data.tokenizer import (
     CharTokenizer,
     JsonTokenizer,
@@ -36,6 +35,7 @@ from data.tokenizer import (
     end_of_text,
     end_tokens,
     from_json,
+    read_tokenizer,
     same_tokens,
 )
 from hub.export import which_family, write_tokenizer

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
-from tools.planning.evidence import FOLDER
+from tools.planning.published import FOLDER
 from tools.planning.speeds import COVERED, fitted
 
 MARKS = {"A100": (BLUE, "o"), "H100": (ORANGE, "s"), "TPU": (GREEN, "^"), "RTX 4090": (GREY, "D")}

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from config.options import Options
-from data.batches import Batches
-from data.dataset import Dataset, prepare_if_missing
+from data.dataset import Batches, Dataset, prepare_if_missing
 from docs.figures import BLUE, GREY, save
 from fast import Fast
 from model import GPT, GPTConfig

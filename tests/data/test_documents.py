@@ -12,8 +12,7 @@ import tokenizers
 
 from config.command_line import UserError
 from data import documents, sources
-from data.batches import Batches
-from data.dataset import Dataset, load_meta
+from data.dataset import Batches, Dataset, load_meta
 from data.documents import begin_tokenizing, write_documents
 from data.prepare import prepare
 from data.sources import DocumentBatch, Files

@@ -12,8 +12,7 @@ from transformers import AutoTokenizer
 from config.command_line import UserError
 from data.dataset import load_meta
 from data.prepare import prepare
-from data.pretrained import read_tokenizer
-from data.tokenizer import document_start, end_of_text, end_tokens, from_json, same_tokens
+from data.tokenizer import document_start, end_of_text, end_tokens, from_json, read_tokenizer, same_tokens
 from data.writer import load_tokenizer
 from hub.export import write_tokenizer
 from tests.helpers import refusal, run_python
@@ -202,6 +201,6 @@ def test_a_damaged_or_hostile_file_is_one_line_and_runs_nothing(folder, tmp_path
 
 
 def test_runs_on_characters_and_tiktoken_import_no_transformers():
-    imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.load; "
+    imports = "import sys, train, sample, evaluate, data.prepare, tools.serving.app; "
     done = run_python("-c", imports + "print('transformers' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr

@@ -13,8 +13,7 @@ import pytest
 
 from config.command_line import UserError
 from data import dataset as dataset_module
-from data.batches import Batches
-from data.dataset import NANOGPT, Dataset, Meta, dataset_dir, load_meta, prepare_if_missing
+from data.dataset import NANOGPT, Batches, Dataset, Meta, dataset_dir, load_meta, prepare_if_missing
 from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from tests.damage import assert_named

@@ -21,8 +21,7 @@ from data.dataset import prepare_if_missing
 from data.prepare import PrepareOptions
 from docs.pages import ROOT, chapters, fences
 from plan import PlanOptions
-from tools.cloud.jobs import options_of
-from tools.cloud.options import split_launch
+from tools.cloud.jobs import options_of, split_launch
 
 SLOW = "slow"  # the mark of a fence that the gate does not run
 ALIKE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE

@@ -12,8 +12,7 @@ import pytest
 
 from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
-from generation.decode import CHUNK, generate, prepare
-from generation.sampling import Settings
+from generation.decode import CHUNK, Settings, generate, prepare
 from model import GPT, GPTConfig
 from tests.models import changed
 

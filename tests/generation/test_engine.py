@@ -6,9 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from generation.decode import generate, keys_of_rows
+from generation.decode import PLAIN, Settings, generate, keys_of_rows
 from generation.engine import Engine, Request
-from generation.sampling import PLAIN, Settings
 from generation.slots import LIKELIEST, decode_slots, prefill_slots
 from parallel.mesh import make_mesh, shard
 from tests.helpers import MODERN

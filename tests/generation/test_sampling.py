@@ -13,8 +13,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from generation import sampling
-from generation.sampling import PLAIN, Settings, Tally, keep_min_p, keep_top_k, keep_top_p
+from generation import decode as sampling
+from generation.decode import PLAIN, Settings, Tally, keep_min_p, keep_top_k, keep_top_p
 
 B, V = 200, 65
 LOGITS = np.random.default_rng(0).normal(scale=3, size=(B, V)).astype(np.float32)
@@ -26,7 +26,7 @@ def keys(n, seed=0):
 
 def of_rows(n, **settings):
     """Return the same settings for n rows."""
-    return Settings(*(jnp.full(n, x) for x in Settings(**settings)))
+    return Settings(*(jnp.full((n, 1), x) for x in Settings(**settings)))
 
 
 def sample(logits, keys, **settings):
@@ -97,7 +97,7 @@ def test_a_bias_is_added_before_other_penalties():
 
 def test_a_row_without_penalties_keeps_every_bit_beside_one_that_has_some():
     np.testing.assert_array_equal(penalized([3, 9], [9, 5]), LOGITS)
-    mixed = Settings(*(jnp.full(B, x).at[0].set(2) for x in PLAIN))
+    mixed = Settings(*(jnp.full((B, 1), x).at[0].set(2) for x in PLAIN))
     tally = Tally.empty(B, V)
     tally.drawn[:] = 1
     tokens = jnp.zeros((B, 4), jnp.int32)

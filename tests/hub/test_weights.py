@@ -18,8 +18,7 @@ from transformers import AutoConfig
 
 from config.options import Options
 from fast import Fast
-from hub.families import FAMILIES
-from hub.weights import Pretrained, open_pretrained
+from hub.weights import FAMILIES, Pretrained, open_pretrained
 from model import GPT, GPTConfig
 from parallel.mesh import make_mesh, with_shardings
 from tests.damage import answers
@@ -139,6 +138,12 @@ def test_a_config_of_transformers_4_says_the_rotation_in_two_entries(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(values))
     open_pretrained.cache_clear()
     assert load(tmp_path).config == replace(expected.config, rope_scaling=1.0)
+
+
+def test_rotation_and_other_entries_of_one_name_are_told_apart():
+    rope = dict(rope_type="default", rope_theta=5e5, rms_norm_eps=1.0, vocab_size=7)
+    found = FAMILIES["llama"].read_config(dict(rope_parameters=rope, rope_type="llama3", factor=4.0))
+    assert found == replace(FAMILIES["llama"].read_config({}), rope_theta=5e5)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "mistral", "qwen2", "qwen3"])

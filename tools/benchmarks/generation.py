@@ -1,11 +1,11 @@
 """Time what writes text: decoding (`bench.py --decode`) and the server (`bench.py --serve`)."""
 
-import asyncio
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from statistics import median
@@ -20,8 +20,7 @@ from jax import lax
 
 from config.command_line import UserError
 from config.options import Options
-from generation.decode import generate
-from generation.sampling import GREEDY
+from generation.decode import GREEDY, generate
 from model import GPT, GPTConfig
 from training.state import create_state
 
@@ -81,12 +80,12 @@ def report_serving(options: Options) -> list[dict[str, Any]]:
     """Print and return what clients of a server of out_dir's run see, when 1, 4 or 16 ask at a time."""
     figures = []
     with serving(options) as (url, model):
-        asyncio.run(ask_together(url, model, max(ROWS), max(ROWS)))  # warms up
+        ask_together(url, model, max(ROWS), max(ROWS))  # warms up
         head = f"{'first token, ms':>20}{'p95':>7}{'between parts, ms':>20}{'p95':>7}"
         print(f"\n{'':20}{'tokens/s':>12}{head}")
         for clients in ROWS:
             start = time.perf_counter()
-            answers = asyncio.run(ask_together(url, model, 4 * clients + 4, clients))
+            answers = ask_together(url, model, 4 * clients + 4, clients)
             first, gaps, tokens = zip(*answers, strict=True)
             rate = sum(tokens) / (time.perf_counter() - start)
             quantiles = [1e3 * np.quantile(x, q) for x in (first, np.concatenate(gaps)) for q in (0.5, 0.95)]
@@ -115,26 +114,20 @@ def serving(options: Options) -> Generator[tuple[str, str]]:
         server.wait()
 
 
-async def ask_together(url: str, model: str, n: int, clients: int) -> list[tuple]:
+def ask_together(url: str, model: str, n: int, clients: int) -> list[tuple]:
     """Ask n times, so many at a time. Return the answers of `ask`."""
-    free = asyncio.Semaphore(clients)
-
-    async def ask_when_free(i: int) -> tuple:
-        async with free:
-            return await ask(client, model, i)
-
-    async with httpx2.AsyncClient(base_url=url, timeout=None) as client:
-        return await asyncio.gather(*map(ask_when_free, range(n)))
+    with httpx2.Client(base_url=url, timeout=None) as client, ThreadPoolExecutor(clients) as pool:
+        return list(pool.map(partial(ask, client, model), range(n)))
 
 
-async def ask(client: httpx2.AsyncClient, model: str, i: int) -> tuple[float, np.ndarray, int]:
+def ask(client: httpx2.Client, model: str, i: int) -> tuple[float, np.ndarray, int]:
     """Ask for a streamed completion. Return seconds to its first token and between its parts, and tokens."""
     prompt = [1] * (4 + 8 * (i % 4))  # 4 to 28 tokens
     usage = {"include_usage": True}
     body = dict(model=model, prompt=prompt, max_tokens=NEW, seed=i, stream=True, stream_options=usage)
     times, tokens = [time.perf_counter()], 0
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        async for line in answer.raise_for_status().aiter_lines():
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        for line in answer.raise_for_status().iter_lines():
             if line.startswith("data: {"):
                 chunk = json.loads(line.removeprefix("data: "))
                 tokens = chunk["usage"]["completion_tokens"] if chunk["usage"] else tokens

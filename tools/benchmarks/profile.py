@@ -11,8 +11,8 @@ from jax.profiler import ProfileData
 from config.files import write_whole
 from tools.benchmarks.variants import JaxStep, TrainLoop
 from tools.planning.cost import Cost, estimate
-from tools.planning.here import this_machine
 from tools.planning.program import parse_program
+from tools.planning.target import this_machine
 
 STEPS = 3  # that are traced
 HLO = "train_step.hlo.txt"  # beside the trace
@@ -27,13 +27,13 @@ def record_trace(folder: str, variant: JaxStep | TrainLoop, compiled: jax.stages
     print(f"profile: {STEPS} steps, {variant.name}: open {trace} at https://ui.perfetto.dev")
 
 
-def planned_and_measured(step: JaxStep, fresh: bool) -> dict[str, Any]:
-    """Plan the step at this machine's rates, measured now (`fresh`) or before, and trace some steps."""
+def planned_and_measured(step: JaxStep) -> dict[str, Any]:
+    """Plan the step at this machine's rates, which are measured first, and trace some steps."""
     mesh = jax.sharding.get_mesh()
     if jax.devices()[0].platform == "cpu" and mesh.size > 1:
         return {"planned_ms": None, "classes": {}}  # simulated devices share the CPU whose rates are known
     program = parse_program(step.train_step.as_text() or "")
-    cost = estimate(program, this_machine(fresh), dict(mesh.shape))
+    cost = estimate(program, this_machine(), dict(mesh.shape))
     measured, classes = trace(step, cost), {}
     planned = cost.by_class()["seconds"] / cost.seconds
     for name, ours in planned.items() if measured else ():  # a device's trace may have no operations

@@ -14,9 +14,7 @@ import modal
 from config.command_line import UserError
 from data.dataset import SMALL_DATASETS, is_prepared
 from tools.cloud import MOUNTED, VOLUME
-from tools.cloud.jobs import Job, prepare, resume_options, run_job
-from tools.cloud.options import LaunchOptions
-from tools.cloud.supervise import ROOT
+from tools.cloud.jobs import ROOT, Job, LaunchOptions, prepare, resume_options, run_job
 
 GRACE = 120  # seconds that a run has to save a checkpoint before its time is up
 SERVER_PORT = 8000  # at which serve.py listens

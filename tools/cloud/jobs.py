@@ -1,22 +1,101 @@
-"""The launcher's commands, and the jobs that they run."""
+"""The launcher's options and commands, and the jobs that they run: each a script in a process of its own."""
 
 import math
 import re
 import shutil
-from collections.abc import Mapping
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
-from config.command_line import UserError, check_value, given, option_types, split_options
+from config.command_line import (
+    Count,
+    Name,
+    NonNegativeInt,
+    Positive,
+    UserError,
+    check_value,
+    check_values,
+    given,
+    matching,
+    option_types,
+    split_options,
+    take_options,
+)
 from config.options import RESUMING, Options
 from data.dataset import SMALL_DATASETS, known_datasets
 from data.prepare import read_options
 from data.sources import Hub
 from tools.cloud import MOUNTED, VOLUME
-from tools.cloud.options import LaunchOptions, machine_of
-from tools.cloud.supervise import ROOT, run_script
+
+ROOT = Path(__file__).resolve().parents[2]
+PATIENCE = 100  # seconds that a script gets to save and end, when an exception ends its caller
+HAS_MASK = hasattr(signal, "pthread_sigmask")  # not on Windows
+
+
+RunName = Annotated[str, matching(r"\w[\w.-]*", "letters, digits, . _ and -")]
+
+# Dollars an hour in Modal's default regions, without tax: `modal billing rates`, as others read it. All but
+# B200+ also stand in a transcript of modal.com/pricing of 1 July 2026 (github.com/api-evangelist/modal-labs).
+PRICES_READ = "September 2026"
+GPUS = {
+    **{"none": 0.0, "T4": 0.59, "L4": 0.80, "A10": 1.10, "L40S": 1.95, "A100-40GB": 2.10, "A100-80GB": 2.50},
+    **{"RTX-PRO-6000": 3.03, "H100": 3.95, "H200": 4.54, "B200": 6.25, "B200+": 7.10},
+}
+CORE = 0.0473
+GIB = 0.008
+BURST = 2  # times its cores and memory, which a machine may use
+
+
+@dataclass(frozen=True)
+class LaunchOptions:
+    """The options of the launcher. A comment is the text in `--help`."""
+
+    program: ClassVar[str] = "app.py"
+    purpose: ClassVar[str] = (
+        "Run a command on Modal, or here: docs/cloud.md. Other options go to the command's script."
+    )
+
+    run_on_remote: bool = False  # run on Modal, not on this machine
+    gpu: Name = "A10"  # T4, L4, L40S, A100-80GB, H100, H200, B200, ...; H100:8: eight; none
+    cores: Count | None = None  # CPU cores, with 2 GiB each at least; None: 2 for each GPU
+    timeout_hours: Positive = 4.0  # of one attempt; the next one resumes
+    retries: NonNegativeInt = 2  # further attempts, when time is up or the run is killed
+    max_dollars: Positive = 20.0  # refuse what could cost more, all attempts together
+    run_name: RunName = ""  # folder of the run; by default the name of its out_dir
+    secret: Name = ""  # names of Modal secrets, with commas, as of one with WANDB_API_KEY
+    parallel: Count = 4  # runs of a sweep at a time, at most
+    dry_run: bool = False  # print what would be rented, and at what cost
+
+
+def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """Return the launcher's options that are given, and the other words. Raises UserError."""
+    if "--help" in argv or "-h" in argv:
+        given(["--help"], LaunchOptions)
+    texts, words = take_options(argv, option_types(LaunchOptions, limits=False))
+    return check_values(texts, "--", LaunchOptions), words
+
+
+class Machine(NamedTuple):
+    cores: int
+    gib: int
+    dollars: float  # an hour, at most
+
+
+def machine_of(options: LaunchOptions) -> Machine:
+    """Return the machine to rent. Raises UserError for an unknown GPU."""
+    gpu, _, number = options.gpu.partition(":")
+    if gpu not in GPUS or not re.fullmatch("[1-8]?", number):
+        raise UserError(f"--gpu={options.gpu}: expected one of {', '.join(GPUS)}, or 2 to 8, as in H100:8")
+    count = int(number or 1)
+    cores = options.cores or 2 * count
+    gib = max(16 * count, 2 * cores)
+    return Machine(cores, gib, count * GPUS[gpu] + BURST * (cores * CORE + gib * GIB))
 
 
 class Command(NamedTuple):
@@ -25,7 +104,7 @@ class Command(NamedTuple):
     script: str = ""
     words: tuple[str, ...] = ("--out_dir={run}",)
     results: tuple[str, ...] = ()
-    defaults: Mapping[str, Any] = {}  # of the launcher's options
+    defaults: dict[str, Any] = {}  # of the launcher's options
 
 
 SHORT = {"timeout_hours": 1.0, "retries": 0}
@@ -73,6 +152,34 @@ def run_job(job: Job, seconds: float = math.inf) -> tuple[int, str | None]:
         words = [f"--out_dir={job.folder}", "--start=def ", "--num_samples=1", "--max_new_tokens=200"]
         run_script("sample.py", words)
     return status, stop
+
+
+def run_script(script: str, words: list[str], seconds: float = math.inf) -> tuple[int, str | None]:
+    """Run a script to its end. Return its status, and why it was stopped: "interrupt", "time" or None.
+
+    Ctrl-C, the end of `seconds`, and any other exception (raised again) reach it as SIGTERM, on which
+    train.py saves a checkpoint and ends with status 143.
+    """
+    stop, deadline = None, time.monotonic() + seconds
+    # A terminal sends it to the script too: at its second signal train.py does not save.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if HAS_MASK else set()
+    process = subprocess.Popen([sys.executable, str(ROOT / script), *words])
+    try:
+        while True:
+            try:
+                if HAS_MASK:
+                    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                left = None if deadline == math.inf else max(0, deadline - time.monotonic())
+                return process.wait(left), stop
+            except (subprocess.TimeoutExpired, KeyboardInterrupt) as why:
+                deadline, stop = math.inf, "interrupt" if isinstance(why, KeyboardInterrupt) else "time"
+                process.terminate()
+    finally:  # nothing happens to a script that has ended
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        process.kill()
+        process.wait()
 
 
 def prepare(folder: Path, words: list[str], seconds: float) -> tuple[int, str | None]:
@@ -128,6 +235,14 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     if name != "bench" or of_a_run:
         words += words_on(name, folder)
     return Job(name, words, folder, of_a_run, values.get("dataset"))
+
+
+def job_here(name: str, words: list[str], options: LaunchOptions) -> Job:
+    """Return the job for this machine. Its script checks the words."""
+    if name == "prepare":
+        return preparing_job(words, options, ROOT)
+    folder = Path(options.run_name or Options.out_dir)
+    return Job(name, [*words, *(words_on(name, folder) if options.run_name else [])], folder)
 
 
 def preparing_job(argv: list[str], options: LaunchOptions, parent: Path = MOUNTED) -> Job:

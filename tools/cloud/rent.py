@@ -16,10 +16,8 @@ import modal
 from config.command_line import UserError
 from data.dataset import SMALL_DATASETS
 from tools.cloud import MOUNTED, VOLUME, container
-from tools.cloud.jobs import COMMANDS, Job
-from tools.cloud.options import BURST, PRICES_READ, LaunchOptions, machine_of
+from tools.cloud.jobs import BURST, COMMANDS, PRICES_READ, ROOT, Job, LaunchOptions, machine_of
 from tools.cloud.places import Runs, fetch
-from tools.cloud.supervise import ROOT
 
 ENVIRONMENT = {
     "NANOJAXGPT_DATA": f"{MOUNTED}/data",

@@ -1,7 +1,7 @@
 """How fast a device works: what operations ask of it, and the seconds that they take.
 
 The shares at best are what a good kernel reaches. Those of published runs are fitted
-(tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/here.py).
+(tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/target.py).
 """
 
 from collections.abc import Callable

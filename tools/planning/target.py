@@ -1,24 +1,29 @@
-"""Devices that are not there, for XLA to compile for: eight H100, say, or a slice of a TPU pod.
+"""The devices to plan for: absent ones, such as eight H100 or a slice of a TPU pod, and this machine's.
 
-No array can be put there. The compilers come with requirements-plan.txt; they need no driver and no card.
+XLA compiles for absent ones, and no array can be put there. Its compilers come with requirements-plan.txt;
+they need no driver and no card.
 """
 
 import math
 import os
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pandas as pd
+from jax import Array
 from jax.experimental import topologies
 
 from config import devices
 from config.command_line import UserError
-from config.devices import Device
+from config.devices import Device, known_device
 from config.files import first_line
-from runs.hardware import add_xla_flag
+from runs.hardware import add_xla_flag, describe_cpu, reuse_freed_memory
 from tools.planning.speeds import AT_BEST, Speeds
 
 GPUS_PER_HOST = 8
@@ -131,3 +136,67 @@ gpu_device_info {{
   registers_per_core_limit: 65536 registers_per_block_limit: 65536
 }}
 """
+
+
+# The machine at hand
+
+# A card's data sheet has one peak. A CPU has as many as its caches and threads make, so that rates are
+# measured by size: of products by their FLOPs, of memory by the bytes that are read and written.
+WIDTHS = (64, 128, 256, 512, 1024)  # of square products
+LENGTHS = (2**14, 2**17, 2**20, 2**22, 2**24)  # of float32 vectors
+SMALL = 64  # small operations, one after another
+BUDGET = 0.08  # seconds for each measurement
+# A step on a CPU reaches these shares of the rates, as fitted to the steps in docs/planning.md.
+OF_PRODUCTS, OF_MEMORY, OF_EXPONENTIALS = 0.8, 0.4, 0.3
+
+
+def this_machine() -> Target:
+    """Measure this machine's rates, and return its devices."""
+    bfloat16, float32 = ([product_rate(n, dtype) for n in WIDTHS] for dtype in (jnp.bfloat16, jnp.float32))
+    memory, kernel = [memory_rate(n) for n in LENGTHS], seconds_of(small, jnp.ones(4096)) / SMALL
+    peak, bandwidth = (max(rate for _, rate in curve) for curve in (bfloat16, memory))
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    here = Device("here", describe_cpu(), "", peak, size, bandwidth, bandwidth, 0.0, 0.0, "")
+    device = known_device(jax.devices()[0].device_kind) or here
+    speeds = Speeds(
+        bfloat16=[(flops, OF_PRODUCTS * rate) for flops, rate in bfloat16],
+        float32=[(flops, OF_PRODUCTS * rate) for flops, rate in float32],
+        memory=[(bytes, OF_MEMORY * rate) for bytes, rate in memory],
+        exponentials=OF_EXPONENTIALS * LENGTHS[2] / seconds_of(jnp.exp, jnp.ones(LENGTHS[2])),
+        link=device.link,
+        between_hosts=math.inf,
+        kernel=kernel,
+        message=kernel,
+    )
+    return Target("here", device, (jax.device_count(),), speeds)
+
+
+def product_rate(n: int, dtype: Any) -> tuple[float, float]:
+    """Return the FLOPs of a product of (n, n) matrices, and FLOP/s."""
+    flops = 2.0 * n**3
+    x = jnp.ones((n, n), dtype)
+    return flops, flops / seconds_of(lambda x: jnp.dot(x, x, preferred_element_type=jnp.float32), x)
+
+
+def memory_rate(n: int) -> tuple[float, float]:
+    """Return the bytes that are read and written for a vector of n numbers, and bytes/s."""
+    return 8.0 * n, 8.0 * n / seconds_of(lambda x: 1.5 * x + 2.0, jnp.ones(n))
+
+
+def small(x: Array) -> Array:
+    for _ in range(SMALL // 2):
+        x = x / x.sum()  # two kernels: the sum has to be there first
+    return x
+
+
+def seconds_of(function: Callable, x: Array) -> float:
+    """Return the seconds of the fastest run within the budget."""
+    compiled = jax.jit(function).lower(x).compile()
+    reuse_freed_memory(compiled)
+    jax.block_until_ready(compiled(x))
+    seconds = []
+    end = time.perf_counter() + BUDGET
+    while (start := time.perf_counter()) < end:
+        jax.block_until_ready(compiled(x))
+        seconds.append(time.perf_counter() - start)
+    return min(seconds)

@@ -1,9 +1,10 @@
-"""The routes of OpenAI's API, and whose key they need. insight.py has the page's routes."""
+"""Serve a model: the routes of OpenAI's API, and whose key they need. insight.py has the page's routes."""
 
 import hmac
 import time
 from typing import Annotated
 
+import jax
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -12,12 +13,30 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from generation.engine import FIRST
+from parallel.mesh import make_mesh
+from runs.hardware import choose_device, keep_compiled_programs
 from tools.serving.completions import Answer, ChatAnswer, respond
-from tools.serving.errors import ApiError, answer_error
 from tools.serving.insight import Here, inside
 from tools.serving.requests import ChatBody, CompletionBody, check_model
-from tools.serving.served import Served
-from tools.serving.server import MAX_BODY, PAGE
+from tools.serving.served import Served, follow, load_served
+from tools.serving.server import MAX_BODY, PAGE, ApiError, ServeOptions, Server, answer_error
+
+
+def serve(options: ServeOptions, server: Server) -> None:
+    """Load the model, have the server answer with it, and look after both. Raises UserError."""
+    choose_device(options.device)
+    keep_compiled_programs()
+    with jax.set_mesh(make_mesh(options.mesh)):
+        served = load_served(options, server.say)
+        served.worker.thread.start()
+        server.app = make_app(served)
+        server.give_up, server.stop_work = served.worker.give_up, served.worker.stop
+        print(f"serving {served.name} at {server.address}", flush=True)
+        if options.follow:
+            follow(served, options)
+    served.worker.thread.join()
+    if served.worker.error:
+        raise served.worker.error
 
 
 def make_app(served: Served) -> FastAPI:

@@ -6,8 +6,8 @@ from typing import Any
 import tokenizers
 
 from config.files import first_line
-from data.pretrained import transformers
-from tools.serving.errors import ApiError
+from data.tokenizer import transformers
+from tools.serving.server import ApiError
 
 Messages = list[dict[str, str]]
 

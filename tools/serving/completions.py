@@ -10,9 +10,9 @@ from typing import Any
 from fastapi import Request as HttpRequest
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
-from tools.serving.errors import ApiError
 from tools.serving.requests import ChatBody, CompletionBody, read_request
 from tools.serving.served import Served
+from tools.serving.server import ApiError
 from tools.serving.text import Continuation, Token, spelling
 
 

@@ -18,14 +18,13 @@ from jaxtyping import Array, Float, Int
 from pydantic import Field
 
 from config.command_line import UserError, spell
-from generation.decode import generate
-from generation.sampling import Settings, drawn_from
+from generation.decode import Settings, drawn_from, generate
 from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, heads, lens, padded
-from tools.serving.errors import ApiError
 from tools.serving.requests import Body, Drawing, Ids, read_ids
 from tools.serving.served import Served
+from tools.serving.server import ApiError
 from tools.serving.text import read_prompt, spelling
 
 EXAMPLE = 64  # tokens of the validation text
@@ -308,7 +307,7 @@ def _places(
 ) -> Places:
     def place(x: Float[Array, " D"], chosen: Int[Array, ""]) -> Places:
         logits = model.logits(x[None, None])[0, :, :vocab_size]  # (1, V)
-        kept = drawn_from(logits, Settings(*settings[:, None]))
+        kept = drawn_from(logits, Settings(*settings))
         greedy = jax.nn.one_hot(jnp.argmax(logits), vocab_size)
         after = jnp.where(settings[0] == 0, greedy, jax.nn.softmax(kept[0]))
         before = jax.nn.softmax(logits[0])

@@ -10,10 +10,10 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
+from generation.decode import Settings
 from generation.engine import Request
-from generation.sampling import Settings
-from tools.serving.errors import ApiError
 from tools.serving.served import Served
+from tools.serving.server import ApiError
 
 SEQUENCES = 128  # of one request: prompts times n
 

@@ -1,28 +1,36 @@
-"""What is served: the model, its limits, and the run that the page looks into."""
+"""What is served: the model, its limits, and the run that it comes from, or follows."""
 
 import os
+import sys
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 from jaxtyping import Int
 
 from config.command_line import UserError
 from config.options import RESUMING
 from data.dataset import Dataset
-from data.tokenizer import Tokenizer
+from data.tokenizer import Tokenizer, end_tokens, same_tokens
+from generation.engine import Engine
 from model import GPT
+from parallel.mesh import check_fit
 from runs.checkpoint import Checkpoints
-from runs.load import is_run, load_pretrained, load_run
+from runs.load import is_run, load_pretrained, load_run, tokenizer_of
 from runs.manifest import Manifest, latest_manifest
 from runs.metrics import parse_record
 from tools.serving.chat import Chat
+from tools.serving.server import ServeOptions
 from tools.serving.worker import Worker
 
 KEPT = 2  # models in memory, beside the served one
+LOOK = 1.0  # seconds between looks for a new checkpoint
 START = "start"  # names the weights that a fine-tuned run started from
 
 
@@ -117,3 +125,75 @@ class Served:
     @property
     def vocab_size(self) -> int:
         return self.worker.engine.vocab_size
+
+
+def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Served:
+    """Load the model and its tokenizer, and `say` what goes on. Raises UserError."""
+    of_a_run = options.init_from == "resume"
+    if options.follow:
+        wait_for_checkpoint(options.out_dir, say)
+    say("loading weights")
+    if of_a_run:
+        model, manifest, iteration = load_run(options.out_dir, options.checkpoint, options.dtype)
+        description = manifest.tokenizer
+    else:
+        model, description = load_pretrained(options.init_from, options.dtype, options.block_size)
+    version = f"iter-{iteration}" if of_a_run else "pretrained"
+    tokenizer = tokenizer_of(description, options.init_from, options.out_dir)
+    mesh = jax.sharding.get_mesh()
+    if mesh.shape["data"] * mesh.shape["stage"] > 1:
+        raise UserError(f"mesh={options.mesh}: a server splits the weights alone: use tensor or fsdp")
+    check_fit(mesh, model.config, B=mesh.size)
+    if options.beside and not same_tokens(latest_manifest(options.beside).tokenizer, description):
+        raise UserError(f"--beside={options.beside}: has another vocabulary than --out_dir={options.out_dir}")
+    others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
+    vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
+    make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
+    chat = Chat(tokenizer.description)
+    if chat.broken:
+        print(f"note: {chat.broken}: chats are refused", file=sys.stderr)
+    return Served(
+        Path(options.out_dir if of_a_run else options.init_from).resolve().name,
+        tokenizer,
+        end_tokens(description),
+        chat,
+        Worker(model, version, make_engine, partial(jax.set_mesh, mesh), options.max_waiting),
+        [Run(options.out_dir, options.dtype), *others] if of_a_run else [],
+        options.api_key,
+        options.max_tokens,
+    )
+
+
+def wait_for_checkpoint(out_dir: str, say: Callable[[str], None]) -> None:
+    checkpoints = Checkpoints(out_dir)
+    if checkpoints.latest() is None:
+        say(f"waiting for the first checkpoint of {Path(out_dir).resolve().name}")
+    while checkpoints.latest() is None:
+        time.sleep(LOOK)
+        checkpoints.manager.reload()
+
+
+def follow(served: Served, options: ServeOptions) -> None:
+    """Serve each new checkpoint of the run, until the server stops; a bad one again if its files change."""
+    checkpoints, seen, files, failed = Checkpoints(options.out_dir), served.worker.version, {}, {}
+    say_once = cache(partial(print, file=sys.stderr, flush=True))
+    while served.worker.works:
+        time.sleep(LOOK)
+        try:
+            checkpoints.manager.reload()
+            if checkpoints.latest() is None or f"iter-{checkpoints.latest()}" == seen:
+                continue
+            newest = checkpoints.folder / str(checkpoints.latest())
+            files = {path: path.stat().st_ctime_ns for path in newest.rglob("*")}
+            if files == failed:
+                continue
+            model, _, iteration = load_run(options.out_dir, dtype=options.dtype)
+            if model.config != served.model.config:
+                raise UserError("the run has another shape now: start serve.py anew to follow it")
+        except (UserError, OSError) as error:  # training deletes one, or has not completed it
+            failed = files
+            say_once(f"note: {error}")
+            continue
+        seen = f"iter-{iteration}"
+        served.worker.replace(model, seen)
+        print(f"serving iter {iteration}", flush=True)

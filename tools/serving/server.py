@@ -1,13 +1,17 @@
-"""The HTTP server, its limits, and the page while a model loads. It imports no JAX, which takes seconds."""
+"""The HTTP server, its options and errors, and the page while a model loads. It imports no JAX."""
 
 import asyncio
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Annotated, ClassVar
 
 import uvicorn
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import Field
 from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
@@ -17,18 +21,57 @@ from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tools.serving.errors import ApiError
+from config.command_line import Count, Name, matching
+from config.options import ModelOptions
 
 PAGE = Path(__file__).parent / "page"  # files for anybody: they hold nothing of the model
 FINISH = 25  # seconds that running requests are given after SIGTERM, before they are answered with an error
 MAX_BODY = 2**20  # bytes of a request
+LOOPBACK = ["localhost", "127.0.0.1"]
+
+Port = Annotated[int, Field(ge=0, lt=2**16)]
+ApiKey = Annotated[str, matching(r"[!-~]{8,}", "8 characters or more of ASCII, no spaces")]
+Origins = Annotated[
+    str, matching(r"(https?://[\w.:\[\]-]+,?)*", "origins as in https://a.org,http://localhost:3000")
+]
+
+
+@dataclass(frozen=True)
+class ServeOptions(ModelOptions):
+    """The options of serve.py. The comment after a field is its text in `--help`."""
+
+    program: ClassVar[str] = "serve.py"
+    purpose: ClassVar[str] = "Serve a trained model: OpenAI's API at /v1, and a page in the browser at /."
+
+    beside: Name = ""  # folder of another run to compare, of the same vocabulary; or give --out_dir twice
+    follow: bool = False  # serve each new checkpoint of a run that is still training
+    host: Name = "127.0.0.1"  # address to listen at; one that others can reach needs an api_key
+    port: Port = 8000  # port to listen at; 0: any that is free
+    api_key: ApiKey | None = None  # what clients have to send; None: nothing
+    allowed_hosts: str = ""  # without an api_key: more names, with commas, that it is called by; *: any
+    allow_origins: Origins = ""  # with commas: other sites whose pages may ask
+    slots: Count = 16  # requests computed together
+    max_waiting: Count = 64  # requests that wait for a slot; others are refused (429)
+    max_tokens: Count = 4096  # new tokens that one request may ask for
+    block_size: Count = 2048  # with --init_from: the longest context, if the weights allow more
+    mesh: Name = "data:1"  # devices per axis of fsdp and tensor, as in tensor:2
+
+    @property
+    def hosts(self) -> list[str]:
+        """Return the names by which clients may call the server, as *.example.com; "*": any."""
+        # Another site's name may lead to 127.0.0.1 (DNS rebinding), but its page has no key.
+        return ["*"] if self.api_key else LOOPBACK + self.allowed_hosts.lower().replace(",", " ").split()
+
+    @property
+    def origins(self) -> list[str]:
+        """Return the other sites whose pages may ask."""
+        return [origin for origin in self.allow_origins.lower().split(",") if origin]
 
 
 class Server(uvicorn.Server):
     """Answers until a signal comes, then finishes what runs. Until there is a model, it has the page."""
 
-    def __init__(self, hosts: list[str], origins: list[str], listener: socket.socket):
-        """`hosts` are names by which clients may call it, as *.example.com. Pages of `origins` may ask."""
+    def __init__(self, options: ServeOptions, listener: socket.socket):
         self.address = "http://{}:{}".format(*listener.getsockname())
         self.status = "loading JAX"
         self.give_up: Callable[[], None] = lambda: None
@@ -36,9 +79,9 @@ class Server(uvicorn.Server):
         self.error: BaseException | None = None  # of the thread that loads and computes
         page = Mount("/", StaticFiles(directory=PAGE, html=True))
         self.app: ASGIApp = Starlette(routes=[page], exception_handlers={HTTPException: self.tell_status})
-        checked = refusing(lambda *call: self.app(*call), hosts, origins)
+        checked = refusing(lambda *call: self.app(*call), options.hosts, options.origins)
         settings = uvicorn.Config(
-            CORSMiddleware(checked, origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
+            CORSMiddleware(checked, options.origins, allow_methods=["GET", "POST"], allow_headers=["*"]),
             log_level="warning",
             access_log=False,
             server_header=False,
@@ -86,3 +129,47 @@ def refusing(app: ASGIApp, hosts: list[str], origins: list[str]) -> ASGIApp:
         await refused.response()(scope, receive, send)
 
     return checked
+
+
+# Errors as clients see them: OpenAI's error object, with an HTTP status
+
+KINDS = {429: "requests", 500: "server_error", 503: "server_error"}  # OpenAI's types, by status
+
+
+class ApiError(HTTPException):
+    """A request that cannot be answered. `param` names the field that is wrong."""
+
+    def __init__(self, message: str, param: str | None = None, status: int = 400, code: str | None = None):
+        super().__init__(status, message, {"Retry-After": "1"} if status in (429, 503) else None)
+        self.param, self.code = param, code
+
+    def body(self) -> dict:
+        kind = KINDS.get(self.status_code, "invalid_request_error")
+        return {"error": {"message": self.detail, "type": kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status_code, self.headers)
+
+
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    match error:
+        case ApiError():
+            return error.response()
+        case RequestValidationError():
+            return bad_field(error).response()
+        case HTTPException():  # of FastAPI: an unknown path, for example
+            message = f"{request.method} {request.url.path[:100]}: {error.detail}"
+            return ApiError(message, status=error.status_code).response()
+    return ApiError("the server made a mistake; its log says more", status=500, code="internal").response()
+
+
+def bad_field(error: RequestValidationError) -> ApiError:
+    """Name the first field that is wrong, and what each alternative of its type expects."""
+    errors = error.errors()
+    place = errors[0]["loc"][1:]
+    if errors[0]["type"] == "json_invalid":
+        return ApiError(f"the body is not JSON: {errors[0]['ctx']['error']}", code="invalid_json")
+    expected = dict.fromkeys(x["msg"] for x in errors if x["loc"][1:2] == place[:1])
+    path = ".".join(map(str, place))[:100].encode(errors="replace").decode()  # half a character is no text
+    param = path.split(".")[0] or None
+    return ApiError(f"{path or 'the body'}: {' or '.join(expected)}", param, code="invalid_value")

@@ -9,16 +9,18 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
 from config.command_line import UserError
 from config.files import first_line
 from generation.decode import CHUNK
 from generation.engine import Engine, Piece, Request
 from model import GPT
-from tools.serving.errors import ApiError
-from tools.serving.metrics import Metrics
+from tools.serving.server import ApiError
 
 CALL = 0.02  # seconds for a call that draws several tokens: see docs/serving.md
 STOP = 10.0  # seconds that it is given to end
+SECONDS = 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100  # the ends of the histogram's buckets
 
 
 @dataclass(eq=False)
@@ -29,6 +31,22 @@ class Job:
     index: int
     made: asyncio.Queue[tuple["Job", Piece | ApiError]]
     submitted: float | None = field(default_factory=time.perf_counter)  # None: a token was drawn since
+
+
+class Metrics:
+    """What Prometheus reads: counters, and gauges that are computed when it asks."""
+
+    def __init__(self):
+        self.registry = own = CollectorRegistry()
+        self.requests = Counter("nanojaxgpt_requests", "Texts asked for: prompts times n", registry=own)
+        self.prompt_tokens = Counter("nanojaxgpt_prompt_tokens", "Tokens of their prompts", registry=own)
+        self.new_tokens = Counter("nanojaxgpt_new_tokens", "Tokens drawn", registry=own)
+        self.first_token = Histogram(
+            "nanojaxgpt_first_token_seconds", "Wait for a text's first token", buckets=SECONDS, registry=own
+        )
+
+    def add_gauge(self, name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(f"nanojaxgpt_{name}", text, registry=self.registry).set_function(read)
 
 
 class Worker:

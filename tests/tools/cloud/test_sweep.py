@@ -1,4 +1,4 @@
-"""tools/cloud/sweep.py: which runs a sweep has, which of them are due, and how they are compared."""
+"""app.py sweep: which runs a sweep has, which of them are due, and how they are compared."""
 
 import pytest
 
@@ -6,15 +6,14 @@ import app
 from config.command_line import given
 from config.options import Options
 from tests.helpers import ROOT, refusal, run_python, saved_iterations
-from tools.cloud.options import LaunchOptions
-from tools.cloud.sweep import plan_sweep
+from tools.cloud.jobs import LaunchOptions
 
 GRID = ["--sweep=learning_rate:3e-4,1e-3", "--sweep=seed:1,2", "--max_iters=20", "--out_dir=grid"]
 
 
 @pytest.mark.parametrize("remote", [True, False])
 def test_the_product_has_a_run_for_each_combination(remote):
-    jobs = plan_sweep([*GRID, "--batch_size=3"], LaunchOptions(), remote)
+    jobs = app.plan_sweep([*GRID, "--batch_size=3"], LaunchOptions(), remote)
     found = {}
     for name, job in jobs.items():
         options = given(job.words, Options)

@@ -8,8 +8,17 @@ import pytest
 
 from config.files import read_json
 from tests.helpers import refusal
-from tools.planning.evidence import FOLDER, Run, read_runs
-from tools.planning.published import all_works, compare, fit, interval, left_out, results
+from tools.planning.published import (
+    FOLDER,
+    Run,
+    all_works,
+    compare,
+    fit,
+    interval,
+    left_out,
+    read_runs,
+    results,
+)
 from tools.planning.speeds import AT_BEST, COVERED, Speeds, Work, expect, gather
 from tools.planning.target import DEVICES
 

@@ -16,8 +16,7 @@ from parallel.mesh import make_mesh
 from serve import ServeOptions, listen
 from tests.helpers import DEADLINE, start_python, wait_until
 from tools.serving.app import make_app
-from tools.serving.load import load_served
-from tools.serving.served import Served
+from tools.serving.served import Served, load_served
 from tools.serving.server import Server as HttpServer
 
 # With what HTML is made of, so that a text may be markup.
@@ -51,7 +50,7 @@ def serving(compiled: bool = True, finish: float = 1, **options) -> Iterator[tup
     with listen(options) as listener, jax.set_mesh(make_mesh(options.mesh)):
         served = load_served(options)
         served.worker.thread.start()
-        server = HttpServer(options.hosts, options.origins, listener)
+        server = HttpServer(options, listener)
         server.app, server.give_up = make_app(served), served.worker.give_up
         server.config.timeout_graceful_shutdown = finish
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)

@@ -5,10 +5,9 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from data.pretrained import read_tokenizer
-from data.tokenizer import CharTokenizer
+from data.tokenizer import CharTokenizer, read_tokenizer
 from tools.serving.chat import Chat
-from tools.serving.errors import ApiError
+from tools.serving.server import ApiError
 
 MESSAGES = [{"role": "system", "content": "be"}, {"role": "user", "content": "it's <hi> & bye"}]
 TEMPLATE = (

@@ -28,10 +28,9 @@ from tests.helpers import DEADLINE, refusal, wait_until
 from tests.models import TINY, large
 from tests.tools.serving import served_run
 from tests.tools.serving.served_run import Server, serving
-from tools.serving import load as loading
+from tools.serving import served as loading
 from tools.serving import server as server_module
-from tools.serving.errors import ApiError
-from tools.serving.options import ServeOptions
+from tools.serving.server import ApiError, ServeOptions
 from tools.serving.worker import Worker
 
 KEY = "correct horse".replace(" ", "-")

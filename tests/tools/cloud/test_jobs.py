@@ -1,4 +1,4 @@
-"""supervise.run_script: a script's status and end as its caller learns them."""
+"""jobs.run_script: a script's status and end as its caller learns them."""
 
 import os
 import signal
@@ -6,7 +6,7 @@ import textwrap
 
 import pytest
 
-from tools.cloud.supervise import run_script
+from tools.cloud.jobs import run_script
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ class Cancelled(BaseException):
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_any_exception_ends_the_script_when_it_has_saved(script, tmp_path, monkeypatch, saves):
-    monkeypatch.setattr("tools.cloud.supervise.PATIENCE", 20 if saves else 0.1)
+    monkeypatch.setattr("tools.cloud.jobs.PATIENCE", 20 if saves else 0.1)
     path = script(f"""
         import os, pathlib, signal, sys, time
         def save(number, frame):
