@@ -44,8 +44,9 @@ from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
 from parallel.mesh import make_mesh
+from runs.checkpoint import saved_options
 from runs.hardware import choose_device, describe_cpu
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
 from runs.start import choose_config
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
@@ -75,7 +76,7 @@ def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
     bench, words = split_options(argv, BenchOptions)
-    options = parse_options(words)
+    options = parse_options(words, saved_options=saved_options)
     for name in ("report", "profile"):
         if getattr(bench, name) and (bench.decode or bench.serve):
             raise UserError(f"--{name} is of the training step: leave --decode and --serve out")

@@ -33,9 +33,9 @@ from data.tokenizer import document_start, end_of_text, from_json, same_tokens
 from model import GPT
 from parallel.hosts import on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
+from runs.checkpoint import latest_manifest
 from runs.hardware import on_devices
 from runs.load import load_model
-from runs.manifest import latest_manifest
 
 
 @dataclass(frozen=True)

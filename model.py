@@ -20,7 +20,7 @@ on GPUs and TPUs. Attention's scores and the logits are float32.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import equinox as eqx
 import jax
@@ -188,16 +188,12 @@ def split_key(key: DropoutKey, n: int = 2):
     return [None] * n if key is None else jax.random.split(key, n)
 
 
-# Layers
-
-
 class Linear(eqx.Module):
     """x @ weight + bias. Weights are stored (in, out), as in GPT-2; `out` may be several axes, as (H, C)."""
 
     weight: Float[Array, "i *o"]
     bias: Float[Array, "*o"] | None
     compute: Compute = eqx.field(static=True)
-    matrix: ClassVar[bool] = True  # to Muon and LoRA
 
     def __init__(
         self, config, fan_in: int, *fan_out: int, bias: bool = False, std: float = 0.02, key: PRNGKeyArray
@@ -435,5 +431,10 @@ class GPT(eqx.Module):
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """Name an array of a model's tree by its path, as in blocks.attn.c_q.weight."""
-    return jax.tree_util.keystr(path, simple=True, separator=".")
+    """Name an array of a model's tree by its path, as in blocks.attn.c_q.weight; `wrapped` is left out."""
+    return jax.tree_util.keystr(path, simple=True, separator=".").replace("wrapped.", "")
+
+
+def is_matrix(path: tuple[Any, ...], x: Array) -> bool:
+    """Tell a matrix from a vector: a layer axis does not count, and a bias may be (H, C)."""
+    return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2

@@ -20,6 +20,7 @@ if that is not prepared), and these of its own:
     --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or
                       has read as many tokens, as in 10e9; without this, for max_iters steps
     --for=CONFIG      a config file, as without the option's name
+    --show_sharding   instead of --on: print what each device of --mesh, on this machine, holds of each array
 
 A step that does not fit is planned again with another mesh, smaller microbatches and --remat, until it
 does. The compilers are a download of their own: pip install -r requirements-plan.txt
@@ -36,14 +37,18 @@ import jax
 from config.devices import GIB, PRICES_READ
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta
+from model import leaf_name
+from parallel.mesh import make_mesh
+from runs.checkpoint import saved_options
 from runs.hardware import choose_device
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
+from runs.start import choose_config
 from tools.planning.cost import Cost
 from tools.planning.fit import Memory, Planned, changes_that_save, plan
 from tools.planning.goals import goal_table, tokens_until, ways
 from tools.planning.speeds import AT_BEST, COVERED, expect, short
 from tools.planning.target import Target, parse_target, prepare_to_compile, this_machine
-from training.state import model_config
+from training.state import model_config, state_shapes
 
 
 @dataclass(frozen=True)
@@ -52,13 +57,16 @@ class PlanOptions:
     budget: Positive | None = None
     hours: Positive | None = None
     until: Name | None = None
+    show_sharding: bool = False
 
 
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
     own, argv = split_options([word.removeprefix("--for=") for word in argv], PlanOptions)
-    options = parse_options(argv)
+    options = parse_options(argv, saved_options=saved_options)
+    if own.show_sharding:
+        return show_sharding(options)
     if own.budget or own.hours:
         return show_ways(own, options)
     if own.until:
@@ -76,6 +84,13 @@ def main(argv: list[str]) -> None:
     print(describe(planned))
     if not planned.memory.fits:
         show_remedies(planned, meta)
+
+
+def show_sharding(options: Options) -> None:
+    choose_device(options.device)
+    with jax.set_mesh(make_mesh(options.mesh)):
+        config = choose_config(options, load_meta(options.dataset, options.vocab_size))
+        print(sharding_table(state_shapes(config, options).model))
 
 
 def show_ways(own: PlanOptions, options: Options) -> None:
@@ -140,6 +155,18 @@ def memory_table(memory: Memory, target: Target) -> str:
     if target.device.is_gpu and memory.fits and memory.peak > 0.75 * target.device.memory:
         lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
     return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
+
+
+def sharding_table(shapes) -> str:
+    """Describe each array of a tree from `with_shardings` in a line."""
+    lines = [f"{'parameter':<32} {'shape':<20} {'spec':<30} MB per device"]
+    total = 0
+    for path, x in jax.tree.leaves_with_path(shapes):
+        size = math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+        total += size
+        spec = f"P({', '.join(str(axis) for axis in x.sharding.spec)})"
+        lines.append(f"{leaf_name(path):<32} {x.shape!s:<20} {spec:<30} {size / 1e6:.3f}")
+    return "\n".join([*lines, f"{'all':<84} {total / 1e6:.3f}"])
 
 
 def time_table(cost: Cost) -> str:

@@ -14,37 +14,33 @@ of a run that never stopped: batches and dropout follow from the seed and the it
 from config.command_line import command  # isort: split
 
 from collections.abc import Callable
+from contextlib import closing
 from shlex import quote
 
 import jax
 
 from config.options import parse_options
-from parallel.mesh import sharding_table
+from runs.checkpoint import Manifest, saved_options, write_options
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import shape_of_weights
-from runs.manifest import Manifest, write_options
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
 from runs.start import Run, describe_model, open_run, starting_state
-from training.evaluation import Evaluate, make_evaluate
+from training.evaluation import make_evaluate
 from training.state import TrainState
 from training.step import StepBatches, compile_step
 
 
 def main(argv: list[str]) -> int:
-    """Read the options, choose the devices, and train, or do what an option asks. Return the exit status."""
-    options = parse_options(argv, shape_of_weights)  # the weights of --init_from decide the model's shape
+    """Read the options, choose the devices, and train or evaluate. Return the exit status."""
+    options = parse_options(argv, shape_of_weights, saved_options)
     if options.deterministic:  # a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
         add_xla_flag("--xla_gpu_deterministic_ops", "true")
     with on_devices(options):  # sets the mesh
-        if options.show_sharding:
-            print(sharding_table(open_run(options).shapes.model))
-        elif options.eval_only:
+        if options.eval_only:
             return evaluate_only(open_run(options))
-        else:
-            with locked(options.out_dir):
-                return start(open_run(options))
-    return 0
+        with locked(options.out_dir):
+            return start(open_run(options))
 
 
 def evaluate_only(run: Run) -> int:
@@ -62,20 +58,12 @@ def evaluate_only(run: Run) -> int:
 def start(run: Run) -> int:
     """Start a run or resume it, and train. Return the exit status."""
     options, checkpoints = run.options, run.checkpoints
-    batches = StepBatches(options, run.dataset)
     print(describe_model(run))
     with stop_signals() as stop_asked:
         state, manifest = starting_state(run)
-        evaluate = make_evaluate(options, run.dataset, state.model)
-        metrics = Metrics(options, int(state.step), run.config, jax.sharding.get_mesh().size)
-        try:
-            write_options(options)
-            if options.overwrite:
-                checkpoints.delete_all()
-            status = train(run, state, manifest, batches, evaluate, metrics, stop_asked)
-        finally:
-            metrics.close()
-
+        step = compile_step(state, options)
+        reuse_freed_memory(step)  # faster on a CPU
+        status = train(run, state, manifest, step, stop_asked)
     if checkpoints.latest() is None:
         print("no checkpoint was saved: the validation loss was never below that of iter 0")
         return status
@@ -85,44 +73,45 @@ def start(run: Run) -> int:
 
 
 def train(
-    run: Run,
-    state: TrainState,
-    manifest: Manifest,
-    batches: StepBatches,
-    evaluate: Evaluate,
-    metrics: Metrics,
-    stop_asked: Callable[[], int],
+    run: Run, state: TrainState, manifest: Manifest, step: jax.stages.Compiled, stop_asked: Callable[[], int]
 ) -> int:
     """Train from `state` to `max_iters` and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
-    step = compile_step(state, options)
-    reuse_freed_memory(step)  # faster on a CPU
+    batches = StepBatches(options, run.dataset)
+    evaluate = make_evaluate(options, run.dataset, state.model)
     i = int(state.step)
-    status = 0
-    while True:
-        if (i % options.eval_interval == 0 or i == options.max_iters) and metrics.last_evaluation != i:
-            metrics.catch_up()  # reads the last step's report
-            losses = evaluate(state.model, stop_asked)
-            if losses is None:  # asked to stop: the resumed run begins with this evaluation
-                status = stop_asked()
+    val_loss = checkpoints.loss(i) if run.resuming else None  # of step i's model; None: not evaluated yet
+    devices = jax.sharding.get_mesh().size
+    with closing(Metrics(options, i, run.config, devices, evaluated=val_loss is not None)) as metrics:
+        write_options(options)
+        if options.overwrite:
+            checkpoints.delete_all()
+        status = 0
+        while True:
+            if (i % options.eval_interval == 0 or i == options.max_iters) and val_loss is None:
+                metrics.catch_up()  # reads the last step's report
+                losses = evaluate(state.model, stop_asked)
+                if losses is None:  # asked to stop: the resumed run begins with this evaluation
+                    status = stop_asked()
+                    break
+                metrics.evaluation(i, losses)
+                val_loss = losses["val"]
+                manifest, improved = manifest.after_evaluation(val_loss)
+                if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
+                    checkpoints.save(state, manifest, val_loss)  # copies what the next step donates
+            if i >= options.max_iters or (status := stop_asked()):
                 break
-            metrics.evaluation(i, losses)
-            manifest, improved = manifest.after_evaluation(losses["val"])
-            if (i > 0 or i == options.max_iters) and (improved or options.always_save_checkpoint):
-                checkpoints.save(state, manifest, val_loss=losses["val"])  # copies what the next step donates
-        if i >= options.max_iters or (status := stop_asked()):
-            break
-        with metrics.making_batch():
-            x, y = batches(i)  # (A, B, T): y is one token later
-        state, report = step(state, x, y)
-        metrics.step(i, report)  # reads step i - 1's report, while step i runs
-        i += 1
+            with metrics.making_batch():
+                x, y = batches(i)  # (A, B, T): y is one token later
+            state, report = step(state, x, y)
+            metrics.step(i, report)  # reads step i - 1's report, while step i runs
+            i, val_loss = i + 1, None
 
-    metrics.catch_up()
-    if status:
-        checkpoints.save(state, manifest)
-        print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
-    checkpoints.wait()
+        metrics.catch_up()
+        if status:
+            checkpoints.save(state, manifest, val_loss)
+            print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
+        checkpoints.wait()
     return status
 
 

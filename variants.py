@@ -1,4 +1,7 @@
-"""Ideas beyond GPT-2 and Llama. Each is a subclass of a layer, or surgery on a plain model.
+"""Ideas beyond GPT-2 and Llama. Each puts a wrapper around a layer of a plain model, or changes its weights.
+
+A wrapper is a module that calls the layer it holds in `wrapped`, a field that `leaf_name` leaves out: the
+layer's arrays keep their names.
 
 To add one: a class here, a flag in `VariantConfig` and in config/options.py, a line in its `build`, and,
 for arrays of its own, a row of the table in parallel/mesh.py. A plain run does not import this file.
@@ -6,7 +9,6 @@ for arrays of its own, a row of the table in parallel/mesh.py. A plain run does 
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -14,8 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, is_linear
-from training.optimizer import is_matrix
+from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, Stream, is_linear, is_matrix
 
 
 @dataclass(frozen=True)
@@ -46,43 +47,27 @@ class VariantConfig(GPTConfig):
         return model
 
 
-def as_class(cls: Any, module: eqx.Module, **more) -> Any:
-    """Return a `cls` with the fields of a module and `more`, without calling `__init__`."""
-    new = object.__new__(cls)
-    fields = {name: getattr(module, name) for name in cls.__dataclass_fields__ if hasattr(module, name)}
-    for name, value in (fields | more).items():
-        object.__setattr__(new, name, value)
-    return new
-
-
-class HeadGate(Linear):
-    """The gate logits: a vector for each head, not a matrix to Muon or LoRA."""
-
-    matrix: ClassVar[bool] = False
-
-
-class Gated(Attention):
+class Gated(eqx.Module):
     """Scale each head's output by 2 sigmoid(gate logits), which starts as 1 (arXiv:2505.06708)."""
 
-    head_gate: HeadGate  # D -> H
+    wrapped: Attention
+    head_gate: Linear  # D -> H, a vector for each head, and no matrix to Muon or LoRA
 
-    def __call__(
-        self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
-    ) -> Float[Array, "B T D"]:
+    def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
         gate = 2 * jax.nn.sigmoid(self.head_gate(x))[..., None]  # (B, T, H, 1)
 
         def gated(*heads):
             y = attend(*heads)
             return y * gate.astype(y.dtype)
 
-        return super().__call__(x, gated, key)
+        return self.wrapped(x, gated, key)
 
 
 def add_gates(model: GPT, config: VariantConfig) -> GPT:
     """Give each head a gate with weights of 0."""
-    one = as_class(HeadGate, Linear(config, config.n_embd, config.n_head, key=jax.random.key(0)))
+    one = Linear(config, config.n_embd, config.n_head, key=jax.random.key(0))
     gates = jax.tree.map(lambda x: jnp.zeros((config.n_layer, *x.shape)), one)
-    return eqx.tree_at(lambda m: m.blocks.attn, model, as_class(Gated, model.blocks.attn, head_gate=gates))
+    return eqx.tree_at(lambda m: m.blocks.attn, model, Gated(model.blocks.attn, gates))
 
 
 # µP, the maximal update parametrisation (arXiv:2203.03466, table 8): learning rates tuned at one width suit
@@ -98,28 +83,24 @@ def add_gates(model: GPT, config: VariantConfig) -> GPT:
 # Weight decay is multiplied by a matrix's own rate.
 
 
-class ScaledNorm(Norm):
-    """A norm whose result is divided by a constant."""
+class ScaledNorm(eqx.Module):
+    """A norm whose result is divided by a constant, which its weights are divided by."""
 
+    wrapped: Norm
     divisor: float = eqx.field(static=True)
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        return Norm.__call__(jax.tree.map(lambda w: w / self.divisor, self), x)
+        return jax.tree.map(lambda w: w / self.divisor, self.wrapped)(x)
 
 
-class Scaled(Attention):
+class Scaled(eqx.Module):
     """Attention whose queries are divided by a constant, after their norm."""
 
+    wrapped: Attention | Gated
     divisor: float = eqx.field(static=True)
 
-    def __call__(
-        self, x: Float[Array, "B T D"], attend: Attend, key: DropoutKey = None
-    ) -> Float[Array, "B T D"]:
-        return super().__call__(x, lambda q, *others: attend(q / self.divisor, *others), key)
-
-
-class ScaledGated(Scaled, Gated):
-    """Both ideas."""
+    def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
+        return self.wrapped(x, lambda q, *others: attend(q / self.divisor, *others), key)
 
 
 def width_multiplier(config) -> float:
@@ -135,11 +116,9 @@ def head_multiplier(config) -> float:
 
 
 def mup(model: GPT, config: VariantConfig) -> GPT:
-    n = width_multiplier(config)
-    cls = ScaledGated if isinstance(model.blocks.attn, Gated) else Scaled
-    attn = as_class(cls, model.blocks.attn, divisor=math.sqrt(head_multiplier(config)))
-    model = eqx.tree_at(lambda m: m.blocks.attn, model, attn)
-    model = eqx.tree_at(lambda m: m.ln_f, model, as_class(ScaledNorm, model.ln_f, divisor=n))
+    n, r = width_multiplier(config), head_multiplier(config)
+    scaled = Scaled(model.blocks.attn, math.sqrt(r)), ScaledNorm(model.ln_f, n)
+    model = eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, scaled)
     return eqx.tree_at(linear_weights, model, replace_fn=lambda w: w / math.sqrt(n))
 
 

@@ -18,7 +18,8 @@ if sys.version_info < (3, 11):  # noqa: UP036
 
 def _refuse(kind, error, trace):
     """Refuse in one line a variable that JAX, Equinox or jaxtyping cannot read; print other errors."""
-    if kind is not ValueError or not traceback.extract_tb(trace)[-1].filename.endswith("config.py"):
+    debug = os.environ.get("NANOJAXGPT_DEBUG")
+    if debug or kind is not ValueError or not traceback.extract_tb(trace)[-1].filename.endswith("config.py"):
         return sys.__excepthook__(kind, error, trace)
     print(f"error: {error}: change or unset that environment variable", file=sys.stderr)
     os._exit(2)

@@ -17,6 +17,7 @@ import shutil
 import signal
 import sys
 import traceback
+from _thread import interrupt_main
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,6 +26,7 @@ from functools import cache
 from importlib import import_module
 from io import TextIOWrapper
 from pathlib import Path
+from threading import Timer
 from types import ModuleType
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -47,41 +49,54 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
     if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py has it
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if sys.unraisablehook is sys.__unraisablehook__:
+        sys.unraisablehook = repeat_ctrl_c
     try:
         status = main(sys.argv[1:])
         sys.stdout.flush()
         if status:
             sys.exit(status)
-    except BrokenPipeError:  # as in `... | head`
+    except BrokenPipeError:  # the reader has closed, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
         sys.exit(141)
-    except (UserError, OSError) as error:
-        print(f"error: {in_one_line(error)}", file=sys.stderr)
-        sys.exit(2)
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):  # as XLA says it
-            raise
-        why = UserError(f"{error}: make the batch, the samples, the context or the model smaller")
-        print(f"error: too little memory: {why}", file=sys.stderr)
-        sys.exit(2)
     except KeyboardInterrupt:
         with suppress(OSError):
             sys.stdout.flush()
         # Not sys.exit: threads that still compile would hold it up, or crash while Python ends.
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
+    except Exception as error:
+        if (line := in_one_line(error)) is None:
+            raise
+        print(f"error: {line}", file=sys.stderr)
+        sys.exit(2)
 
 
-def in_one_line(error: UserError | OSError) -> UserError:
-    """Name the file of an OSError, if it has one, and what was wrong."""
-    if isinstance(error, UserError):
-        return error
-    if error.errno == errno.ENOSPC and not error.filename:
-        try:
-            print(flush=True)
-        except OSError:
-            error.filename = "stdout"
-    why = error.strerror or " ".join(map(str, error.args))  # a library's may have words alone
-    return UserError(f"{error.filename}: {why}" if error.filename else str(error))
+def repeat_ctrl_c(lost: Any) -> None:
+    """Raise a Ctrl-C again that was lost in a library's callback, as JAX has one of the garbage collector."""
+    if lost.exc_type is KeyboardInterrupt:
+        Timer(0.01, interrupt_main).start()
+    else:
+        sys.__unraisablehook__(lost)
+
+
+def in_one_line(error: BaseException) -> str | None:
+    """Say what the user can mend: a UserError, a file, too little memory. None: show the traceback."""
+    if os.environ.get("NANOJAXGPT_DEBUG"):
+        error.__suppress_context__ = False  # `raise ... from None` hides the error before
+        return None
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # as XLA says it
+        error = UserError(
+            f"too little memory: {error}: make the batch, the samples, the context or the model smaller"
+        )
+    if isinstance(error, OSError):
+        if error.errno == errno.ENOSPC and not error.filename:
+            try:
+                print(flush=True)
+            except OSError:
+                error.filename = "stdout"
+        why = error.strerror or " ".join(map(str, error.args))  # a library's may have words alone
+        error = UserError(f"{error.filename}: {why}" if error.filename else str(error))
+    return str(error) if isinstance(error, UserError) else None
 
 
 def matching(pattern: str, expected: str) -> AfterValidator:
@@ -279,7 +294,7 @@ spell = _cut.repr  # a value as an error shows it: as Python writes it, cut if i
 
 def show_help(cls: type[Any]) -> None:
     """Print every option with its type, default and meaning, and exit with status 0."""
-    import tyro  # here, because only --help needs it
+    import tyro  # not above, as only --help needs it
 
     os.environ["COLUMNS"] = str(max(40, shutil.get_terminal_size().columns))  # below 6 tyro never ends
     tyro.cli(

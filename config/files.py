@@ -48,7 +48,7 @@ def decode_text(content: bytes, where: str, begins: int = 0) -> str:
 
 @contextmanager
 def naming(path: Path) -> Generator[None]:
-    """Give an error within the file's name, which a full disk's has not."""
+    """Add the file's name to an error within; the error of a full disk has none."""
     try:
         yield
     except OSError as error:
@@ -61,7 +61,7 @@ def written(path: Path) -> Generator[IO[bytes]]:
     """Yield a file to fill, which then becomes `path`, in a folder that may be new. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)  # of a killed process, or planted
+    temporary.unlink(missing_ok=True)  # a killed process or an attacker may have left one
     try:
         with naming(path), open(temporary, "xb") as file:
             yield file

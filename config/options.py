@@ -1,14 +1,13 @@
-"""The options of a training run in one dataclass: the name, type, limits, default, meaning and role of each.
+"""The options of a training run in one dataclass: the name, type, limits, default and meaning of each.
 
 A later source wins: the defaults, nanoGPT's but for SwiGLU (`--mlp=gelu --bias=True` is GPT-2's); the
 options of the run, or the shape of the weights, that init_from names; config files; the command line.
 """
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Any, ClassVar, Literal
 
 from config.command_line import (
     Address,
@@ -24,16 +23,8 @@ from config.command_line import (
     UserError,
     check_values,
     given,
-    option_types,
 )
 from config.files import read_json, refusing
-
-# An option may have one of these roles.
-T = TypeVar("T")
-Variant = Annotated[T, "variant"]  # of an idea in variants.py, which decides which arrays a model has
-Adapter = Annotated[T, "adapter"]  # of LoRA: which adapters are trained
-Once = Annotated[T, "once"]  # what one command does, or where: a resumed run does not take it from before
-Free = Annotated[T, "free"]  # leaves the loss as it is, but for noise
 
 
 @dataclass(frozen=True)
@@ -69,20 +60,20 @@ class Options(ModelShape):
     purpose: ClassVar[str] = "Train a GPT."
 
     # output and evaluation
-    out_dir: Once[Name] = "out"  # folder of the run
-    eval_interval: Free[Count] = 2000  # steps between evaluations, which save checkpoints
-    log_interval: Free[Count] = 1  # steps between lines of metrics.jsonl
-    eval_iters: Free[BatchCount] = 200  # batches per evaluation and split; -1: the whole split, in order
-    eval_only: Once[bool] = False  # evaluate once, then stop
-    always_save_checkpoint: Free[bool] = True  # save at each evaluation, not only the best
-    keep_checkpoints: Free[Count] = 2  # how many of the last checkpoints to keep, besides the best
-    init_from: Once[Name] = "scratch"  # scratch, resume, auto (resume a run if any), gpt2, hub id, folder
-    overwrite: Once[bool] = False  # start anew in an out_dir that already holds a run
-    seed: Free[Seed] = 1337  # for the initial weights, the batches and dropout
+    out_dir: Name = "out"  # folder of the run
+    eval_interval: Count = 2000  # steps between evaluations, which save checkpoints
+    log_interval: Count = 1  # steps between lines of metrics.jsonl
+    eval_iters: BatchCount = 200  # batches per evaluation and split; -1: the whole split, in order
+    eval_only: bool = False  # evaluate once, then stop
+    always_save_checkpoint: bool = True  # save at each evaluation, not only the best
+    keep_checkpoints: Count = 2  # how many of the last checkpoints to keep, besides the best
+    init_from: Name = "scratch"  # scratch, resume, auto (resume a run if any), gpt2, hub id, folder
+    overwrite: bool = False  # start anew in an out_dir that already holds a run
+    seed: Seed = 1337  # for the initial weights, the batches and dropout
     # Weights & Biases
-    wandb_log: Free[bool] = False  # log to Weights & Biases as well
-    wandb_project: Free[str] = "owt"  # project to log to
-    wandb_run_name: Free[str] = "gpt2"  # name of the run there
+    wandb_log: bool = False  # log to Weights & Biases as well
+    wandb_project: str = "owt"  # project to log to
+    wandb_run_name: str = "gpt2"  # name of the run there
     # data
     dataset: Name = "openwebtext"  # folder below data/ that holds train.bin and val.bin
     gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
@@ -91,13 +82,13 @@ class Options(ModelShape):
     document_mask: bool = False  # a document, from end-of-text on, reads no other
     # model
     vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
-    attention_gate: Variant[bool] = False  # scale each head's output by a gate, from the block's input
-    mup_base_width: Variant[NonNegativeInt] = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
-    mup_base_n_head: Variant[NonNegativeInt] = 0  # n_head of the model with that n_embd; 0: this one's
+    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
+    mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
+    mup_base_n_head: NonNegativeInt = 0  # n_head of the model with that n_embd; 0: this one's
     # LoRA (arXiv:2106.09685): train small adapters beside the weights
-    lora_rank: Adapter[NonNegativeInt] = 0  # rank of the adapters; 0: train the weights themselves
-    lora_alpha: Adapter[Positive] = 32.0  # an adapter's output is scaled by alpha / rank
-    lora_targets: Adapter[Name] = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
+    lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
+    lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
+    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
     # optimizer
     optimizer: Literal["adamw", "muon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
@@ -113,22 +104,21 @@ class Options(ModelShape):
     lr_decay_iters: NonNegativeInt = 600000  # step that reaches min_lr; about max_iters, per Chinchilla
     min_lr: NonNegative = 6e-5  # lowest learning rate; about learning_rate / 10, per Chinchilla
     # devices
-    mesh: Free[Name] = "data:-1"  # devices per axis of stage, data, fsdp, tensor: data:2,fsdp:4; -1: the rest
-    pipeline_schedule: Free[Literal["gpipe", "1f1b", "interleaved"]] = "1f1b"  # order of a stage's work
-    virtual_stages: Free[Count] = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
-    show_sharding: Once[bool] = False  # print which device holds which part of each parameter, and stop
+    mesh: Name = "data:-1"  # devices per axis of stage, data, fsdp, tensor: data:2,fsdp:4; -1: the rest
+    pipeline_schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"  # order of a stage's work
+    virtual_stages: Count = 1  # chunks of the layers on each rank of the stage axis; not for 1f1b
     # many processes; --coordinator=auto alone asks the launcher (SLURM, Open MPI, Kubernetes, TPU pods)
-    coordinator: Once[Address | None] = None  # host:port of process 0; auto: JAX asks the launcher
-    num_processes: Once[Count | None] = None  # how many processes train together
-    process_id: Once[NonNegativeInt | None] = None  # number of this process, from 0
+    coordinator: Address | None = None  # host:port of process 0; auto: JAX asks the launcher
+    num_processes: Count | None = None  # how many processes train together
+    process_id: NonNegativeInt | None = None  # number of this process, from 0
     # system
-    device: Free[Literal["auto", "cpu", "cuda", "tpu"]] = "auto"  # auto: JAX's choice
-    dtype: Free[Literal["auto", "float32", "bfloat16"]] = "auto"  # matmuls; auto: bfloat16 where it is faster
-    deterministic: Free[bool] = False  # a GPU computes the same bits in each run; its cost is unmeasured
-    compilation_cache: Once[bool] = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
-    attention: Free[Literal["auto", "einsum", "cudnn", "splash"]] = "auto"  # auto: the fastest the device has
-    unroll: Free[NonNegativeInt] = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower
-    remat: Free[Literal["none", "block", "dots"]] = "none"  # recompute blocks, or all but products, backward
+    device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
+    deterministic: bool = False  # a GPU computes the same bits in each run; its cost is unmeasured
+    compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
+    attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # auto: the fastest the device has
+    unroll: NonNegativeInt = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower
+    remat: Literal["none", "block", "dots"] = "none"  # recompute blocks, or all but products, backward
 
     @property
     def tokens_per_step(self) -> int:
@@ -139,7 +129,7 @@ class Options(ModelShape):
         """Make options from JSON values. Raises UserError, which begins with `origin`."""
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
-        gone = ("profile", "lora_base_dtype")  # options until 11/2026
+        gone = ("profile", "lora_base_dtype", "show_sharding")  # options until 11/2026
         kept = {name: value for name, value in values.items() if name not in gone}
         return cls(**check_values(kept, f"{origin}: ", cls))
 
@@ -159,35 +149,43 @@ class ModelOptions:
             raise UserError(f"--checkpoint={self.checkpoint}: {self.init_from} is no run: use --out_dir")
 
 
-def with_role(*roles: str) -> tuple[str, ...]:
-    """Return the names of the options with one of these roles."""
-    return tuple(name for name, kind in option_types(Options).items() if set(roles) & set(get_args(kind)))
-
-
-VARIANTS = with_role("variant")
-# What a resumed run has to keep
+# What a resumed run makes of an option: it keeps these,
+VARIANTS = ("attention_gate", "mup_base_width", "mup_base_n_head")  # ideas in variants.py
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
-LORA = with_role("adapter")
-NOT_RESUMED = with_role("once")
-FREE = with_role("once", "free")
+FIXED = (*SHAPE, "lora_rank", "lora_alpha", "lora_targets", "optimizer")
+# does not take over these, which say what one command does, or where,
+NOT_RESUMED = (
+    *("out_dir", "eval_only", "init_from", "overwrite", "compilation_cache"),
+    *("coordinator", "num_processes", "process_id"),
+)
+# and may change these, which leave the loss as it is, but for noise. (The others say how it learns.)
+FREE = (
+    *("eval_interval", "log_interval", "eval_iters", "always_save_checkpoint", "keep_checkpoints", "seed"),
+    *("wandb_log", "wandb_project", "wandb_run_name", "mesh", "pipeline_schedule", "virtual_stages"),
+    *("device", "dtype", "deterministic", "attention", "unroll", "remat"),
+)
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
 
 
-def parse_options(argv: list[str], shape_of: Callable[[str], dict[str, Any]] | None = None) -> Options:
+def parse_options(
+    argv: list[str],
+    shape_of: Callable[[str], dict[str, Any]] | None = None,
+    saved_options: Callable[[str], Options | None] = lambda out_dir: None,
+) -> Options:
     """Read the options of a command line. `--help` prints them all and exits. Raises UserError.
 
-    `shape_of` returns the options that the weights decide which init_from names, such as gpt2.
+    `shape_of` returns the options that the weights decide which init_from names, such as gpt2, and
+    `saved_options` those that the checkpoints of the run in a folder hold, or None.
     """
     values = given(argv, Options)
     init_from = values.get("init_from", Options.init_from)
-    path = Path(values.get("out_dir", Options.out_dir), "options.json")
-    if init_from in RESUMING and values.get("overwrite"):
-        raise UserError(f"overwrite=True starts anew, but init_from={init_from} may go on; drop one")
-    if init_from in RESUMING and os.path.lexists(path):
-        once = {name: getattr(Options, name) for name in NOT_RESUMED}
-        return replace(read_options(str(path)), **once | values)
-    if init_from in ("scratch", *RESUMING):
+    if init_from in RESUMING:
+        if values.get("overwrite"):
+            raise UserError(f"overwrite=True starts anew, but init_from={init_from} may go on; drop one")
+        saved = saved_options(values.get("out_dir", Options.out_dir)) or Options()
+        return replace(saved, **{name: getattr(Options, name) for name in NOT_RESUMED} | values)
+    if init_from == "scratch":
         return Options(**values)
     if shape_of is None:
         raise UserError(f"init_from={init_from}: expected one of scratch, {', '.join(RESUMING)} here")

@@ -12,7 +12,7 @@ import numpy as np
 from experiments.record import Experiment, Record
 from experiments.runner import main
 from model import GPTConfig
-from runs.sizes import flops_per_token
+from runs.metrics import flops_per_token
 
 WIDTHS = {
     3e11: (16, 24, 32, 48, 64),

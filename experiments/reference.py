@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from config.command_line import UserError, command
-from config.options import FREE, RESUMING, Options, read_options
+from config.options import FREE, NOT_RESUMED, RESUMING, Options, read_options
 from experiments import best, precision
 from experiments.record import Experiment, Record, data_mark
 from experiments.report import draw_curve, draw_means, save_svg, seed_interval
@@ -78,7 +78,8 @@ def find_reference(options: Options) -> tuple[Record, str] | None:
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
     """Return the options that matter to the loss and are not the defaults."""
-    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
+    free = (*NOT_RESUMED, *FREE)
+    return {name: x for name, x in values.items() if name not in free and x != getattr(Options, name)}
 
 
 def verdict(loss: float, others: pd.Series) -> str:

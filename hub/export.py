@@ -1,7 +1,6 @@
 """A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's."""
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,7 @@ from config.files import read_json
 from config.options import Options
 from data.tokenizer import end_of_text, end_tokens, from_json, transformers
 from hub.weights import FAMILIES, GPT2, LLAMA3, Family
-from model import GPT, Attention, GPTConfig, Norm, leaf_name
-from variants import as_class, head_multiplier, width_multiplier
+from model import GPT, GPTConfig, leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
 GPT2_FILES = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
@@ -114,16 +112,16 @@ def with_biases(model: GPT, family: Family) -> GPT:
 def without_multipliers(model: GPT) -> GPT:
     """Return the plain model that computes the same as one in µP."""
 
-    def scaled(attn):
+    def queries(attn):
         return attn.c_q if attn.q_norm is None else attn.q_norm
 
-    n = width_multiplier(model.config)
-    attn = as_class(Attention, model.blocks.attn)
-    ln_f = jax.tree.map(lambda w: w / n, as_class(Norm, model.ln_f))
-    divisor = math.sqrt(head_multiplier(model.config))
-    queries = jax.tree.map(lambda w: w / divisor, scaled(attn))
-    attn = eqx.tree_at(scaled, attn, queries)
-    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (attn, ln_f))
+    def divided(layer, divisor):
+        return jax.tree.map(lambda w: w / divisor, layer)
+
+    attn: Any = model.blocks.attn  # a Scaled
+    ln_f: Any = model.ln_f  # a ScaledNorm
+    plain = eqx.tree_at(queries, attn.wrapped, replace_fn=lambda layer: divided(layer, attn.divisor))
+    return eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, (plain, divided(ln_f.wrapped, ln_f.divisor)))
 
 
 def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:

@@ -50,7 +50,7 @@ def connect(options: Options) -> None:
     if where == (None, None, None):
         return
     ask_launcher = where == ("auto", None, None)
-    if not ask_launcher:  # JAX aborts after five minutes of waiting: this line says for what
+    if not ask_launcher:  # JAX aborts after five minutes; this line says what it waits for
         print(f"note: process {i} of {n} waits for the others at {address}", file=sys.stderr)
     try:
         jax.distributed.initialize(
@@ -73,10 +73,10 @@ def abort(error: BaseException) -> NoReturn:
     if re.search("Gloo|NCCL|heartbeat|[Cc]oordination service", str(error)):
         why = first_line(error)
         text = f"another process is gone ({why}): see what it said, then start all with --init_from=resume"
-    elif isinstance(error, UserError | OSError):
-        text, status = str(in_one_line(error)), 2
     elif isinstance(error, KeyboardInterrupt):
         text, status = "interrupted", 130
+    elif line := in_one_line(error):
+        text, status = line, 2
     else:
         text = "".join(traceback.format_exception(error))
     with suppress(RuntimeError, AssertionError):  # JAX finds no device, which is the error

@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written atomically while training goes on, and restored bit for bit.
+"""Checkpoints of a run and their manifests: written atomically, and restored bit for bit.
 
 Orbax stores arrays by name (`blocks.attn.c_q.weight`), so that restoring runs no code of theirs. The manifest
 beside them has a checksum of each. A LoRA run stores its adapters; the manifest names the base model.
@@ -9,14 +9,13 @@ import json
 import logging
 import sys
 import time
-from _thread import interrupt_main
-from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import field, replace
 from operator import itemgetter
 from pathlib import Path
-from threading import Timer
-from typing import Any
+from threading import Lock
+from typing import Annotated, Any, Literal
 
 import equinox as eqx
 import jax
@@ -27,23 +26,169 @@ from jax import lax
 from jax.experimental.multihost_utils import process_allgather
 from jaxtyping import Array, Shaped, UInt32
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
+from pydantic import AfterValidator, ConfigDict, Field, FiniteFloat, SkipValidation
+from pydantic.dataclasses import dataclass
 
-from config.command_line import Checkpoint, UserError
-from config.files import GONE, first_line, refusing, write_whole
+from config.command_line import Checkpoint, UserError, spell
+from config.files import GONE, first_line, read_json, refusing, write_whole
+from config.options import FIXED, Options
+from data.dataset import Split, dataset_dir
+from data.tokenizer import check_description, same_tokens
 from model import GPT, leaf_name
 from parallel.hosts import on_process_0
-from runs.manifest import Damaged, Manifest, read_manifest
 from training.lora import partition_trainable
 from training.state import TrainState
 
-# Orbax reports each save in a dozen lines, and leaves coroutines behind when it fails.
-for name in ("absl", "asyncio"):
-    logging.getLogger(name).setLevel(logging.CRITICAL)
-
-# Orbax's coroutines are not reported. A Ctrl-C that was lost in one of JAX's callbacks is raised again.
-sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and Timer(0.01, interrupt_main).start()
-
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
+
+
+FORMAT = 4  # 3 has no sha256
+
+
+class Damaged(UserError):
+    """A checkpoint is not what was saved; `what` says which and why."""
+
+    def __init__(self, checkpoint: Path, why: str):
+        self.what = f"{checkpoint}: the checkpoint is damaged ({why})"
+        super().__init__(f"{self.what}: move this folder away to use the one before")
+
+
+@dataclass(frozen=True, config=ConfigDict(strict=True))
+class Manifest:
+    """Holds what a resumed run needs to know, checked when it is made."""
+
+    options: SkipValidation[Options]
+    vocab_size: Annotated[int, Field(gt=0, lt=2**32)]
+    tokenizer: Annotated[dict | None, AfterValidator(check_description)]  # for data.tokenizer.from_json
+    best_val_loss: FiniteFloat | None  # the lowest so far; None before the first evaluation
+    # The base model of adapters; None without them.
+    base: Annotated[dict[Literal["init_from", "fingerprint"], str], Field(min_length=2)] | None = None
+    sha256: dict[Split, str] = field(default_factory=dict)  # of the text that the run has learned, if known
+    # Checksums belong to the saved arrays, by item and name.
+    checksums: dict[str, dict[str, int]] = field(default_factory=dict, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": FORMAT} | vars(self) | {"options": vars(self.options)}
+
+    def after_evaluation(self, val_loss: float) -> tuple["Manifest", bool]:
+        """Return the manifest after an evaluation, and whether that was the best so far."""
+        improved = self.best_val_loss is None or val_loss < self.best_val_loss
+        return replace(self, best_val_loss=val_loss) if improved else self, improved
+
+    def resuming_from(self, saved: "Manifest", path: Path) -> "Manifest":
+        """Return the manifest of this run when it resumes from the checkpoint at `path`. Raises UserError."""
+        for name in FIXED:
+            check_equal(name, getattr(self.options, name), getattr(saved.options, name), path)
+        self.check_vocabulary(saved, path)
+        return replace(self, tokenizer=saved.tokenizer, best_val_loss=saved.best_val_loss, base=saved.base)
+
+    def check_text(self, dataset: str, sha256: dict[Split, str]) -> None:
+        """Raise UserError where `dataset`, this run's own, has become another text, as far as is known."""
+        own = dataset_dir(dataset).resolve() == dataset_dir(self.options.dataset).resolve()
+        if own and self.sha256 and sha256 and sha256 != self.sha256:
+            raise UserError(
+                f"dataset={dataset} was prepared anew, of another text than {self.options.out_dir} learned: "
+                "put that text back, or give --dataset=<a copy of this one>"
+            )
+
+    def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
+        if not same_tokens(self.tokenizer, saved.tokenizer):
+            raise UserError(
+                f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
+                "give the data set that it was trained on, or train anew in another --out_dir"
+            )
+        check_equal("vocab_size", self.vocab_size, saved.vocab_size, path)
+        saved.check_text(self.options.dataset, self.sha256)
+
+
+def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:
+    if ours != theirs:
+        raise UserError(
+            f"{name}={ours}, but the checkpoint {path} has {name}={theirs}: "
+            f"give --{name}={theirs}, or train anew in another --out_dir"
+        )
+
+
+def write_options(options: Options) -> None:
+    """Write a run's options.json, which people and tools read, by process 0."""
+    text = json.dumps(vars(options), indent=1) + "\n"
+    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
+
+
+def latest_manifest(out_dir: str) -> Manifest:
+    """Read the manifest of a run's newest checkpoint. Raises UserError."""
+    if not (saved := checkpoint_folders(out_dir)):
+        raise UserError(f"{Path(out_dir).resolve()}/checkpoints: no checkpoint there to start from")
+    return read_manifest(saved[0])
+
+
+def saved_options(out_dir: str) -> Options | None:
+    """Return the options of a run's newest checkpoint with a whole manifest; None of a run without any."""
+    folders = checkpoint_folders(out_dir)
+    for folder in folders:
+        with suppress(Damaged):
+            return read_manifest(folder).options
+    return read_manifest(folders[-1]).options if folders else None  # raises Damaged
+
+
+def checkpoint_folders(out_dir: str) -> list[Path]:
+    """Return the folders of a run's checkpoints, the newest first."""
+    folders = [path for path in Path(out_dir).resolve().glob("checkpoints/*") if path.name.isdecimal()]
+    return sorted(folders, key=lambda path: int(path.name), reverse=True)
+
+
+def read_manifest(checkpoint: Path) -> Manifest:
+    """Read a checkpoint's manifest. Raises Damaged, UserError for another format, or OSError."""
+    path = checkpoint / "manifest" / "metadata"
+    try:
+        values = dict(read_json(path))
+        if (written := values.pop("format", 1)) not in (3, FORMAT):
+            raise UserError(
+                f"{checkpoint}: its manifest has format {spell(written)}, and this version reads 3 and "
+                f"{FORMAT} only: use the version that wrote it"
+            )
+        options = Options.from_json(values.pop("options"), origin=str(path))
+        return Manifest(options, **values)
+    except (ValueError, TypeError, KeyError) as error:  # pydantic's is a ValueError
+        raise Damaged(checkpoint, first_line(error)) from None
+
+
+class Quiet:
+    """Silences Orbax while it works: what it logs, and the coroutines that it leaves behind when it fails.
+
+    Threads of these report later, at no certain time: after an error all stays silent. Threads that read
+    checkpoints may be within at the same time.
+    """
+
+    lock, within = Lock(), 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.within += 1
+            if self.within == 1:
+                self.hook = hook = sys.unraisablehook
+                sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and hook(lost)
+                self.disable_loggers(True)
+
+    def __exit__(self, kind: type | None, *error) -> None:
+        with self.lock:
+            self.within -= kind is None
+            if self.within == 0:
+                sys.unraisablehook = self.hook
+                self.disable_loggers(False)
+
+    def disable_loggers(self, disabled: bool) -> None:
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).disabled = disabled
+
+
+quiet = Quiet()
+
+
+class Manager(ocp.CheckpointManager):
+    def reached_preemption(self, step: int) -> bool:
+        """Leave the signals that JAX knows of to runs/process.py: one of two that ask takes the other's."""
+        return False
 
 
 class Checkpoints:
@@ -55,9 +200,7 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
-        # TensorStore's errors of a disk are ValueErrors.
-        what = f"{self.folder}: cannot be read or written"
-        self.refusing = partial(refusing, what, "mend that, and start again", OSError, ValueError)
+        self.saving = ExitStack()  # is `quiet` from the start of a save until its end is seen
         i = jax.process_index()
         alone: Any = dict(primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i))
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
@@ -71,10 +214,16 @@ class Checkpoints:
             multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )
         items = ("model", "optimizer", "manifest")
-        with self.refusing():
-            self.manager = ocp.CheckpointManager(self.folder, item_names=items, options=options)
-        # runs/process.py asks JAX for signals, too: one would take the other's.
-        self.manager.reached_preemption = lambda step: False
+        with self.working():
+            self.manager = Manager(self.folder, item_names=items, options=options)
+
+    @contextmanager
+    def working(self) -> Generator[None]:
+        """Within, Orbax works in silence. A disk that fails is a UserError."""
+        what = f"{self.folder}: cannot be read or written"
+        # TensorStore's errors of a disk are ValueErrors.
+        with quiet, refusing(what, "mend that, and start again", OSError, ValueError):
+            yield
 
     def latest(self) -> int | None:
         return self.manager.latest_step()
@@ -94,14 +243,14 @@ class Checkpoints:
         return iteration
 
     def delete_all(self) -> None:
-        with self.refusing():
+        with self.working():
             for iteration in self.iterations():
                 self.manager.delete(iteration)
 
     def set_aside(self, iteration: int) -> Path:
         """Move a damaged checkpoint to `damaged`. Return its new path."""
         place = self.folder.with_name("damaged") / f"{iteration}-{time.strftime('%Y%m%d-%H%M%S')}"
-        with self.refusing():
+        with self.working():
             place.parent.mkdir(exist_ok=True)
             with suppress(FileNotFoundError):  # another process of this run was faster
                 (self.folder / str(iteration)).rename(place)
@@ -113,10 +262,11 @@ class Checkpoints:
 
         One that is saved already, by a run that stopped in its evaluation, gets a `val_loss` alone.
         """
-        if self.latest() == int(state.step):
+        self.wait()
+        if (saved := self.latest()) == int(state.step):
             if val_loss is not None:
-                metrics = self.folder / str(self.latest()) / "metrics" / "metrics"
-                on_process_0(write_whole, metrics, json.dumps({"val_loss": val_loss}))
+                path = self.folder / str(saved) / "metrics" / "metrics"
+                on_process_0(write_whole, path, json.dumps({"val_loss": val_loss}))
                 self.manager.reload()
             return
         model = arrays_by_name(partition_trainable(state.model)[0])
@@ -132,13 +282,15 @@ class Checkpoints:
             manifest=ocp.args.JsonSave(manifest.to_json()),
         )
         metrics = None if val_loss is None else {"val_loss": val_loss}
-        with self.refusing():
+        with self.working():
             self.folder.mkdir(exist_ok=True)
+            self.saving.enter_context(quiet)
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
     def wait(self) -> None:
-        with self.refusing():
+        with self.working():
             self.manager.wait_until_finished()
+        self.saving.close()  # not after an error
 
     def manifest(self, iteration: int) -> Manifest:
         """Read a checkpoint's manifest, with its own validation loss if that came later."""
@@ -180,16 +332,18 @@ class Checkpoints:
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:
-            like = {
-                item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item]) for item in trees
-            }
-            wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
-            arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
+            with quiet:
+                like = {
+                    item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item])
+                    for item in trees
+                }
+                wanted = {item: ocp.args.StandardRestore(arrays) for item, arrays in like.items()}
+                arrays = dict(self.manager.restore(iteration, args=ocp.args.Composite(**wanted)).items())
             found = checksums(arrays)
             wrong = [name for item in found for name in found[item] if found[item][name] != saved[item][name]]
-        except (jax.errors.JaxRuntimeError, MemoryError):  # too little memory, or a lost process
+        except (jax.errors.JaxRuntimeError, MemoryError):  # there is too little memory, or a process is lost
             raise
-        except Exception as error:  # whatever a damaged file makes Orbax or TensorStore say
+        except Exception as error:  # a damaged file makes Orbax and TensorStore raise many kinds
             check_readable(path)
             raise Damaged(path, first_line(error)) from None
         if wrong:

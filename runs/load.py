@@ -15,8 +15,14 @@ from config.options import SHAPE, ModelOptions, Options
 from data.tokenizer import Tokenizer, document_start, from_json
 from hub.weights import open_pretrained
 from model import GPT
-from runs.checkpoint import Checkpoints, arrays_by_name, fingerprint, tree_of_arrays
-from runs.manifest import Manifest, latest_manifest
+from runs.checkpoint import (
+    Checkpoints,
+    Manifest,
+    arrays_by_name,
+    fingerprint,
+    latest_manifest,
+    tree_of_arrays,
+)
 from training.lora import merge, partition_trainable, without_adapters
 from training.state import model_config, shape_options, state_shapes
 

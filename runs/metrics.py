@@ -9,34 +9,57 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
+import equinox as eqx
 import jax
-from jax.experimental.multihost_utils import broadcast_one_to_all
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 
 from config.command_line import UserError
 from config.devices import known_device
 from config.files import GONE, naming, refusing, write_whole, written
 from config.options import Options
-from model import GPTConfig
+from model import GPTConfig, is_matrix
 from runs.hardware import peak_memory
-from runs.sizes import flops_per_token
 
 SHOW_EVERY = 10  # seconds between lines of progress
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]
 RECORD = TypeAdapter(dict[str, Number], config=ConfigDict(strict=True))
 
 
-class Metrics:
-    """A run's records: a line of metrics.jsonl for each logged step and each evaluation, by process 0."""
+def count_parameters(config: GPTConfig) -> int:
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(model))
 
-    def __init__(self, options: Options, start: int, config: GPTConfig, devices: int):
+
+def flops_per_token(config: GPTConfig, T: int) -> int:
+    """Return the FLOPs of matrix products per token of a training step on sequences of T tokens.
+
+    A matrix of P parameters takes 6 P, a layer's attention 12 T H C: like nanoGPT and PaLM (arXiv:2204.02311,
+    appendix B), this counts the causal half that a good kernel skips, and for a window twice the keys that a
+    token reads on average.
+    """
+    model = eqx.filter_eval_shape(config.build, jax.random.key(0))
+    arrays = jax.tree.leaves_with_path(model)
+    blocks = sum(x.size for path, x in arrays if path[0].name == "blocks" and is_matrix(path, x))
+    matrices = blocks + config.vocab_size * config.n_embd
+    N = min(config.window or T, T)
+    return 6 * matrices + 12 * config.n_layer * (2 * N - N * N // T) * config.n_head * config.head_size
+
+
+class Metrics:
+    """A run's records: a line of metrics.jsonl for each logged step and each evaluation, by process 0.
+
+    It begins at the iteration `start`, which may be `evaluated` already.
+    """
+
+    def __init__(
+        self, options: Options, start: int, config: GPTConfig, devices: int, evaluated: bool = False
+    ):
         self.options = options
         self.primary = jax.process_index() == 0
         self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
-        records = keep_records(self.path, start) if self.primary else []
-        evaluated = any(r["iter"] == start and "val/loss" in r for r in records)
-        self.last_evaluation = start if broadcast_one_to_all(evaluated) else None
+        if self.primary:
+            keep_records(self.path, start, evaluated)
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
         self.speed = Speed(options, config, devices)
@@ -75,7 +98,6 @@ class Metrics:
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
         check_finite(iteration, record)
-        self.last_evaluation = iteration
         self._write({"iter": iteration} | record)
         shown = ", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items())
         print(f"iter {iteration}: {shown}", flush=True)
@@ -139,12 +161,11 @@ def check_finite(iteration: int, values: dict[str, float]) -> None:
         raise UserError(f"iter {iteration}: {found}; {advice}")
 
 
-def keep_records(path: Path, start: int) -> list[dict[str, Any]]:
-    """Drop the steps from `start` on and the evaluations after it from the file. Return the other records."""
-    found = read_records(path) if start > 0 else []
-    records = [record for record in found if record["iter"] < start + ("val/loss" in record)]
+def keep_records(path: Path, start: int, evaluated: bool) -> None:
+    """Drop from the file what the run does again: its steps from `start` on, and the evaluations."""
+    found = read_records(path) if start > 0 or evaluated else []
+    records = [r for r in found if r["iter"] < start + (evaluated and "val/loss" in r)]
     write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
-    return records
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -165,8 +186,10 @@ def start_wandb(options: Options, resumed: bool):
     """Start a run at Weights & Biases, or go on with that of a resumed run."""
     path = Path(options.out_dir) / "wandb_id.txt"
     advice = "run `wandb login`, set WANDB_MODE=offline, or give --wandb_log=False"
-    with refusing("wandb_log=True: it cannot start", advice, Exception):  # without its package or key, say
-        import wandb  # here: it takes a second
+    with refusing(
+        "wandb_log=True: it cannot start", advice, Exception
+    ):  # its package or the key may be missing
+        import wandb  # not above, as it takes a second
 
         run = wandb.init(
             project=options.wandb_project,
@@ -182,7 +205,7 @@ def start_wandb(options: Options, resumed: bool):
 
 def draw(records: list[dict[str, Any]], path: Path) -> None:
     """Draw the curves of the losses."""
-    from matplotlib.figure import Figure  # here: it takes half a second
+    from matplotlib.figure import Figure  # not above, as it takes half a second
 
     axes = (figure := Figure(layout="constrained")).subplots()
     for name, style in (("loss", "-"), ("train/loss", "o-"), ("val/loss", "o-")):

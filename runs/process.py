@@ -18,7 +18,7 @@ from config.command_line import UserError
 from config.files import check_writable
 from parallel.hosts import on_process_0
 
-NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # as the file system of a bucket may say
+NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # the file system of a bucket may answer so
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none
 
 
@@ -71,7 +71,7 @@ def stop_signals() -> Generator[Callable[[], int]]:
         if received and number != SIGHUP:
             raise KeyboardInterrupt
         received.append(number)
-        # print may be at work right now.
+        # Not with print, which the signal may have interrupted.
         for stream, text in {1: b"", 2: b"\nstopping after this step\n"}.items():
             try:
                 os.write(stream, text)

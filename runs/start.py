@@ -16,9 +16,8 @@ from model import GPTConfig
 from parallel.hosts import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_schedule
-from runs.checkpoint import Checkpoints, fingerprint
+from runs.checkpoint import Checkpoints, Damaged, Manifest, fingerprint, latest_manifest
 from runs.load import is_run, load_base, load_weights
-from runs.manifest import Damaged, Manifest, latest_manifest
 from training.lora import partition_trainable, without_adapters
 from training.state import TrainState, create_state, create_state_around, model_config, state_shapes
 
@@ -41,7 +40,8 @@ def open_run(options: Options) -> Run:
         options = replace(options, dataset=os.path.abspath(options.dataset))
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
     resuming = is_resuming(options, checkpoints)
-    check_same(checkpoints=checkpoints.iterations() if resuming else None)
+    # Processes evaluate together, when no loss is stored.
+    check_same(checkpoints=[(i, checkpoints.loss(i)) for i in checkpoints.iterations()] if resuming else None)
     dataset = open_dataset(options)
     config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
@@ -54,11 +54,8 @@ def is_resuming(options: Options, checkpoints: Checkpoints) -> bool:
     if options.init_from == "resume" and latest is None:
         raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
     if options.init_from in RESUMING:
-        path = Path(options.out_dir, "options.json")
-        if latest is not None and not (options.eval_only or path.exists()):
-            raise UserError(f"{path}: is missing, and says how this run learns: put it back")
         return latest is not None
-    if latest is not None and not (options.eval_only or options.show_sharding or options.overwrite):
+    if latest is not None and not (options.eval_only or options.overwrite):
         raise UserError(
             f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
             "choose another --out_dir, or lose it with --overwrite=True"

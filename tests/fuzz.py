@@ -25,7 +25,7 @@ import sample
 import train
 from config.command_line import Count, NonNegativeInt, command, option_types, split_options
 from config.options import Options
-from runs.manifest import Manifest
+from runs.checkpoint import Manifest
 from tests.damage import DEEP, damaged
 from tests.helpers import contents, refusal, save_run, write_tiny_data
 from training.state import create_state, model_config

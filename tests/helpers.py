@@ -25,8 +25,7 @@ from data.tokenizer import CharTokenizer
 from data.writer import write_dataset
 from model import GPT
 from parallel.mesh import AXES, batch_sharding, make_mesh
-from runs.checkpoint import Checkpoints, arrays_by_name
-from runs.manifest import Manifest
+from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
 from training.lora import partition_trainable
 from training.state import TrainState, model_config, state_shapes
 from training.step import loss_and_gradients as step_gradients

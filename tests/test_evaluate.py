@@ -24,8 +24,8 @@ from config.options import Options
 from data.dataset import Dataset
 from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
 from data.writer import write_dataset
+from runs.checkpoint import Manifest
 from runs.load import load_run
-from runs.manifest import Manifest
 from tests.helpers import FLOAT32_ROUNDING, refusal, save_overfitted, save_run
 from tests.reference import CONFIGS, as_gpt, random_reference
 from training.state import create_state, create_state_around, model_config

@@ -40,8 +40,8 @@ from data.tokenizer import (
 )
 from hub.export import which_family, write_tokenizer
 from model import GPT
+from runs.checkpoint import Manifest
 from runs.load import load_pretrained, load_run
-from runs.manifest import Manifest
 from tests.helpers import (
     DEADLINE,
     assert_same_bits,

@@ -1,6 +1,7 @@
 """plan.py: bad input is one line; with the compilers installed, a step is planned (-m accelerator)."""
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -8,11 +9,13 @@ import plan
 from config.options import Options
 from data.dataset import load_meta
 from model import GPTConfig
-from runs.sizes import flops_per_token
+from runs.checkpoint import arrays_by_name
+from runs.metrics import flops_per_token
 from tests.helpers import refusal, run_python
 from tools.planning import fit, target
 from tools.planning.goals import tokens_until
 from tools.planning.target import parse_target, prepare_to_compile, this_machine
+from training.state import model_config, state_shapes
 
 TINY = dict(
     **dict(n_layer=2, n_head=2, n_embd=128, block_size=128),
@@ -146,3 +149,14 @@ def test_the_devices_that_reach_a_goal_are_named_the_cheapest_first():
     assert {name.partition(":")[0] for name, _ in rows} == {"H100", "v5e"}, done.stderr
     assert dollars == sorted(dollars) and max(dollars) <= 1
     assert "0.1 billion tokens, within $1." in done.stdout and "Prices were read in" in done.stdout
+
+
+def test_show_sharding_prints_every_parameter_and_starts_no_run(tmp_path, tiny, capsys):
+    plan.main([*tiny(tmp_path / "out", mesh="fsdp:4,tensor:2"), "--show_sharding"])
+    out = capsys.readouterr().out
+    lines = {line.split()[0]: line for line in out.splitlines() if line and "(" in line}
+    options = replace(Options(), n_layer=2, n_head=2, n_embd=16, block_size=8)
+    assert lines.keys() >= arrays_by_name(state_shapes(model_config(options, 28), options).model).keys()
+    c_proj = lines["blocks.mlp.c_proj.weight"]  # (2, 64, 16), a part on each of 8 devices
+    assert "P(None, tensor, fsdp)" in c_proj and c_proj.endswith(f"{4 * 2 * 64 * 16 / 8 / 1e6:.3f}")
+    assert not (tmp_path / "out").exists()

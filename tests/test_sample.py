@@ -14,8 +14,8 @@ import pytest
 import sample
 from config.options import Options
 from data.tokenizer import CharTokenizer
+from runs.checkpoint import Manifest
 from runs.load import load_model
-from runs.manifest import Manifest
 from tests.helpers import DEADLINE, refusal, run_python, save_overfitted, save_run, start_python
 from training.state import create_state, model_config
 

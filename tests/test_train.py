@@ -445,10 +445,38 @@ def test_commands_that_it_prints_can_be_pasted(tiny, tmp_path, capsys):
     assert shlex.split(line.removeprefix("sample from it: ")) == ["python", "sample.py", f"--out_dir={out}"]
 
 
-def test_a_run_without_its_options_does_not_go_on_with_the_defaults(copied_run, tiny):
-    (copied_run / "options.json").unlink()
-    said = refusal(train.main, tiny(copied_run, init_from="resume"))
-    assert said.startswith(f"{copied_run / 'options.json'}: is missing")
+def without(name):
+    return lambda out: (out / name).unlink()
+
+
+def with_another_learning_rate(out):
+    path = out / "options.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"learning_rate": 0.5, "eval_interval": 1}))
+
+
+def without_evaluations(out):
+    lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (out / "metrics.jsonl").write_text("".join(line for line in lines if "val/loss" not in line))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(without("options.json"), without("metrics.jsonl"), with_another_learning_rate, without_evaluations),
+        lambda out: (out / "options.json").write_text("{"),
+    ],
+)
+def test_what_is_for_people_does_not_change_how_a_run_goes_on(first_run, copied_run, change):
+    """Neither what it learns nor when it is evaluated."""
+    shutil.rmtree(copied_run / "checkpoints" / "20")
+    change(copied_run)
+    assert train.main([f"--out_dir={copied_run}", "--init_from=resume"]) == 0
+    assert_same_bits(saved_state(copied_run), saved_state(first_run[0]))
+    from_there = [
+        r for r in without_times(records(first_run[0])) if r["iter"] > 15 or "lr" in r and r["iter"] == 15
+    ]
+    assert without_times(records(copied_run))[-len(from_there) :] == from_there
+    assert read_options(str(copied_run / "options.json")).learning_rate == 0.01
 
 
 def test_resumed_run_may_change_how_it_learns(copied_run):

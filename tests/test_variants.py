@@ -10,6 +10,7 @@ import pytest
 from config.options import Options
 from hub.export import without_multipliers
 from model import Attention, Norm, causal_attention
+from runs.checkpoint import arrays_by_name
 from tests.helpers import (
     FLOAT32_ROUNDING,
     MODERN,
@@ -50,7 +51,7 @@ def test_a_gate_starts_as_1_and_scales_what_each_head_has_read():
     x, read = jax.random.normal(jax.random.key(1), (2, 2, 5, TINY.n_embd))
     read = read.reshape(2, 5, TINY.n_head, -1)  # what attention is made to give
     gate = 2 / (1 + np.exp(-np.asarray(x @ attn.head_gate.weight, np.float64)))
-    expected = (gate[..., None] * read).reshape(x.shape) @ np.asarray(attn.c_proj.weight)
+    expected = (gate[..., None] * read).reshape(x.shape) @ np.asarray(attn.wrapped.c_proj.weight)
     assert distance(attn(x, lambda *_: read), expected) < FLOAT32_ROUNDING
 
 
@@ -61,6 +62,12 @@ def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the
     plain = without_multipliers(model)
     assert type(plain.blocks.attn) is Attention and type(plain.ln_f) is Norm
     assert distance(forward(plain, tokens), forward(model, tokens)) < FLOAT32_ROUNDING
+
+
+def test_arrays_of_wrapped_layers_keep_their_names():
+    config = changed(TINY, attention_gate=True, mup_base_width=8)
+    names = [list(arrays_by_name(each.build(jax.random.key(0)))) for each in (TINY, config)]
+    assert sorted(names[1]) == sorted([*names[0], "blocks.attn.head_gate.weight"])
 
 
 def test_a_plain_run_works_without_the_file(tiny, tmp_path):
@@ -101,9 +108,10 @@ def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all
     model = model_config(options, V).build(jax.random.key(0))
     ones = jax.tree.map(np.ones_like, model)
     scaled, _ = mup_rates(options).update(ones, optax.EmptyState())
-    attn, mlp = scaled.blocks.attn, scaled.blocks.mlp
-    assert (mlp.c_fc.weight == 1 / 2).all() and (attn.head_gate.weight == 1 / 4).all()
-    assert (attn.c_q.weight == 1 / 2).all()  # of heads 4 times as wide
+    rates = arrays_by_name(scaled)
+    assert (rates["blocks.mlp.c_fc.weight"] == 1 / 2).all()
+    assert (rates["blocks.attn.head_gate.weight"] == 1 / 4).all()
+    assert (rates["blocks.attn.c_q.weight"] == 1 / 2).all()  # of heads 4 times as wide
     assert (scaled.wte == 1).all() and (scaled.blocks.ln_1.weight == 1).all()
 
 

@@ -22,8 +22,7 @@ import equinox as eqx
 import numpy as np
 
 from config.command_line import Count, NonNegativeInt, Positive, UserError, command, split_options
-from runs.checkpoint import Checkpoints
-from runs.manifest import Damaged
+from runs.checkpoint import Checkpoints, Damaged
 from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state, write_tiny_data
 from training.state import create_state, model_config
 

@@ -7,6 +7,7 @@ as much as training W.
 """
 
 import math
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -18,25 +19,27 @@ from config.options import Options
 from model import GPT, Linear, is_linear, leaf_name
 
 
-class LoRALinear(Linear):
+class LoRALinear(eqx.Module):
     """A `Linear` with an adapter beside it."""
 
+    wrapped: Linear
     lora_a: Float[Array, "i r"]
     lora_b: Float[Array, "r *o"]
     scale: float = eqx.field(static=True)  # alpha / r
 
     def __init__(self, layer: Linear, options: Options, key: PRNGKeyArray):
         """Make all L layers at once. A is drawn as in the paper's code and in PEFT: var(x A) = var(x) / 3."""
-        self.weight, self.bias, self.compute = layer.weight, layer.bias, layer.compute
         (L, fan_in, *fan_out), r = layer.weight.shape, options.lora_rank
         limit = 1 / math.sqrt(fan_in)
+        self.wrapped = layer
         self.lora_a = jax.random.uniform(key, (L, fan_in, r), minval=-limit, maxval=limit)
         self.lora_b = jnp.zeros((L, r, *fan_out))
         self.scale = options.lora_alpha / r
 
     def __call__(self, x: Float[Array, "B T i"]) -> Float[Array, "B T *o"]:
-        within = self.scale * self.compute.linear(x, self.lora_a)  # (B, T, r)
-        return super().__call__(x) + self.compute.linear(within, self.lora_b)
+        linear = self.wrapped.compute.linear
+        within = self.scale * linear(x, self.lora_a)  # (B, T, r)
+        return self.wrapped(x) + linear(within, self.lora_b)
 
 
 def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
@@ -56,7 +59,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
 def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
     """Return the layers whose names end with one given, as in mlp.c_proj, or "all". Raises UserError."""
     if text == "all":
-        return {name for name, layer in layers.items() if layer.matrix}
+        return {name for name in layers if not name.endswith("head_gate")}
     chosen = set()
     for given in text.split(","):
         found = {name for name in layers if f".{name}".endswith(f".{given.strip()}")}
@@ -82,23 +85,22 @@ def trainable(model: GPT):
 
 def without_adapters(model: GPT) -> GPT:
     """Return the base model of an adapted one, or of its shapes."""
-
-    def below(x):
-        return (x.weight, x.bias) if is_linear(x) else x  # the leaves of a Linear, in order
-
-    ordinary = eqx.filter_eval_shape(model.config.build, jax.random.key(0))
-    leaves = jax.tree.leaves(jax.tree.map(below, model, is_leaf=is_linear))
-    return jax.tree.unflatten(jax.tree.structure(ordinary), leaves)
+    return replace_adapted(lambda layer: layer.wrapped, model)
 
 
 def merge(model: GPT) -> GPT:
     """Return the ordinary float32 model that computes what an adapted one does, to rounding."""
 
     def merged(x):
-        if not isinstance(x, LoRALinear):
-            return x
         change = jnp.einsum("lir,lr...->li...", x.lora_a, x.lora_b)
-        return eqx.tree_at(lambda x: x.weight, x, x.weight.astype(jnp.float32) + x.scale * change)
+        weight = x.wrapped.weight.astype(jnp.float32) + x.scale * change
+        return eqx.tree_at(lambda layer: layer.weight, x.wrapped, weight)
 
-    model = without_adapters(jax.tree.map(merged, model, is_leaf=is_linear))
-    return jax.tree.map(lambda x: x.astype(jnp.float32), model)
+    return jax.tree.map(lambda x: x.astype(jnp.float32), replace_adapted(merged, model))
+
+
+def replace_adapted(replace: Callable[[LoRALinear], Linear], model: GPT) -> GPT:
+    def is_adapted(x):
+        return isinstance(x, LoRALinear)
+
+    return jax.tree.map(lambda x: replace(x) if is_adapted(x) else x, model, is_leaf=is_adapted)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from fast import Fast
 from model import GPTConfig
-from runs.sizes import flops_per_token
+from runs.metrics import flops_per_token
 from tools.planning.target import DEVICES
 
 GPT2 = GPTConfig(mlp="gelu", compute=Fast("bfloat16", "bfloat16"))

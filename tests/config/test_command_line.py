@@ -58,7 +58,6 @@ def test_ctrl_c_while_a_command_is_loaded_ends_it_quietly(command, tmp_path):
 
 LOST = """
 import signal, time
-import runs.checkpoint
 from config.command_line import command
 
 class Callback:
@@ -112,6 +111,22 @@ def test_a_full_disk_elsewhere_is_not_called_stdout(capsys):
         raise OSError(28, "No space left on device")
 
     assert refusal(fail, []) == "[Errno 28] No space left on device"
+
+
+@pytest.mark.parametrize("error", ["UserError('why')", "OSError(5, 'why')", "MemoryError('why')"])
+def test_to_debug_a_command_shows_where_an_error_came_from(error):
+    program = f"""
+from config.command_line import UserError, command
+def fail(argv):
+    try:
+        raise KeyError("the first of all")
+    except KeyError:
+        raise {error} from None
+command(fail)
+"""
+    assert "why" in error_line(run_python("-c", program).stderr)
+    shown = run_python("-c", program, NANOJAXGPT_DEBUG=1)
+    assert shown.returncode == 1 and "the first of all" in shown.stderr and "in fail" in shown.stderr
 
 
 @pytest.mark.parametrize("columns", ["1", "5"])

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from config.command_line import Count, split_options
-from config.options import Options, parse_options, read_options
+from config.options import FIXED, FREE, NOT_RESUMED, Options, parse_options, read_options
+from runs.checkpoint import Manifest, saved_options
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
 
@@ -53,8 +54,19 @@ def run(tmp_path):
     started_with = replace(
         Options(), n_embd=32, n_kv_head=2, batch_size=7, out_dir="elsewhere", overwrite=True
     )
-    (folder / "options.json").write_text(json.dumps(vars(started_with)))
+    write_manifest(folder, 5, started_with)
+    (folder / "options.json").write_text(json.dumps(vars(Options(n_embd=64, batch_size=9))))
     return str(folder)
+
+
+def write_manifest(folder, iteration, options):
+    path = folder / "checkpoints" / str(iteration) / "manifest" / "metadata"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(Manifest(options, 11, None, None).to_json()))
+
+
+def resumed(*argv):
+    return parse_options(list(argv), saved_options=saved_options)
 
 
 def error(*argv):
@@ -153,9 +165,9 @@ def test_a_later_config_file_goes_on_from_the_values_of_an_earlier_one(config):
 def test_a_config_file_sets_what_it_assigns_and_not_what_it_reads(run, config):
     """Also where the value is the default, which it then sets over a resumed run's."""
     path = config(f"batch_size = {Options.batch_size}\nmin_lr = learning_rate / 10\n")
-    resumed = parse_options([f"--out_dir={run}", "--init_from=resume", path])
-    assert (resumed.batch_size, resumed.n_embd) == (Options.batch_size, 32)
-    assert parse_options([f"--out_dir={run}", "--init_from=resume"]).batch_size == 7
+    options = resumed(f"--out_dir={run}", "--init_from=resume", path)
+    assert (options.batch_size, options.n_embd) == (Options.batch_size, 32)
+    assert resumed(f"--out_dir={run}", "--init_from=resume").batch_size == 7
 
 
 def test_a_config_file_may_have_names_of_its_own(config, capsys):
@@ -232,16 +244,28 @@ def test_pytorchs_values_become_jaxs_with_a_note(given, becomes, in_a_file, conf
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
 def test_a_resumed_run_keeps_its_options_below_config_files_and_the_command_line(run, config, init_from):
     path = config("batch_size = 8\nblock_size = 64\n")
-    options = parse_options([path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65"])
+    options = resumed(path, f"--out_dir={run}", f"--init_from={init_from}", "--block_size=65")
     assert (options.n_embd, options.n_kv_head, options.batch_size, options.block_size) == (32, 2, 8, 65)
     assert (options.out_dir, options.init_from, options.overwrite) == (run, init_from, False)
     assert "overwrite=True" in error(path, f"--init_from={init_from}", "--overwrite=True")
 
 
 @pytest.mark.parametrize("init_from", ["resume", "auto"])
-def test_without_options_json_a_resumed_run_starts_from_the_defaults(tmp_path, init_from):
-    options = parse_options([f"--out_dir={tmp_path}", f"--init_from={init_from}"])
+def test_without_a_checkpoint_a_resumed_run_starts_from_the_defaults(tmp_path, init_from):
+    (tmp_path / "options.json").write_text(json.dumps(vars(Options(n_embd=64))))
+    options = resumed(f"--out_dir={tmp_path}", f"--init_from={init_from}")
     assert options == replace(Options(), out_dir=str(tmp_path), init_from=init_from)
+
+
+def test_the_newest_manifest_that_is_whole_counts(run):
+    again = (f"--out_dir={run}", "--init_from=resume")
+    write_manifest(Path(run), 20, replace(Options(), batch_size=20))
+    write_manifest(Path(run), 100, replace(Options(), batch_size=100))
+    for iteration, batch_size in ((100, 100), (20, 20), (5, 7)):
+        assert resumed(*again).batch_size == batch_size
+        Path(run, "checkpoints", str(iteration), "manifest", "metadata").write_text("{")
+    said = refusal(resumed, *again)
+    assert said.startswith(f"{Path(run, 'checkpoints', '5')}: the checkpoint is damaged")
 
 
 @pytest.mark.parametrize(
@@ -253,10 +277,10 @@ def test_without_options_json_a_resumed_run_starts_from_the_defaults(tmp_path, i
         ('{"n_embd": "32"}', "n_embd is '32': it should be a valid integer"),
     ],
 )
-def test_a_bad_options_json_is_named(run, content, says):
-    path = Path(run, "options.json")
+def test_a_bad_options_json_is_named_where_a_tool_reads_it(tmp_path, content, says):
+    path = tmp_path / "options.json"
     path.write_text(content)
-    assert error(f"--out_dir={run}", "--init_from=resume").startswith(f"{path}: {says}")
+    assert refusal(read_options, str(path)).startswith(f"{path}: {says}")
 
 
 def test_any_damage_to_an_options_json_is_one_line(tmp_path):
@@ -270,6 +294,17 @@ def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     wrong = {f"batch_size is {what}" for what in NOT_VALUES} | {"learning_rate is infinity"}
     wrong |= {"learning_rate is true", "dataset is a text", "n_kv_head is true"}
     assert wrong <= {what for what, line in said.items() if line is not None}
+
+
+def test_every_option_is_kept_or_not_resumed_or_free_or_says_how_a_run_learns():
+    """A new option is named here, or in one of the tuples of config/options.py."""
+    learning = (
+        "dropout dataset vocab_size gradient_accumulation_steps batch_size sampling document_mask "
+        "learning_rate max_iters weight_decay beta1 beta2 grad_clip "
+        "schedule decay_lr warmup_iters lr_decay_iters min_lr"
+    )
+    named = [*FIXED, *NOT_RESUMED, *FREE, *learning.split()]
+    assert sorted(named) == sorted(field.name for field in fields(Options))
 
 
 # --- errors -----------------------------------------------------------------------------------------------

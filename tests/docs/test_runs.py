@@ -142,7 +142,7 @@ def test_no_two_commands_of_the_book_train_into_one_folder():
     for chapter in chapters():
         for _, command in commands(chapter):
             words = dict(word.partition("=")[::2] for word in shlex.split(command))
-            trains = {"train.py", "config/quickstart.py"} <= words.keys() and "--show_sharding" not in words
+            trains = {"train.py", "config/quickstart.py"} <= words.keys()
             if trains and words.get("--init_from") != "auto" and words.get("--process_id", "0") == "0":
                 folders.append(words.get("--out_dir", "out-quickstart"))
     assert sorted(folders) == sorted(set(folders))

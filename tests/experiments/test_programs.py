@@ -10,7 +10,7 @@ from config.options import Options
 from experiments import batch_size, coordinate_check, isoflop, stability
 from experiments.record import Record, machine
 from experiments.report import write_report
-from runs.sizes import flops_per_token
+from runs.metrics import flops_per_token
 from tests.experiments.test_runner import recorded
 from tests.helpers import ROOT
 from training.state import model_config

@@ -13,12 +13,7 @@ from scipy import stats
 from config.command_line import UserError
 from experiments import runner
 from experiments.record import Experiment, Record, data_mark, machine
-from experiments.report import (
-    best_of_each,
-    describe,
-    difference,
-    markdown,
-)
+from experiments.report import best_of_each, describe, difference, markdown
 from tests.helpers import ROOT, newest_checkpoint, records, refusal, start_python, wait_until
 from tools.benchmarks import variants
 

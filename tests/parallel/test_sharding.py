@@ -11,8 +11,7 @@ import pytest
 import train
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.checkpoint import Checkpoints, arrays_by_name
-from runs.manifest import Manifest
+from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
 from tests.helpers import (
     FLOAT32_ROUNDING,
     MODERN,
@@ -225,14 +224,3 @@ def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
         assert_same_bits(restored, state)
         for x, shape in zip(jax.tree.leaves(restored), jax.tree.leaves(shapes), strict=True):
             assert x.sharding.is_equivalent_to(shape.sharding, x.ndim), (mesh, shape)
-
-
-def test_show_sharding_prints_every_parameter_and_starts_no_run(tmp_path, tiny, capsys):
-    train.main(tiny(tmp_path / "out", mesh="fsdp:4,tensor:2", show_sharding=True))
-    out = capsys.readouterr().out
-    lines = {line.split()[0]: line for line in out.splitlines() if line and "(" in line}
-    options = replace(SMALL, n_head=2, n_embd=16, block_size=8)
-    assert lines.keys() >= arrays_by_name(state_shapes(model_config(options, 28), options).model).keys()
-    c_proj = lines["blocks.mlp.c_proj.weight"]  # (2, 64, 16), a part on each of 8 devices
-    assert "P(None, tensor, fsdp)" in c_proj and c_proj.endswith(f"{4 * 2 * 64 * 16 / 8 / 1e6:.3f}")
-    assert not (tmp_path / "out").exists()

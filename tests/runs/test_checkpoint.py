@@ -1,7 +1,9 @@
 """Checkpoints: saved atomically, restored bit for bit, and what is said of damaged or unwritable ones."""
 
 import json
+import logging
 import shutil
+import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -16,9 +18,18 @@ from jax.sharding import NamedSharding, PartitionSpec
 from config.command_line import UserError
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.checkpoint import Checkpoints, checksum, checksums
+from runs.checkpoint import (
+    FORMAT,
+    Checkpoints,
+    Damaged,
+    Manifest,
+    Quiet,
+    checksum,
+    checksums,
+    latest_manifest,
+    read_manifest,
+)
 from runs.load import load_run
-from runs.manifest import FORMAT, Damaged, Manifest, latest_manifest, read_manifest
 from tests.damage import assert_named
 from tests.helpers import assert_same_bits, random_batch, refusal, run_python, saved_iterations
 from training.state import TrainState, create_state, model_config
@@ -350,8 +361,28 @@ def test_a_save_that_cannot_begin_leaves_nothing_that_holds_the_process(tmp_path
 
 @pytest.mark.parametrize("error", [TypeError("a mistake"), MemoryError(), jax.errors.JaxRuntimeError("gone")])
 def test_what_is_no_fault_of_the_disk_is_not_called_one(tmp_path, error):
-    with pytest.raises(type(error)), Checkpoints(str(tmp_path)).refusing():
+    with pytest.raises(type(error)), Checkpoints(str(tmp_path)).working():
         raise error
+
+
+def test_orbax_is_silenced_only_while_it_works(tmp_path, tiny, monkeypatch):
+    def state():
+        loggers = [logging.getLogger(name) for name in ("absl", "asyncio")]
+        return sys.unraisablehook, [(logger.level, logger.disabled) for logger in loggers]
+
+    monkeypatch.setattr("runs.checkpoint.quiet", Quiet())
+    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)  # an error before has left it silent
+    for name in ("absl", "asyncio"):
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
+    before = state()
+    checkpoints = Checkpoints(str(tmp_path))
+    assert state() == before
+    checkpoints.save(tiny[0], MANIFEST)
+    assert state() != before
+    checkpoints.wait()
+    assert state() == before
+    checkpoints.restore(0, tiny[0])
+    assert state() == before
 
 
 # --- load_run -----------------------------------------------------------------------------------------------
@@ -371,7 +402,7 @@ import json, sys
 import jax
 from config.options import Options
 from runs.checkpoint import Checkpoints
-from runs.manifest import Manifest
+from runs.checkpoint import Manifest
 from training.state import create_state, model_config
 
 options = Options.from_json(json.loads(sys.argv[2]), "the test")

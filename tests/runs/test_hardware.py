@@ -10,11 +10,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from runs.hardware import (
-    choose_device,
-    reuse_freed_memory,
-    wait_for_simulated_devices,
-)
+from runs.hardware import choose_device, reuse_freed_memory, wait_for_simulated_devices
 from tests.helpers import error_line, losses, newest_checkpoint, refusal, run_python
 
 

@@ -17,7 +17,7 @@ from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
 from parallel.mesh import mesh_of, parse
-from runs.sizes import count_parameters
+from runs.metrics import count_parameters
 from runs.start import choose_config
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program

@@ -16,7 +16,7 @@ from config.devices import PRICES_READ
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
 from tools.planning.fit import count_by_depth
 from tools.planning.speeds import COVERED, Expected, Work, expect
 from tools.planning.target import DEVICES, GPUS, Target, parse_target

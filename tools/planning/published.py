@@ -30,7 +30,7 @@ from config.files import read_json, write_whole
 from config.options import Options
 from data.dataset import load_meta
 from model import GPTConfig
-from runs.sizes import count_parameters, flops_per_token
+from runs.metrics import count_parameters, flops_per_token
 from tools.planning.fit import count_by_depth
 from tools.planning.speeds import AT_BEST, COVERED, Shares, Speeds, Work
 from tools.planning.target import Target, parse_target, prepare_to_compile

@@ -21,9 +21,8 @@ from data.tokenizer import Tokenizer, end_tokens, same_tokens
 from generation.engine import Engine
 from model import GPT
 from parallel.mesh import check_fit
-from runs.checkpoint import Checkpoints
+from runs.checkpoint import Checkpoints, Manifest, latest_manifest
 from runs.load import is_run, load_pretrained, load_run, tokenizer_of
-from runs.manifest import Manifest, latest_manifest
 from runs.metrics import parse_record
 from tools.serving.chat import Chat
 from tools.serving.server import ServeOptions

@@ -11,8 +11,7 @@ import pytest
 import train
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.checkpoint import Checkpoints, arrays_by_name
-from runs.manifest import Manifest
+from runs.checkpoint import Checkpoints, Manifest, arrays_by_name
 from tests.helpers import (
     DEADLINE,
     MODERN,

@@ -9,13 +9,7 @@ import sys
 import pytest
 from modal._serialization import serialize
 
-from tests.helpers import (
-    assert_same_bits,
-    contents,
-    run_python,
-    saved_iterations,
-    saved_state,
-)
+from tests.helpers import assert_same_bits, contents, run_python, saved_iterations, saved_state
 from tests.tools.cloud.launches import LONG, containers, errors, first_checkpoint, remote
 from tests.tools.cloud.modal_container import Disturbance
 

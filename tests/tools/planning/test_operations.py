@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 
 from config.options import Options
 from parallel.mesh import make_mesh
-from runs.sizes import flops_per_token
+from runs.metrics import flops_per_token
 from tools.planning.operations import device_groups, operations
 from tools.planning.program import Shape, balanced, parse_program
 from training.state import model_config, state_shapes

@@ -9,7 +9,7 @@ import pytest
 from config.options import Options
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer
-from runs.manifest import Manifest
+from runs.checkpoint import Manifest
 from tests.helpers import save_run
 from tests.tools.serving.served_run import serving, train_run
 from training.state import create_state, model_config

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from model import GPT, GPTConfig
-from runs.sizes import flops_per_token
+from runs.metrics import flops_per_token
 from tests.helpers import MODERN
 from tests.models import TINY, changed
 from tests.models import train as train_step
