@@ -14,7 +14,7 @@ of a run that never stopped: batches and dropout follow from the seed and the it
 from config.command_line import command  # isort: split
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from shlex import quote
 
 import jax
@@ -22,10 +22,9 @@ import jax
 from config.options import parse_options
 from runs.checkpoint import Manifest, saved_options, write_options
 from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
-from runs.load import shape_of_weights
+from runs.load import Run, open_run, shape_of_weights, starting_state
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
-from runs.start import Run, describe_model, open_run, starting_state
 from training.evaluation import make_evaluate
 from training.state import TrainState
 from training.step import StepBatches, compile_step
@@ -36,40 +35,30 @@ def main(argv: list[str]) -> int:
     options = parse_options(argv, shape_of_weights, saved_options)
     if options.deterministic:  # a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
         add_xla_flag("--xla_gpu_deterministic_ops", "true")
-    with on_devices(options):  # sets the mesh
-        if options.eval_only:
-            return evaluate_only(open_run(options))
-        with locked(options.out_dir):
-            return start(open_run(options))
+    with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
+        run = open_run(options)
+        with stop_signals() as stop_asked:
+            state, manifest = starting_state(run)
+            if options.eval_only:
+                return print_losses(run, state, stop_asked)
+            step = compile_step(state, run.options)
+            reuse_freed_memory(step)  # faster on a CPU
+            status = train(run, state, manifest, step, stop_asked)
+        if run.checkpoints.latest() is None:
+            print("no checkpoint was saved: the validation loss was never below that of iter 0")
+        else:
+            print(f"checkpoints: {run.checkpoints.folder}, the last at iter {run.checkpoints.latest()}")
+            print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
+    return status
 
 
-def evaluate_only(run: Run) -> int:
+def print_losses(run: Run, state: TrainState, stop_asked: Callable[[], int]) -> int:
     """Print the losses of the model that training would begin with. Return the exit status."""
-    print(describe_model(run))
-    with stop_signals() as stop_asked:
-        state, _ = starting_state(run)
-        losses = make_evaluate(run.options, run.dataset, state.model)(state.model, stop_asked)
-        if losses is None:
-            return stop_asked()
+    losses = make_evaluate(run.options, run.dataset, state.model)(state.model, stop_asked)
+    if losses is None:
+        return stop_asked()
     print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
     return 0
-
-
-def start(run: Run) -> int:
-    """Start a run or resume it, and train. Return the exit status."""
-    options, checkpoints = run.options, run.checkpoints
-    print(describe_model(run))
-    with stop_signals() as stop_asked:
-        state, manifest = starting_state(run)
-        step = compile_step(state, options)
-        reuse_freed_memory(step)  # faster on a CPU
-        status = train(run, state, manifest, step, stop_asked)
-    if checkpoints.latest() is None:
-        print("no checkpoint was saved: the validation loss was never below that of iter 0")
-        return status
-    print(f"checkpoints: {checkpoints.folder}, the last at iter {checkpoints.latest()}")
-    print(f"sample from it: python sample.py --out_dir={quote(options.out_dir)}")
-    return status
 
 
 def train(

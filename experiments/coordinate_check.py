@@ -25,7 +25,7 @@ from experiments.report import draw_means, save_svg
 from model import GPT
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device, keep_compiled_programs
-from runs.start import choose_config, open_dataset
+from runs.load import choose_config, open_dataset
 from tools.inside.views import lens
 from training.state import create_state
 from training.step import StepBatches, compile_step

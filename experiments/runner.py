@@ -32,7 +32,7 @@ from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_
 from experiments.report import write_report
 from parallel.mesh import make_mesh
 from runs.hardware import choose_device
-from runs.start import choose_config, open_dataset
+from runs.load import choose_config, open_dataset
 from tools.benchmarks.variants import JaxStep, take_turns
 
 EQUAL_TIME = "_equal_time"  # ends such experiments' names

@@ -10,11 +10,10 @@ import logging
 import sys
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import field, replace
 from operator import itemgetter
 from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any, Literal
 
 import equinox as eqx
@@ -40,7 +39,6 @@ from training.lora import partition_trainable
 from training.state import TrainState
 
 val_loss = itemgetter("val_loss")  # of the metrics that Orbax keeps for a checkpoint
-
 
 FORMAT = 4  # 3 has no sha256
 
@@ -153,36 +151,20 @@ def read_manifest(checkpoint: Path) -> Manifest:
         raise Damaged(checkpoint, first_line(error)) from None
 
 
-class Quiet:
-    """Silences Orbax while it works: what it logs, and the coroutines that it leaves behind when it fails.
+@contextmanager
+def quiet() -> Generator[None]:
+    """Within, silence what Orbax logs of a damaged file, and the coroutines that it drops when it fails.
 
-    Threads of these report later, at no certain time: after an error all stays silent. Threads that read
-    checkpoints may be within at the same time.
+    After an error all stays silent: its threads report later.
     """
-
-    lock, within = Lock(), 0
-
-    def __enter__(self) -> None:
-        with self.lock:
-            self.within += 1
-            if self.within == 1:
-                self.hook = hook = sys.unraisablehook
-                sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and hook(lost)
-                self.disable_loggers(True)
-
-    def __exit__(self, kind: type | None, *error) -> None:
-        with self.lock:
-            self.within -= kind is None
-            if self.within == 0:
-                sys.unraisablehook = self.hook
-                self.disable_loggers(False)
-
-    def disable_loggers(self, disabled: bool) -> None:
-        for name in ("absl", "asyncio"):
-            logging.getLogger(name).disabled = disabled
-
-
-quiet = Quiet()
+    hook, loggers = sys.unraisablehook, [logging.getLogger(name) for name in ("absl", "asyncio")]
+    sys.unraisablehook = lambda lost: lost.exc_type is KeyboardInterrupt and hook(lost)
+    for logger in loggers:
+        logger.disabled = True
+    yield
+    sys.unraisablehook = hook
+    for logger in loggers:
+        logger.disabled = False
 
 
 class Manager(ocp.CheckpointManager):
@@ -200,7 +182,6 @@ class Checkpoints:
     def __init__(self, out_dir: str, keep: int = 1, shared: bool = True):
         self.folder = Path(out_dir).resolve() / "checkpoints"
         self.shared = shared
-        self.saving = ExitStack()  # is `quiet` from the start of a save until its end is seen
         i = jax.process_index()
         alone: Any = dict(primary_host=i, active_processes={i}, barrier_sync_key_prefix=str(i))
         best = BestN(get_metric_fn=val_loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
@@ -222,7 +203,7 @@ class Checkpoints:
         """Within, Orbax works in silence. A disk that fails is a UserError."""
         what = f"{self.folder}: cannot be read or written"
         # TensorStore's errors of a disk are ValueErrors.
-        with quiet, refusing(what, "mend that, and start again", OSError, ValueError):
+        with quiet(), refusing(what, "mend that, and start again", OSError, ValueError):
             yield
 
     def latest(self) -> int | None:
@@ -284,13 +265,11 @@ class Checkpoints:
         metrics = None if val_loss is None else {"val_loss": val_loss}
         with self.working():
             self.folder.mkdir(exist_ok=True)
-            self.saving.enter_context(quiet)
             self.manager.save(int(state.step), args=items, metrics=metrics)
 
     def wait(self) -> None:
         with self.working():
             self.manager.wait_until_finished()
-        self.saving.close()  # not after an error
 
     def manifest(self, iteration: int) -> Manifest:
         """Read a checkpoint's manifest, with its own validation loss if that came later."""
@@ -332,7 +311,7 @@ class Checkpoints:
         path = self.folder / str(iteration)
         saved = self.manifest(iteration).checksums
         try:
-            with quiet:
+            with quiet():
                 like = {
                     item: arrays_like(path / item) if as_saved else arrays_by_name(trees[item])
                     for item in trees

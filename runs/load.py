@@ -1,22 +1,28 @@
-"""Weights of a run, of a folder, or of the Hugging Face hub. Each function raises UserError.
+"""Open what a command begins with: the weights of a run, a folder or the hub; or a run that is to train.
 
-A tokenizer is a description for data.tokenizer.from_json; None where there is none.
+Each function raises UserError. A tokenizer is a description for data.tokenizer.from_json; None where there is
+none.
 """
 
 import os
-from dataclasses import replace
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 
 from config.command_line import Checkpoint, UserError
-from config.options import SHAPE, ModelOptions, Options
-from data.tokenizer import Tokenizer, document_start, from_json
+from config.options import RESUMING, SHAPE, ModelOptions, Options
+from data.dataset import Dataset, Meta, dataset_dir, prepare_if_missing
+from data.tokenizer import Tokenizer, document_start, from_json, same_tokens
 from hub.weights import open_pretrained
-from model import GPT
+from model import GPT, GPTConfig
+from parallel.hosts import check_same, on_process_0, shared
+from parallel.mesh import check_fit
 from runs.checkpoint import (
     Checkpoints,
+    Damaged,
     Manifest,
     arrays_by_name,
     fingerprint,
@@ -24,7 +30,14 @@ from runs.checkpoint import (
     tree_of_arrays,
 )
 from training.lora import merge, partition_trainable, without_adapters
-from training.state import model_config, shape_options, state_shapes
+from training.state import (
+    TrainState,
+    create_state,
+    create_state_around,
+    model_config,
+    shape_options,
+    state_shapes,
+)
 
 
 def is_run(folder: str) -> bool:
@@ -105,3 +118,133 @@ def load_pretrained(name: str, dtype: str = "auto", longest: int | None = None) 
     options = replace(options, block_size=min(options.block_size, longest or options.block_size))
     config = model_config(options, pretrained.config.vocab_size)
     return pretrained.load(state_shapes(config, options).model), pretrained.tokenizer()
+
+
+# A run that trains
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that is decided before a run's state is made."""
+
+    options: Options
+    checkpoints: Checkpoints
+    resuming: bool  # from the newest valid checkpoint
+    dataset: Dataset
+    config: GPTConfig
+    shapes: TrainState  # shapes, dtypes and shardings of its state
+
+
+def open_run(options: Options) -> Run:
+    """Decide whether the run resumes, on which data and model, and how its state is split. Print its size."""
+    if dataset_dir(options.dataset) == Path(options.dataset):  # a path, to be found from any folder
+        options = replace(options, dataset=os.path.abspath(options.dataset))
+    checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, shared(Path(options.out_dir)))
+    latest, resuming = checkpoints.latest(), options.init_from in RESUMING
+    if options.init_from == "resume" and latest is None:
+        raise UserError(f"{checkpoints.folder}: no checkpoint to resume from; start with --init_from=scratch")
+    if latest is not None and not (resuming or options.eval_only or options.overwrite):
+        raise UserError(
+            f"out_dir={options.out_dir} holds a run (iter {latest}): go on with --init_from=resume, "
+            "choose another --out_dir, or lose it with --overwrite=True"
+        )
+    resuming = resuming and latest is not None
+    # Processes evaluate together, when no loss is stored.
+    check_same(checkpoints=[(i, checkpoints.loss(i)) for i in checkpoints.iterations()] if resuming else None)
+    dataset = open_dataset(options)
+    config = choose_config(options, dataset.meta)
+    shapes = state_shapes(config, options)
+    parts = partition_trainable(shapes.model)
+    trained, frozen = (sum(x.size for x in jax.tree.leaves(part)) for part in parts)
+    adapters = f", of which {trained:,} are trained," if frozen else ""
+    how = f"on {jax.devices()[0].device_kind}, products in {config.compute.dtype}"
+    print(f"{trained + frozen:,} parameters{adapters} {how}")
+    return Run(options, checkpoints, resuming, dataset, config, shapes)
+
+
+def open_dataset(options: Options) -> Dataset:
+    """Open the run's data set. A small one that is missing is prepared."""
+    on_process_0(prepare_if_missing, options.dataset)
+    dataset = Dataset(options.dataset, options.vocab_size)
+    check_same(dataset=dataset.meta)
+    return dataset
+
+
+def choose_config(options: Options, meta: Meta) -> GPTConfig:
+    """Describe the model. Raises UserError for one that the data or the mesh do not suit."""
+    vocab_size = options.vocab_size or meta.vocab_size
+    if vocab_size < meta.vocab_size:
+        raise UserError(
+            f"dataset={options.dataset} has a vocabulary of {meta.vocab_size} tokens, and the model one of "
+            f"{vocab_size}: choose a data set of the model's own tokens"
+        )
+    config = model_config(options, vocab_size, document_start(meta.tokenizer))
+    check_fit(jax.sharding.get_mesh(), config, options.batch_size, options.gradient_accumulation_steps)
+    return config
+
+
+def starting_state(run: Run) -> tuple[TrainState, Manifest]:
+    """Return the state that training begins with, restored or new, and its manifest. Raises UserError."""
+    options = run.options
+    meta = run.dataset.meta
+    manifest = Manifest(options, run.config.vocab_size, meta.tokenizer, None, sha256=meta.sha256)
+    if run.resuming:
+        return newest_valid_state(run, manifest)
+    if options.init_from not in ("scratch", *RESUMING):
+        return state_from_weights(run, manifest)
+    if options.lora_rank:
+        raise UserError(
+            f"lora_rank={options.lora_rank} trains beside the weights of a model, and there are none: "
+            "name it, as in --init_from=gpt2 or --init_from=<out_dir of another run>"
+        )
+    return create_state(run.config, options), manifest
+
+
+def newest_valid_state(run: Run, first: Manifest) -> tuple[TrainState, Manifest]:
+    """Restore the newest valid checkpoint. Damaged ones before the last are moved to `damaged`.
+
+    Many processes then end, since perhaps only one of them has noticed.
+    """
+    checkpoints = run.checkpoints
+    while True:
+        iterations = checkpoints.iterations()
+        path = checkpoints.folder / str(iteration := iterations[-1])
+        try:
+            saved = checkpoints.manifest(iteration)
+            manifest = first.resuming_from(saved, path)
+            base = load_base(checkpoints, saved, run.shapes.model)
+            state = checkpoints.restore(iteration, run.shapes, base)
+            print(f"resuming at iter {iteration}, from {path}")
+            return state, manifest
+        except Damaged as damage:
+            if run.options.eval_only or len(iterations) == 1:
+                raise
+            place = checkpoints.set_aside(iteration)
+            if jax.process_count() > 1:
+                raise UserError(f"{damage.what}: it was moved to {place}: start all again") from None
+            print(f"note: {damage.what}: it was moved to {place}", file=sys.stderr)
+
+
+def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manifest]:
+    options = run.options
+    if is_run(options.init_from):
+        if Path(options.init_from).resolve() == Path(options.out_dir).resolve():
+            raise UserError(f"init_from={options.init_from} is out_dir too: choose another --out_dir")
+        start = latest_manifest(options.init_from)
+        manifest.check_vocabulary(start, options.init_from)
+        tokenizer = start.tokenizer
+    else:
+        tokenizer = open_pretrained(options.init_from).tokenizer()
+    if not same_tokens(tokenizer, manifest.tokenizer):
+        known = f"{options.init_from} is not known to have learned the tokens of"
+        print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
+    elif tokenizer and "uses" in tokenizer:  # what the weights use tokens for, as in chats
+        uses = tokenizer["uses"] | {"document_start": document_start(manifest.tokenizer)}
+        manifest = replace(manifest, tokenizer=tokenizer | {"uses": uses})
+    model = load_weights(options.init_from, without_adapters(run.shapes.model))
+    print(f"starting from the weights of {options.init_from}")
+    if options.lora_rank:
+        place = os.path.abspath(options.init_from) if os.path.isdir(options.init_from) else options.init_from
+        base = {"init_from": place, "fingerprint": fingerprint(model)}
+        manifest = replace(manifest, base=base)
+    return create_state_around(model, options), manifest
