@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from docs.figures._boxes import arrow, box, canvas
 from docs.figures.whole_model import MODELS
-from fast import apply_each
 from model import GPT, causal_attention
 
 B, T = 16, 100
@@ -26,9 +25,10 @@ def shapes() -> dict[str, tuple[int, ...]]:
         positions, attend = causal_attention(config, tokens)
         x = model.embed(tokens, positions)
         y = block.ln_1(x)
-        q, k, v = apply_each(block.attn.readers(), y)
-        read = attend(q, k, v)
-        gate, h = apply_each(block.mlp.readers(), block.ln_2(x))
+        q = block.attn.c_q(y)
+        read = attend(q, block.attn.c_k(y), block.attn.c_v(y))
+        y = block.ln_2(x)
+        gate, h = block.mlp.c_gate(y), block.mlp.c_fc(y)
         features = model.features(tokens)
         return {
             "tokens": tokens,

@@ -3,30 +3,27 @@
     python -m docs.figures.slow_step
 
 A step here is the loss of config/train_shakespeare_char_cpu.py's model and its gradients, without an
-optimizer. The chapter uses `plain` and what stands below it, as far as `sums`.
+optimizer. The chapter uses `PlainLinear` and what stands below it, as far as `sums`.
 """
 
 import statistics
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
-from unittest.mock import patch
 
 import equinox as eqx
 import jax
-from layers import products
 from matplotlib.axes import Axes
 
-import model
 from docs.figures import BLUE, GREEN, LIGHT, ORANGE, save
+from fast import Fast
+from model import GPT, Compute, GPTConfig
 from tools.planning.program import parse_program
-from training.step import mean_loss
 
-CONFIG = model.GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65)
+CONFIG = GPTConfig(n_layer=4, n_head=4, n_embd=128, block_size=64, vocab_size=65)
 ROWS, TRACES, TURNS = 12, 40, 20
 KINDS = {
     "products, XLA's own loops": ORANGE,
@@ -36,24 +33,24 @@ KINDS = {
 }
 
 
-def plain(x, w, compute):
-    """Compute x @ w, with the gradient that JAX makes of it."""
-    y = x.astype(compute.dtype) @ w.reshape(len(w), -1).astype(compute.dtype)
-    return y.reshape(*x.shape[:2], *w.shape[1:])
+class PlainLinear(Fast):
+    """Fast, but for its linear layers: their gradient is the one that JAX makes."""
+
+    def linear(self, x, w):
+        return Compute(self.dtype, self.result).linear(x, w)
 
 
 class Step:
-    """The loss, and with `gradients` these too, compiled with `linear` in every linear layer.
+    """The loss, and with `gradients` these too, computed as `compute` does.
 
     A call takes no arguments, and waits for its end. `program` is what XLA made.
     """
 
-    def __init__(self, linear: Callable, gradients: bool = True, rows: int = ROWS, **shape):
-        gpt = model.GPT(replace(CONFIG, **shape), key=jax.random.key(0))
+    def __init__(self, compute: Compute, gradients: bool = True, rows: int = ROWS, **shape):
+        gpt = GPT(replace(CONFIG, compute=compute, **shape), key=jax.random.key(0))
         x = jax.random.randint(jax.random.key(1), (rows, CONFIG.block_size), 0, CONFIG.vocab_size)
-        function = eqx.filter_value_and_grad(mean_loss) if gradients else mean_loss
-        with patch.object(products, "linear", linear):
-            step = jax.jit(lambda gpt, x, y: function(gpt, x, y)).lower(gpt, x, x)
+        function = eqx.filter_value_and_grad(GPT.loss) if gradients else GPT.loss
+        step = jax.jit(lambda gpt, x, y: function(gpt, x, y)).lower(gpt, x, x)
         self.compiled, self.arguments = step.compile(), (gpt, x, x)
         self.program = parse_program(self.compiled.as_text() or "")
 
@@ -133,8 +130,8 @@ def length(spans: list[Span]) -> float:
 
 def draw(axes: list[Axes]) -> None:
     steps = {
-        "x @ w, with the gradient that JAX makes": Step(plain),
-        "the same, with the gradient of layers/products.py": Step(products.linear),
+        "x @ w, with the gradient that JAX makes": Step(PlainLinear()),
+        "the same, with the gradient of fast.py": Step(Fast()),
     }
     slow, fast = steps.values()
     print(f"the first takes {by_turns(slow, fast):.2f} times the second's time: median of {TURNS} turns")

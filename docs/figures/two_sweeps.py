@@ -17,6 +17,7 @@ import numpy as np
 from config.options import Options
 from data.dataset import Batches, Dataset, prepare_if_missing
 from docs.figures import BLUE, GREY, save
+from fast import Fast
 from model import GPT, GPTConfig
 from training.optimizer import make_optimizer
 
@@ -24,7 +25,7 @@ STEPS, B, T, SEEDS = 200, 16, 64, (1, 2, 3)
 RATES = {"adamw": (1e-3, 2e-3, 4e-3, 8e-3, 16e-3, 32e-3), "muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3)}
 COLORS = {"adamw": GREY, "muon": BLUE}
 KEPT = Path(__file__).with_suffix(".json")
-CONFIG = GPTConfig(T, 96, 2, 4, n_embd=64, position="rope", norm="rmsnorm")
+CONFIG = GPTConfig(T, 96, 2, 4, n_embd=64, position="rope", norm="rmsnorm", compute=Fast())
 
 
 def trainer(optimizer: str):
