@@ -90,12 +90,12 @@ class Manifest:
             )
 
     def check_vocabulary(self, saved: "Manifest", path: Path | str) -> None:
-        check_equal("vocab_size", self.vocab_size, saved.vocab_size, path)
         if not same_tokens(self.tokenizer, saved.tokenizer):
             raise UserError(
                 f"dataset={self.options.dataset} has another vocabulary than the checkpoint {path}: "
                 "give the data set that it was trained on, or train anew in another --out_dir"
             )
+        check_equal("vocab_size", self.vocab_size, saved.vocab_size, path)
         saved.check_text(self.options.dataset, self.sha256)
 
 

@@ -74,13 +74,8 @@ def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
 
 def partition_trainable(model: GPT) -> tuple[GPT, GPT]:
     """Split a model into (adapters, base), or without adapters into (everything, nothing)."""
-    return eqx.partition(model, trainable(model))
-
-
-def trainable(model: GPT):
-    """Return the filter of `partition_trainable`."""
     adapters = jax.tree.map_with_path(lambda path, _: path[-1].name.startswith("lora_"), model)
-    return adapters if any(jax.tree.leaves(adapters)) else True
+    return eqx.partition(model, adapters if any(jax.tree.leaves(adapters)) else True)
 
 
 def without_adapters(model: GPT) -> GPT:
