@@ -18,8 +18,10 @@ from tests.helpers import (
     newest_checkpoint,
     random_batch,
     run_python,
+    slowly,
 )
 from tests.models import TINY, changed, forward, large, random_tokens
+from training.optimizer import is_matrix
 from training.state import create_state, model_config
 from training.step import compile_step
 from variants import mup_rates
@@ -82,7 +84,7 @@ def test_at_the_bases_width_a_model_in_mup_is_an_ordinary_one():
     assert_same_bits(trained(replace(ordinary, mup_base_width=BASE), 2), trained(ordinary, 2))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
 def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     """The coordinate check of arXiv:2203.03466, appendix D.1, in miniature."""
     tokens = random_batch(OPTIONS, V)[0, 0]
@@ -100,7 +102,8 @@ def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all
     options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon", attention_gate=True)
     model = model_config(options, V).build(jax.random.key(0))
     ones = jax.tree.map(np.ones_like, model)
-    scaled, _ = mup_rates(options).update(ones, optax.EmptyState())
+    matrices = jax.tree_util.tree_map_with_path(is_matrix, model)
+    scaled, _ = mup_rates(options, matrices).update(ones, optax.EmptyState())
     attn, mlp = scaled.blocks.attn, scaled.blocks.mlp
     assert (mlp.c_fc.weight == 1 / 2).all() and (attn.head_gate.weight == 1 / 4).all()
     assert (attn.c_q.weight == 1 / 2).all()  # of heads 4 times as wide
