@@ -269,7 +269,7 @@ def test_characters_are_encoded_one_by_one_and_no_other_is_taken(tmp_path):
     assert from_json(read_tokenizer(tmp_path)).encode("a b").tolist() == tokenizer.encode("a b").tolist()
 
 
-@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lora", [False, *slowly(True)])
 def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
     source = tmp_path / "llama"
     save_llama(source)
@@ -351,9 +351,7 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
     [
         ("gpt2", "all", GPT2_ALL),
         ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
-        pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        pytest.param("qwen2", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        pytest.param("qwen3", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
+        *slowly(*((name, "all", dict.fromkeys(LLAMA_ALL, 1)) for name in ("llama", "qwen2", "qwen3"))),
     ],
 )
 def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):

@@ -46,6 +46,7 @@ from tests.helpers import (
     run_python,
     saved_iterations,
     saved_state,
+    slowly,
     start_python,
     wait_until,
 )
@@ -190,10 +191,7 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "sampling, dtype, optimizer",
-    [
-        pytest.param("random", "float32", "adamw", marks=pytest.mark.slow),
-        pytest.param("epoch", "bfloat16", "muon", marks=pytest.mark.slow),
-    ],
+    slowly(("random", "float32", "adamw"), ("epoch", "bfloat16", "muon")),
 )
 def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer, request):
     """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""
@@ -291,7 +289,7 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
 
 
-@pytest.mark.parametrize("at", [5, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 10))])
+@pytest.mark.parametrize("at", [5, *slowly(0, 10)])
 def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny, tmp_path, monkeypatch, at):
     """The run saves what it would have evaluated, and, resumed, evaluates that first: as if never stopped."""
 

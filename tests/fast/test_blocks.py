@@ -10,14 +10,14 @@ import pytest
 from config.options import Options
 from fast import Fast, fold_norms
 from model import GPTConfig, causal_attention
-from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, moved
+from tests.helpers import FLOAT32_ROUNDING, assert_close, distance, moved, slowly
 from tests.models import TINY, changed, large, random_tokens, train
 from training.lora import add_adapters
 
 # --- rematerialisation ---
 
 
-@pytest.mark.parametrize("unroll, remat", [(0, "block"), (1, "dots")])
+@pytest.mark.parametrize("unroll, remat", [(0, "block"), *slowly((1, "dots"))])
 def test_recomputing_changes_no_gradient_and_no_dropout(remat, unroll):
     config = changed(TINY, n_layer=3, dropout=0.2, bias=True, unroll=unroll)
     tokens, targets, key = random_tokens(TINY), random_tokens(TINY, seed=1), jax.random.key(0)

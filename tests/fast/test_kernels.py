@@ -10,7 +10,7 @@ import pytest
 from fast import Fast, fused_attention
 from model import Compute, causal_mask
 from parallel.mesh import make_mesh
-from tests.helpers import FLOAT32_ROUNDING, distance
+from tests.helpers import FLOAT32_ROUNDING, distance, slowly
 
 B, H, K, T, C = 4, 4, 2, 256, 8
 
@@ -18,11 +18,9 @@ B, H, K, T, C = 4, 4, 2, 256, 8
 @pytest.mark.parametrize(
     "documents, window, mesh",
     [
-        (False, None, None),
-        (True, 50, None),
         (False, 10**6, "data:2,fsdp:2,tensor:2"),
-        (True, None, "data:2,fsdp:2,tensor:2"),
         (True, 50, "data:2,fsdp:2,tensor:2"),
+        *slowly((False, None, None), (True, 50, None), (True, None, "data:2,fsdp:2,tensor:2")),
     ],
 )
 @pytest.mark.parametrize("kernel", ["splash", "cudnn"])

@@ -13,7 +13,7 @@ import torch
 from config.options import Options
 from model import Compute, GPTConfig, leaf_name
 from parallel.mesh import make_mesh
-from tests.helpers import named_arrays, random_batch
+from tests.helpers import named_arrays, random_batch, slowly
 from tests.models import changed
 from training.lora import add_adapters, partition_trainable
 from training.optimizer import learning_rate, make_optimizer
@@ -292,10 +292,7 @@ def first_step(mesh, options):
         return before, after
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS[1:])],
-)
+@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
 def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
     _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
     shardings = {leaf_name(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}

@@ -27,6 +27,7 @@ from tests.helpers import (
     records,
     refusal,
     save_run,
+    slowly,
     start_python,
 )
 from tests.models import changed
@@ -58,21 +59,23 @@ VARIANTS = {
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
-    pytest.param("gpt2, dropout", "stage:4", GPIPE, marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "stage:2", {}, marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "stage:8", {}, marks=pytest.mark.slow),
     ("gpt2, dropout", "stage:4", INTERLEAVED),
-    pytest.param("gpt2, dropout", "stage:2,data:2,fsdp:2", {}, marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED, marks=pytest.mark.slow),
-    pytest.param("llama", "stage:2,fsdp:2,tensor:2", {}, marks=pytest.mark.slow),
     ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
-    pytest.param("llama", "stage:2,tensor:2,data:2", GPIPE | dict(virtual_stages=4), marks=pytest.mark.slow),
-    pytest.param("llama, documents", "stage:4,fsdp:2", {}, marks=pytest.mark.slow),
-    pytest.param("one microbatch, dropout", "stage:4", {}, marks=pytest.mark.slow),
-    pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
-    pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
-    pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
     ("modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    *slowly(
+        ("gpt2, dropout", "stage:4", GPIPE),
+        ("gpt2, dropout", "stage:2", {}),
+        ("gpt2, dropout", "stage:8", {}),
+        ("gpt2, dropout", "stage:2,data:2,fsdp:2", {}),
+        ("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED),
+        ("llama", "stage:2,fsdp:2,tensor:2", {}),
+        ("llama", "stage:2,tensor:2,data:2", GPIPE | dict(virtual_stages=4)),
+        ("llama, documents", "stage:4,fsdp:2", {}),
+        ("one microbatch, dropout", "stage:4", {}),
+        ("bf16", "stage:4", {}),
+        ("remat, unrolled", "stage:2", {}),
+        ("lora", "stage:2,fsdp:2", INTERLEAVED),
+    ),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
@@ -106,12 +109,9 @@ SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
 @pytest.mark.parametrize(
     "create, mesh",
     [
-        pytest.param(SPLASH, "stage:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
-        pytest.param(CUDNN, "stage:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
         (CUDNN, "data:2,fsdp:2,tensor:2"),
-        pytest.param(SPLASH, "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
-        pytest.param(SPLASH, "stage:4,data:2", marks=pytest.mark.slow),
-        pytest.param(CUDNN, "stage:4,data:2", marks=pytest.mark.slow),
+        *slowly((SPLASH, "data:2,fsdp:2,tensor:2"), (SPLASH, "stage:4,data:2"), (CUDNN, "stage:4,data:2")),
+        *slowly((SPLASH, "stage:2,fsdp:2,tensor:2"), (CUDNN, "stage:2,fsdp:2,tensor:2")),
     ],
 )
 def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device(create, mesh):
