@@ -53,16 +53,16 @@ VARIANTS = {
     "bf16": replace(GPT2, dtype="bfloat16"),
     "remat, unrolled": replace(GPT2, remat="block", unroll=3),
     "lora": replace(LLAMA, lora_rank=2),
-    "modern, µP, dropout": replace(
-        GPT2, **MODERN | dict(bias=False), mup_base_width=4, n_layer=4, dropout=0.2
+    "many tokens, modern, µP, dropout": replace(
+        GPT2, **MODERN | dict(bias=False), mup_base_width=4, n_layer=4, batch_size=16, dropout=0.2
     ),
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
     ("gpt2, dropout", "stage:4", INTERLEAVED),
-    ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
-    ("modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    ("many tokens, modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
     *slowly(
+        ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
         ("gpt2, dropout", "stage:4", GPIPE),
         ("gpt2, dropout", "stage:2", {}),
         ("gpt2, dropout", "stage:8", {}),
