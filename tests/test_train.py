@@ -148,7 +148,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
 
 
-@pytest.mark.parametrize("vocab_size", [1500, 60000])
+@pytest.mark.parametrize("vocab_size", [60000, *slowly(1500)])
 def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path, vocab_size):
     (tmp_path / "bins").mkdir()
     for split in ("train", "val"):
@@ -264,7 +264,8 @@ def log(out: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGHUP", "SIGHUP"]])  # a terminal that closes sends two
+# A terminal that closes sends two.
+@pytest.mark.parametrize("signals", [["SIGINT"], *slowly(["SIGHUP", "SIGHUP"])])
 def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
     first_run, tiny, tmp_path, monkeypatch, capsys, signals
 ):
