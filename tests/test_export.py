@@ -74,13 +74,14 @@ SHAPES = {
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
     "llama, µP": LLAMA | dict(mup_base_width=8),
-    "mistral": LLAMA | dict(window=5),
+    "mistral": LLAMA | dict(window=5, tie_embeddings=False),
     "llama, wide heads": LLAMA | dict(head_dim=12),
     "qwen2": LLAMA | dict(qkv_bias=True),
     "qwen2, window": LLAMA | dict(qkv_bias=True, window=5),
     "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
-RARE = ("llama, tied", "llama, wide heads", "llama, µP", "qwen2, window", "gpt2, untied, relu2")
+RARE = ("gpt2, exact gelu", "gpt2, untied, relu2", "llama", "llama, tied", "llama, wide heads")
+RARE += ("llama, µP", "qwen2, window")
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
 CLASSES |= {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description

@@ -248,6 +248,7 @@ import jaxtyping
 with jaxtyping.install_import_hook(["model", "fast", "variants", "generation.cache"], "beartype.beartype"):
     from generation.cache import Cache, forward_with_cache, unstack_blocks
     from fast import Fast
+    from model import Compute
     from variants import VariantConfig
 import equinox as eqx, jax, jax.numpy as jnp
 
@@ -261,11 +262,11 @@ def use(config, key):
 
 modern = dict(mlp="relu2", attention_gate=True, mup_base_width=8)
 for variant in (dict(mlp="gelu", bias=True), llama, modern):
-    for dtype, eot in (("float32", None), ("bfloat16", 16)):
-        for key in (jax.random.key(0), jax.random.PRNGKey(0)):
-            shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1)
-            config = VariantConfig(**shape, document_start=eot, compute=Fast(dtype), **variant)
-            eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
+    plain, fast = (Compute(), None, jax.random.key(0)), (Fast("bfloat16"), 16, jax.random.PRNGKey(0))
+    for compute, eot, key in (plain, fast):
+        shape = dict(block_size=8, vocab_size=17, n_layer=2, n_head=4, n_embd=32, dropout=0.1)
+        config = VariantConfig(**shape, document_start=eot, compute=compute, **variant)
+        eqx.filter_eval_shape(use, config, key)  # traces, which checks, and runs nothing
 try:
     config.build(key)(jnp.zeros(7, jnp.int32))
 except jaxtyping.TypeCheckError:
