@@ -433,8 +433,3 @@ class GPT(eqx.Module):
 def leaf_name(path: tuple[Any, ...]) -> str:
     """Name an array of a model's tree by its path, as in blocks.attn.c_q.weight; `wrapped` is left out."""
     return jax.tree_util.keystr(path, simple=True, separator=".").replace("wrapped.", "")
-
-
-def is_matrix(path: tuple[Any, ...], x: Array) -> bool:
-    """Tell a matrix from a vector: a layer axis does not count, and a bias may be (H, C)."""
-    return path[-1].name != "bias" and x.ndim - (path[0].name == "blocks") >= 2

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, Stream, is_linear, is_matrix
+from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, Stream, is_linear
 
 
 @dataclass(frozen=True)
@@ -127,8 +127,8 @@ def linear_weights(model: GPT) -> list:
     return [layer.weight for layer in layers if is_linear(layer)]
 
 
-def mup_rates(options) -> optax.GradientTransformation:
-    """Scale the updates of the matrices in the blocks.
+def mup_rates(options, matrices: GPT) -> optax.GradientTransformation:
+    """Scale the updates of the matrices in the blocks: `matrices` has True for each.
 
     The spectral norm of Muon's step should be proportional to sqrt(out / in) (arXiv:2310.17813), and
     `like_adam` makes it grow with sqrt(in). So the rate is divided by n and multiplied by the root of the
@@ -136,11 +136,11 @@ def mup_rates(options) -> optax.GradientTransformation:
     """
     n, r = width_multiplier(options), head_multiplier(options)
 
-    def scale(path, x):
-        if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix(path, x):
+    def scale(path, x, is_matrix):
+        if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix:
             return x
         matrix = path[-1].name == "weight" and path[-2].name != "head_gate"
         outputs = r if x.ndim == 4 else n  # Muon's matrix in (L, in, heads, C) is a head's
         return x / (n / math.sqrt(outputs) if matrix and options.optimizer == "muon" else n)
 
-    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates))
+    return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates, matrices))

@@ -17,8 +17,9 @@ from config.command_line import UserError
 from config.devices import known_device
 from config.files import GONE, naming, refusing, write_whole, written
 from config.options import Options
-from model import GPTConfig, is_matrix
+from model import GPTConfig
 from runs.hardware import peak_memory
+from training.optimizer import is_matrix
 
 SHOW_EVERY = 10  # seconds between lines of progress
 Number = FiniteFloat | Annotated[int, Field(lt=2**32)]

@@ -51,8 +51,9 @@ MODERN = dict(mlp="relu2", position="rope", norm="rmsnorm", attention_gate=True)
 
 
 def slowly(*values) -> list:
-    """Return the values as parameters of a test that run with the slow ones alone."""
-    return [pytest.param(value, marks=pytest.mark.slow) for value in values]
+    """Return the values as parameters of a test that run with the slow ones alone; a tuple is several."""
+    each = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.slow) for value in each]
 
 
 # --- refusals -----------------------------------------------------------------------------------------------

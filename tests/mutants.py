@@ -28,13 +28,9 @@ PAIRS = [
     *((ast.And, ast.Or), (ast.Add, ast.Sub), (ast.Mult, ast.Div)),
 ]
 SWAPS = dict(PAIRS) | {b: a for a, b in PAIRS} | {ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult}
-TOOLS = {
-    "serve": "serving",
-    "evaluate": "evaluation",
-    "bench": "benchmarks",
-    "plan": "planning",
-    "app": "cloud",
-}
+# The folders with tests of a file at the top.
+FOLDERS = {"model": "model", "fast": "fast", "serve": "tools/serving", "bench": "tools/benchmarks"}
+FOLDERS |= {"plan": "tools/planning", "app": "tools/cloud"}
 # The tests of a command that are those of a folder, too.
 COMMANDS = {"runs": ["tests/test_train.py"], "hub": ["tests/test_export.py"]}
 
@@ -149,12 +145,10 @@ def tests_of(path: str) -> list[str]:
     """Return the tests of a file of the program: its own, and then those of its folder."""
     file = Path(path)
     own = "tests" / file.parent / f"test_{file.name}"
-    folder = "tests" / (
-        file.parent if file.parent != Path() else Path("tools") / TOOLS.get(file.stem, "none")
-    )
+    folder = "tests" / (file.parent if file.parent != Path() else Path(FOLDERS.get(file.stem, "")))
     near = next(x for x in (folder, *folder.parents) if (ROOT / x).is_dir())  # data/NAME's are data's
     command = COMMANDS.get(str(file.parent), [])
-    return [str(own)] * (ROOT / own).exists() + command + [str(near)] * (near != Path("tests/tools"))
+    return [str(own)] * (ROOT / own).exists() + command + [str(near)] * (near != Path("tests"))
 
 
 if __name__ == "__main__":

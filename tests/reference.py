@@ -15,9 +15,10 @@ import numpy as np
 import torch
 import transformers
 
-from model import GPT, GPTConfig
+from model import GPT, Compute, GPTConfig
 
-GPT2 = GPTConfig(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48, mlp="gelu", bias=True)
+SIZE = dict(block_size=16, vocab_size=65, n_layer=3, n_head=4, n_embd=48)
+GPT2 = GPTConfig(**SIZE, mlp="gelu", bias=True, compute=Compute())
 LLAMA = replace(GPT2, position="rope", norm="rmsnorm", mlp="swiglu", bias=False, tie_embeddings=False)
 CONFIGS = {
     "gpt2": GPT2,

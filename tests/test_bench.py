@@ -11,12 +11,12 @@ import pytest
 
 import bench
 from config.options import Options
-from parallel import sharding
 from parallel.mesh import make_mesh
 from tests.helpers import refusal, run_python
 from tools.benchmarks import variants as measured
 from tools.benchmarks.profile import HLO, STEPS
 from tools.benchmarks.report import read_report
+from training import step as training_step
 
 TINY = dict(n_layer=2, n_head=4, n_embd=32, block_size=16, batch_size=3, gradient_accumulation_steps=2)
 TOKENS = 2 * 3 * 16  # of a step
@@ -55,14 +55,14 @@ def clock(monkeypatch):
         step.memory_analysis, step.as_text = compiled.memory_analysis, compiled.as_text
         return step
 
-    class Batches(sharding.Batches):
+    class Batches(training_step.Batches):
         def __call__(self, *which):
             clock.now += 0.0625
             return super().__call__(*which)
 
     monkeypatch.setattr(measured, "time", clock)
     monkeypatch.setattr(measured, "compile_step", slow_to_compile)
-    monkeypatch.setattr(sharding, "Batches", Batches)
+    monkeypatch.setattr(training_step, "Batches", Batches)
     return clock
 
 

@@ -74,13 +74,14 @@ SHAPES = {
     "llama, tied": LLAMA | dict(n_kv_head=1, n_hidden=100),
     "llama 3": LLAMA | dict(rope_theta=500000.0, rope_scaling=32.0, n_kv_head=None),
     "llama, µP": LLAMA | dict(mup_base_width=8),
-    "mistral": LLAMA | dict(window=5),
+    "mistral": LLAMA | dict(window=5, tie_embeddings=False),
     "llama, wide heads": LLAMA | dict(head_dim=12),
     "qwen2": LLAMA | dict(qkv_bias=True),
     "qwen2, window": LLAMA | dict(qkv_bias=True, window=5),
     "qwen3": LLAMA | dict(qk_norm=True, head_dim=12),
 }
-RARE = ("llama, tied", "llama, wide heads", "llama, µP", "qwen2, window", "gpt2, untied, relu2")
+RARE = ("gpt2, exact gelu", "gpt2, untied, relu2", "llama", "llama, tied", "llama, wide heads")
+RARE += ("llama, µP", "qwen2, window")
 CLASSES = {"gpt2": GPT2LMHeadModel, "llama": LlamaForCausalLM, "mistral": MistralForCausalLM}
 CLASSES |= {"qwen2": Qwen2ForCausalLM, "qwen3": Qwen3ForCausalLM}
 CHARACTERS = CharTokenizer("".join(map(chr, range(33, 98)))).description
@@ -269,7 +270,7 @@ def test_characters_are_encoded_one_by_one_and_no_other_is_taken(tmp_path):
     assert from_json(read_tokenizer(tmp_path)).encode("a b").tolist() == tokenizer.encode("a b").tolist()
 
 
-@pytest.mark.parametrize("lora", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("lora", [False, *slowly(True)])
 def test_a_chat_model_goes_out_as_it_came_in(tiny, tmp_path, lora):
     source = tmp_path / "llama"
     save_llama(source)
@@ -351,9 +352,7 @@ LLAMA_ALL = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in 
     [
         ("gpt2", "all", GPT2_ALL),
         ("gpt2", "c_q,c_v", {"attn.c_attn": 2}),
-        pytest.param("llama", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        pytest.param("qwen2", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
-        pytest.param("qwen3", "all", dict.fromkeys(LLAMA_ALL, 1), marks=pytest.mark.slow),
+        *slowly(*((name, "all", dict.fromkeys(LLAMA_ALL, 1)) for name in ("llama", "qwen2", "qwen3"))),
     ],
 )
 def test_peft_computes_the_same(lora_run, name, targets, theirs, tmp_path):

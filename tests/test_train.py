@@ -46,6 +46,7 @@ from tests.helpers import (
     run_python,
     saved_iterations,
     saved_state,
+    slowly,
     start_python,
     wait_until,
 )
@@ -147,7 +148,7 @@ def test_trains_and_samples_with_a_document_mask(tiny, tmp_path):
     assert records(tmp_path / "out")[-1]["val/loss"] < math.log(50257)
 
 
-@pytest.mark.parametrize("vocab_size", [1500, 60000])
+@pytest.mark.parametrize("vocab_size", [60000, *slowly(1500)])
 def test_nanogpts_bins_train_with_the_vocab_size_that_is_given_and_are_evaluated(tiny, tmp_path, vocab_size):
     (tmp_path / "bins").mkdir()
     for split in ("train", "val"):
@@ -190,10 +191,7 @@ def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "sampling, dtype, optimizer",
-    [
-        pytest.param("random", "float32", "adamw", marks=pytest.mark.slow),
-        pytest.param("epoch", "bfloat16", "muon", marks=pytest.mark.slow),
-    ],
+    slowly(("random", "float32", "adamw"), ("epoch", "bfloat16", "muon")),
 )
 def test_resumed_run_is_one_never_stopped_to_the_bit(tiny, tmp_path, sampling, dtype, optimizer, request):
     """30 steps of 8 rows go through the 187 windows of an epoch once, and on."""
@@ -266,7 +264,8 @@ def log(out: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.parametrize("signals", [["SIGINT"], ["SIGHUP", "SIGHUP"]])  # a terminal that closes sends two
+# A terminal that closes sends two.
+@pytest.mark.parametrize("signals", [["SIGINT"], *slowly(["SIGHUP", "SIGHUP"])])
 def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
     first_run, tiny, tmp_path, monkeypatch, capsys, signals
 ):
@@ -291,7 +290,7 @@ def test_ctrl_c_while_compiling_saves_and_the_run_goes_on(
     assert iterations(tmp_path, EVALUATION) == [0, 5, 10]
 
 
-@pytest.mark.parametrize("at", [5, *(pytest.param(at, marks=pytest.mark.slow) for at in (0, 10))])
+@pytest.mark.parametrize("at", [5, *slowly(0, 10)])
 def test_sigterm_during_an_evaluation_stops_it_at_the_next_batch(first_run, tiny, tmp_path, monkeypatch, at):
     """The run saves what it would have evaluated, and, resumed, evaluates that first: as if never stopped."""
 

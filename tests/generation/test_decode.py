@@ -10,16 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fast import Fast
 from generation import decode as decoding
 from generation.cache import Cache, forward_with_cache, unstack_blocks
 from generation.decode import CHUNK, Settings, generate, prepare
-from model import GPT, GPTConfig
+from model import GPT, Compute, GPTConfig
 from tests.models import changed
 
 SHAPE = dict(block_size=40, vocab_size=65, n_layer=2, n_head=4, n_embd=32)
 CONFIGS = {
-    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True),
-    "llama": GPTConfig(**SHAPE, position="rope", norm="rmsnorm", n_kv_head=2, qk_norm=True),
+    "gpt2": GPTConfig(**SHAPE, mlp="gelu", bias=True, compute=Compute()),
+    "llama": GPTConfig(**SHAPE, position="rope", norm="rmsnorm", n_kv_head=2, qk_norm=True, compute=Fast()),
 }
 S = SHAPE["block_size"]
 KEY = jax.random.key(7)

@@ -10,7 +10,7 @@ from generation.decode import PLAIN, Settings, generate, keys_of_rows
 from generation.engine import Engine, Request
 from generation.slots import LIKELIEST, decode_slots, prefill_slots
 from parallel.mesh import make_mesh, shard
-from tests.helpers import MODERN
+from tests.helpers import MODERN, slowly
 from tests.models import TINY, changed, forward, large
 from tools.inside.views import nats
 
@@ -67,7 +67,7 @@ def together(engine: Engine, requests: list[Request], most=lambda step: 32) -> l
     return made
 
 
-@pytest.mark.parametrize("slots", [5, 16])
+@pytest.mark.parametrize("slots", [5, *slowly(16)])
 def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
     """Greedy and sampled, told and not, short and past block_size, entering and leaving at any token."""
     requests = [request(seed) for seed in range(18)]
@@ -160,7 +160,7 @@ def test_eight_short_prompts_are_read_in_one_call(long_model, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize("mesh", ["data:1", pytest.param("tensor:2", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mesh", ["data:1", *slowly("tensor:2")])
 def test_once_all_is_compiled_no_request_compiles(mesh, caplog):
     """Prompts have any length, come alone or together, and ask for log-probabilities and penalties or not."""
     with jax.set_mesh(make_mesh(mesh)):

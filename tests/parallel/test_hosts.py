@@ -33,6 +33,7 @@ from tests.helpers import (
     records,
     refusal,
     saved_state,
+    slowly,
     start_python,
     wait_until,
 )
@@ -293,7 +294,7 @@ with hosts(options), jax.set_mesh(make_mesh(options.mesh)):
 """
 
 
-@pytest.mark.parametrize("run", [pytest.param("one", marks=pytest.mark.slow), "two"])
+@pytest.mark.parametrize("run", ["two", *slowly("one")])
 def test_checkpoint_of_one_or_two_processes_is_the_same_read_by_one_or_two(run, request, tiny, tmp_path):
     out, port = request.getfixturevalue(run), free_port()
     state = saved_state(out, 30)

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from config.options import Options
-from model import GPTConfig
+from model import Compute, GPTConfig
 from parallel.mesh import check_fit, make_mesh, parse
 from tests.helpers import refusal
 
@@ -63,7 +63,8 @@ def test_a_mesh_of_fewer_devices_says_so(capsys):
 )
 def test_what_the_mesh_cannot_split_evenly_is_one_line(mesh, changes, says):
     options = replace(Options(), **(dict(batch_size=8, n_embd=64, n_head=4) | changes))
-    config = GPTConfig(n_embd=options.n_embd, n_head=options.n_head, n_kv_head=options.n_kv_head)
+    shape = {name: getattr(options, name) for name in ("n_embd", "n_head", "n_kv_head")}
+    config = GPTConfig(**shape, compute=Compute())
     assert says in refusal(
         check_fit, make_mesh(mesh), config, options.batch_size, options.gradient_accumulation_steps
     )

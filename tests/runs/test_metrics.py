@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from model import GPTConfig
+from model import Compute, GPTConfig
 from runs import metrics as metrics_module
 from runs.hardware import peak_memory
 from runs.metrics import Metrics, Speed, flops_per_token
@@ -28,7 +28,7 @@ def options(tmp_path):
 
 
 def start(options, at=0, evaluated=False):
-    return Metrics(options, at, GPTConfig(), devices=1, evaluated=evaluated)
+    return Metrics(options, at, GPTConfig(compute=Compute()), devices=1, evaluated=evaluated)
 
 
 def report(i, **changes):
@@ -202,7 +202,7 @@ def test_a_damaged_record_is_dropped_alone_and_ends_no_run(options):
 
 OPTIONS = replace(Options(), gradient_accumulation_steps=2, batch_size=3, block_size=5)
 TOKENS = 2 * 3 * 5
-CONFIG = changed(GPTConfig(block_size=5), dtype="bfloat16")
+CONFIG = GPTConfig(block_size=5, compute=Compute("bfloat16"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The optimizers next to PyTorch's AdamW, and to Muon in NumPy; Muon on a mesh."""
+"""Learning rates and optimizers next to nanoGPT's, PyTorch's AdamW and Muon in NumPy; Muon on a mesh."""
 
 import math
 from dataclasses import replace
@@ -11,20 +11,80 @@ import pytest
 import torch
 
 from config.options import Options
-from model import GPTConfig, leaf_name
+from model import Compute, GPTConfig, leaf_name
 from parallel.mesh import make_mesh
-from tests.helpers import named_arrays, random_batch
+from tests.helpers import named_arrays, random_batch, slowly
 from tests.models import changed
-from tests.training.test_schedule import nanogpt_learning_rate
 from training.lora import add_adapters, partition_trainable
-from training.optimizer import make_optimizer
+from training.optimizer import learning_rate, make_optimizer
 from training.state import create_state, model_config
 from training.step import compile_step
+
+# --- the learning rate ---
+
+
+def nanogpt_learning_rate(o, it):
+    if it < o.warmup_iters:
+        return o.learning_rate * (it + 1) / (o.warmup_iters + 1)
+    if it > o.lr_decay_iters:
+        return o.min_lr
+    ratio = (it - o.warmup_iters) / (o.lr_decay_iters - o.warmup_iters)
+    return o.min_lr + 0.5 * (1 + math.cos(math.pi * ratio)) * (o.learning_rate - o.min_lr)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        dict(warmup_iters=0, lr_decay_iters=100, learning_rate=1.0, min_lr=0.0),
+        dict(warmup_iters=100, lr_decay_iters=5000, learning_rate=1e-3, min_lr=1e-4),
+        dict(warmup_iters=10, lr_decay_iters=11),
+    ],
+)
+def test_learning_rate_is_nanogpts(changes):
+    options = replace(Options(), **changes)
+    warmup, end = options.warmup_iters, options.lr_decay_iters
+    marks = {0, 1, warmup - 1, warmup, warmup + 1, (warmup + end) // 2, end - 1, end, end + 1, 2 * end}
+    steps = sorted({step for step in marks | set(range(0, 2 * end, max(end // 50, 1))) if step >= 0})
+    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.array(steps))
+    assert ours.dtype == jnp.float32
+    # Float32 holds the angle, at most pi, to about 2^-22, and so the cosine: 1e-6 of the highest rate.
+    theirs = [nanogpt_learning_rate(options, step) for step in steps]
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-6 * options.learning_rate)
+
+
+def test_the_learning_rate_is_constant_without_decay():
+    options = replace(Options(), decay_lr=False, learning_rate=3e-4, warmup_iters=10, lr_decay_iters=20)
+    for schedule in ("cosine", "wsd", "constant"):
+        for step in (0, 5, 15, 30):
+            assert learning_rate(replace(options, schedule=schedule), step) == np.float32(3e-4)
+
+
+@pytest.mark.parametrize("warmup, end", [(10, 100), (0, 7), (90, 100)])
+def test_wsd_warms_up_stays_and_decays_in_the_last_fifth(warmup, end):
+    options = replace(Options(), schedule="wsd", learning_rate=1.0, min_lr=0.25)
+    options = replace(options, warmup_iters=warmup, lr_decay_iters=end)
+    start = max(warmup, 0.8 * end)
+    corners = [(0, 1 / (warmup + 1)), (warmup, 1.0), (start, 1.0), (end, 0.25), (2 * end, 0.25)]
+    steps = np.arange(2 * end)
+    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.array(steps))
+    # Float32 holds a part of the decay to 2^-24, after a step number below 2^8 minus the start of the decay.
+    np.testing.assert_allclose(ours, np.interp(steps, *zip(*corners, strict=True)), rtol=0, atol=2**-15)
+
+
+def test_a_constant_schedule_warms_up():
+    options = replace(Options(), schedule="constant", learning_rate=3e-4, warmup_iters=3, lr_decay_iters=5)
+    ours = jax.vmap(lambda step: learning_rate(options, step))(jnp.arange(8))
+    np.testing.assert_allclose(ours, 3e-4 * np.minimum(np.arange(1, 9) / 4, 1), rtol=2**-22)
+
+
+# --- an update ---
 
 # Every kind of parameter there is: biases, norms of queries and keys, and a head of its own.
 EVERYTHING = GPTConfig(
     **dict(block_size=8, vocab_size=11, n_layer=2, n_head=4, n_kv_head=2, n_embd=16),
     **dict(bias=True, qk_norm=True, tie_embeddings=False),
+    compute=Compute(),
 )
 MATRICES = {
     *(f"blocks.attn.{name}.weight" for name in ("c_q", "c_k", "c_v", "c_proj")),
@@ -232,10 +292,7 @@ def first_step(mesh, options):
         return before, after
 
 
-@pytest.mark.parametrize(
-    "optimizer",
-    ["adamw", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS[1:])],
-)
+@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
 def test_moments_lie_on_the_mesh_as_their_parameters_do(optimizer):
     _, state = first_step("data:2,fsdp:2,tensor:2", replace(TINY, optimizer=optimizer))
     shardings = {leaf_name(path): x.sharding for path, x in jax.tree.leaves_with_path(state.model)}

@@ -26,6 +26,7 @@ from tests.helpers import (
     records,
     refusal,
     save_run,
+    slowly,
     start_python,
 )
 from tests.models import changed
@@ -51,27 +52,29 @@ VARIANTS = {
     "bf16": replace(GPT2, dtype="bfloat16"),
     "remat, unrolled": replace(GPT2, remat="block", unroll=3),
     "lora": replace(LLAMA, lora_rank=2),
-    "modern, µP, dropout": replace(
-        GPT2, **MODERN | dict(bias=False), mup_base_width=4, n_layer=4, dropout=0.2
+    "many tokens, modern, µP, dropout": replace(
+        GPT2, **MODERN | dict(bias=False), mup_base_width=4, n_layer=4, batch_size=16, dropout=0.2
     ),
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
 PIPELINES = [  # every schedule on several meshes, and every variant on one
-    pytest.param("gpt2, dropout", "stage:4", GPIPE, marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "stage:2", {}, marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "stage:8", {}, marks=pytest.mark.slow),
     ("gpt2, dropout", "stage:4", INTERLEAVED),
-    pytest.param("gpt2, dropout", "stage:2,data:2,fsdp:2", {}, marks=pytest.mark.slow),
-    pytest.param("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED, marks=pytest.mark.slow),
-    pytest.param("llama", "stage:2,fsdp:2,tensor:2", {}, marks=pytest.mark.slow),
-    ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
-    pytest.param("llama", "stage:2,tensor:2,data:2", GPIPE | dict(virtual_stages=4), marks=pytest.mark.slow),
-    pytest.param("llama, documents", "stage:4,fsdp:2", {}, marks=pytest.mark.slow),
-    pytest.param("one microbatch, dropout", "stage:4", {}, marks=pytest.mark.slow),
-    pytest.param("bf16", "stage:4", {}, marks=pytest.mark.slow),
-    pytest.param("remat, unrolled", "stage:2", {}, marks=pytest.mark.slow),
-    pytest.param("lora", "stage:2,fsdp:2", INTERLEAVED, marks=pytest.mark.slow),
-    ("modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    ("many tokens, modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
+    *slowly(
+        ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
+        ("gpt2, dropout", "stage:4", GPIPE),
+        ("gpt2, dropout", "stage:2", {}),
+        ("gpt2, dropout", "stage:8", {}),
+        ("gpt2, dropout", "stage:2,data:2,fsdp:2", {}),
+        ("gpt2, dropout", "stage:2,fsdp:2,tensor:2", INTERLEAVED),
+        ("llama", "stage:2,fsdp:2,tensor:2", {}),
+        ("llama", "stage:2,tensor:2,data:2", GPIPE | dict(virtual_stages=4)),
+        ("llama, documents", "stage:4,fsdp:2", {}),
+        ("one microbatch, dropout", "stage:4", {}),
+        ("bf16", "stage:4", {}),
+        ("remat, unrolled", "stage:2", {}),
+        ("lora", "stage:2,fsdp:2", INTERLEAVED),
+    ),
 ]
 
 # As helpers.FLOAT32_ROUNDING, but the passes of eight layers are about 300 operations in a row, the products
@@ -105,12 +108,9 @@ SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
 @pytest.mark.parametrize(
     "create, mesh",
     [
-        pytest.param(SPLASH, "stage:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
-        pytest.param(CUDNN, "stage:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
         (CUDNN, "data:2,fsdp:2,tensor:2"),
-        pytest.param(SPLASH, "data:2,fsdp:2,tensor:2", marks=pytest.mark.slow),
-        pytest.param(SPLASH, "stage:4,data:2", marks=pytest.mark.slow),
-        pytest.param(CUDNN, "stage:4,data:2", marks=pytest.mark.slow),
+        *slowly((SPLASH, "data:2,fsdp:2,tensor:2"), (SPLASH, "stage:4,data:2"), (CUDNN, "stage:4,data:2")),
+        *slowly((SPLASH, "stage:2,fsdp:2,tensor:2"), (CUDNN, "stage:2,fsdp:2,tensor:2")),
     ],
 )
 def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device(create, mesh):

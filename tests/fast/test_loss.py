@@ -29,9 +29,13 @@ def inputs(B=4, T=14, D=32, V=100):
     return x, head / 2, targets
 
 
-def value_and_gradients(x, head, targets, compute=WHOLE, loss=chunked_loss):
-    """The loss, and its gradients with respect to x and head, as numpy arrays."""
-    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, head, targets, compute)
+def value_and_gradients(x, head, targets, compute=WHOLE, scale=1):
+    """The loss times `scale`, and its gradients with respect to x and head, as numpy arrays."""
+
+    def loss(x, head):
+        return scale * compute.loss(x, head, targets)
+
+    value, gradients = jax.value_and_grad(loss, argnums=(0, 1))(x, head)
     return np.asarray(value), *map(np.asarray, gradients)
 
 
@@ -63,26 +67,9 @@ def test_loss_and_gradients_are_pytorchs_whatever_the_chunks(T, max_logits, n_ch
         assert distance(ours, theirs) < ROUNDING
 
 
-def test_it_is_the_plain_loss_of_all_the_logits():
-    x, head, targets = inputs()
-
-    def plain(x, head, targets, _):
-        return Compute().loss(x, head, targets)
-
-    found, expected = (value_and_gradients(x, head, targets, HALVES, loss) for loss in (chunked_loss, plain))
-    for ours, theirs in zip(found, expected, strict=True):
-        assert distance(ours, theirs) < ROUNDING
-    assert Compute().loss(x, head, np.full_like(targets, -1)) == 0
-
-
 def test_a_gradient_is_scaled_by_what_follows_the_loss():
-    x, head, targets = inputs()
-
-    def scaled(*arguments):
-        return 3 * chunked_loss(*arguments)
-
-    _, *expected = value_and_gradients(x, head, targets)
-    _, *found = value_and_gradients(x, head, targets, loss=scaled)
+    _, *expected = value_and_gradients(*inputs())
+    _, *found = value_and_gradients(*inputs(), scale=3)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, 3 * theirs, rtol=ROUNDING)
 
@@ -94,7 +81,7 @@ def test_a_device_holds_so_many_logits_and_stages_do_not_share_them(mesh, n_chun
         assert len(chunks(x, targets, 100, max_logits=4 * 4 * 100)[0]) == n_chunks
 
 
-@pytest.mark.parametrize("compute", [WHOLE, HALVES])
+@pytest.mark.parametrize("compute", [WHOLE, HALVES, Compute()])
 def test_without_a_target_the_loss_and_its_gradients_are_zero(compute):
     x, head, targets = inputs()
     value, *gradients = value_and_gradients(x, head, np.full_like(targets, -1), compute)

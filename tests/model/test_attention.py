@@ -1,0 +1,165 @@
+"""Attention: how far each pair of a head turns, and which tokens a token reads."""
+
+from dataclasses import replace
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from fast import Fast
+from model import GPT, Compute, GPTConfig, causal_mask, inverse_frequencies, rotation
+from tests.helpers import FLOAT32_ROUNDING, distance
+from tests.models import TINY, changed, forward, large, nll, random_tokens
+
+C, THETA = 16, 10000.0
+
+
+def turned(x, positions):
+    """x of shape (B, heads, T, C), turned as in attention."""
+    shape = dict(n_head=1, n_embd=C, position="rope", rope_theta=THETA)
+    return rotation(GPTConfig(**shape, compute=Compute()), positions)(x)
+
+
+def random(*shape, seed=0):
+    return jax.random.normal(jax.random.key(seed), shape)
+
+
+@pytest.mark.parametrize("array", [np.asarray, jnp.asarray])
+def test_each_pair_turns_by_its_position_times_its_frequency(array):
+    x, positions = random(2, 3, 5, C), np.array([[0, 1, 2, 3, 4], [7, 100, 101, 3, 0]])
+    x64 = np.asarray(x, np.float64)
+    angles = positions[:, None, :, None] * THETA ** (-2 * np.arange(C // 2) / C)
+    as_complex = (x64[..., : C // 2] + 1j * x64[..., C // 2 :]) * np.exp(1j * angles)
+    expected = np.concatenate([as_complex.real, as_complex.imag], -1)
+    # A float32 angle of up to 101 is off by up to 101 * 2^-24 of a power's few roundings; x is up to 4.
+    np.testing.assert_allclose(turned(x, array(positions)), expected, rtol=0, atol=4 * 4 * 101 * 2**-24)
+    assert turned(x.astype(jnp.bfloat16), array(positions)).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize("eot, made", [(None, False), (7, True)])
+def test_the_table_is_a_constant_of_the_program_unless_it_depends_on_the_tokens(eot, made):
+    config = replace(TINY, position="rope", document_start=eot)
+    gradient = jax.jit(jax.grad(lambda model, tokens: model(tokens).sum()))
+    model = GPT(config, key=jax.random.key(0))
+    compiled = gradient.lower(model, random_tokens(config)).compile().as_text()
+    assert ("sine(" in compiled) == made
+
+
+@pytest.mark.parametrize("scaling", [8.0, 32.0])
+def test_llama_3s_frequencies_are_those_of_transformers(scaling):
+    rope = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": scaling}
+    rope |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    config = LlamaConfig(hidden_size=128, num_attention_heads=1, head_dim=128, rope_parameters=rope)
+    expected = LlamaRotaryEmbedding(config).inv_freq.numpy()
+    found, unscaled = (inverse_frequencies(128, 500000.0, factor) for factor in (scaling, 1.0))
+    assert (expected < np.asarray(unscaled) * 0.99).sum() > 10
+    # transformers' are a power, a clip and a few products in float32, each exact to 2^-24 relative to its
+    # result, the power to a few of that per unit of the exponent's logarithm, 13.
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+# --- the mask ---
+
+
+@pytest.mark.parametrize("window", [None, 1, 3, 20])
+@pytest.mark.parametrize("begins", [None, [[0, 0, 0, 3, 3, 5, 5, 5], [0, 1, 1, 1, 1, 1, 1, 1]]])
+def test_a_token_reads_the_last_tokens_up_to_itself_of_its_document(window, begins):
+    T = 8
+    documents = None if begins is None else jnp.array(begins)
+    found = causal_mask(jnp.arange(T)[None], T, window, documents)
+    for row, begin in zip(found, begins or [[0] * T], strict=True):
+        for t in range(T):
+            first = max(begin[t], t + 1 - (window or T))
+            assert [s for s in range(T) if row[t, s]] == list(range(first, t + 1))
+
+
+# --- it looks only back ---
+
+
+def dependence(model, tokens, targets):
+    """Return (loss at t, embedding at s), True where the first depends on the second.
+
+    Every token occurs once, so the gradient for its row of wte is that for one position's embedding.
+    """
+    by_embedding = jax.jit(
+        jax.jacrev(lambda wte: nll(eqx.tree_at(lambda m: m.wte, model, wte)(tokens), targets)[0])
+    )(model.wte)
+    return (by_embedding[:, tokens[0]] != 0).any(-1)
+
+
+@pytest.mark.parametrize(
+    "position, n_kv_head, compute", [("learned", 4, Compute()), ("rope", 2, Fast("bfloat16", unroll=1))]
+)
+def test_no_position_depends_on_later_tokens(position, n_kv_head, compute):
+    T = 6
+    variant = dict(position=position, n_kv_head=n_kv_head, tie_embeddings=False)
+    model = large(replace(TINY, **variant, compute=compute))
+
+    tokens = jnp.arange(T)[None]
+    np.testing.assert_array_equal(dependence(model, tokens, tokens + T), np.tri(T, dtype=bool))
+
+    later = tokens.at[0, 3:].add(7)
+    same = (forward(model, tokens) == forward(model, later)).all(-1)[0]
+    np.testing.assert_array_equal(same, np.arange(T) < 3)
+
+
+# --- documents in a packed row ---
+
+
+EOT = 64
+PACKED = changed(TINY, document_start=EOT, n_kv_head=2, unroll=1)
+# Two rows: the end of a document and three more, one of them empty; and a row that begins with one.
+LENGTHS = [[5, 7, 1, 3], [4, 12]]
+
+
+def packed_tokens():
+    """(2, 16), and the documents of each row: slices, of which all but row 0's first begin with EOT."""
+    tokens = random_tokens(replace(TINY, vocab_size=EOT))
+    ends = [np.cumsum(lengths) for lengths in LENGTHS]
+    documents = [
+        [slice(end - n, end) for end, n in zip(*row, strict=True)] for row in zip(ends, LENGTHS, strict=True)
+    ]
+    for row, slices in enumerate(documents):
+        for document in slices[row == 0 :]:
+            tokens = tokens.at[row, document.start].set(EOT)
+    return tokens, documents
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_a_document_in_a_packed_row_is_as_if_alone(position):
+    model = large(replace(PACKED, position=position))
+    tokens, documents = packed_tokens()
+    packed = forward(model, tokens)
+    alone = large(replace(model.config, document_start=None))
+    for row, slices in enumerate(documents):
+        for document in slices:
+            expected = forward(alone, tokens[row : row + 1, document])[0]
+            assert distance(packed[row, document], expected) < FLOAT32_ROUNDING
+    assert distance(packed[0], forward(alone, tokens)[0]) > 0.1  # which the mask is there for
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_no_gradient_crosses_from_document_to_document(position):
+    T = 8
+    config = replace(PACKED, position=position, tie_embeddings=False)
+    model = large(config)
+    tokens = jnp.arange(T).at[3].set(EOT)[None]
+    expected = np.tri(T, dtype=bool)
+    expected[3:, :3] = False
+    np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
+
+
+@pytest.mark.parametrize("position", ["learned", "rope"])
+def test_through_a_window_a_layer_reads_no_further_back(position):
+    T, N, L = 8, 3, 2
+    config = replace(TINY, n_layer=L, window=N, position=position, tie_embeddings=False)
+    model, tokens = large(config), jnp.arange(T)[None]
+    reach = L * (N - 1)  # each layer reads N - 1 tokens further back
+    expected = np.tri(T, dtype=bool) & ~np.tri(T, k=-reach - 1, dtype=bool)
+    np.testing.assert_array_equal(dependence(model, tokens, tokens), expected)
+    whole = large(replace(config, window=None))
+    np.testing.assert_array_equal(forward(large(replace(config, window=T)), tokens), forward(whole, tokens))
