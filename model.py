@@ -1,4 +1,4 @@
-"""The network, all of its mathematics: token ids in, logits and loss out. It imports nothing of the project.
+"""The network, all of its mathematics: token ids in, logits and loss out. It imports nothing else of ours.
 
     model = GPT(GPTConfig(), key=jax.random.key(0))
     logits = model(tokens)                         # (B, T) int32 -> (B, T, V) float32
@@ -11,10 +11,10 @@ have GPT-2's names, but queries, keys and values are separate. All files use the
     C head size (in nanoGPT, C is n_embd)   F MLP hidden   V vocabulary   L layers   A microbatches of a step
     S keys to attend to (T, or the key/value cache's length)   P learned positions   G = H / K
 
-`Compute` has every operation in plain JAX, and this file alone trains. fast.py overrides some operations to
+`Compute` has every operation in plain JAX, which is enough to train. fast.py overrides some of them to
 compute the same faster. Weights, softmax, rotations and the residual stream x are float32. Matrix products
-round their operands to `Compute.dtype` and return `Compute.result`, as norms do: by default both are bfloat16
-on GPUs and TPUs. Attention's scores and the logits are float32.
+round their operands to `Compute.dtype` and return `Compute.result`, which norms return too. Both are float32
+here; fast.py chooses bfloat16 on GPUs and TPUs. Scores and logits are float32, but for fast.py's loss.
 """
 
 import math
@@ -33,20 +33,21 @@ Tokens = Int[Array, "B T"]
 Stream = Float[Array, "B T D"]  # the residual stream, or as large
 Queries = Float[Array, "B H T C"]
 Keys = Float[Array, "B K S C"]  # or values
-Mask = Bool[Array, "_ T S"]  # True: the query attends to the key. One row may serve all
+Mask = Bool[Array, "_ T S"]  # True: the query attends to the key. _ is B, or 1 for all rows
 Positions = Int[Array | np.ndarray, "_ T"]
 DropoutKey = PRNGKeyArray | None  # None: no dropout
 LayerKeys = Shaped[PRNGKeyArray, " L"] | None
-# attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C)
+# attend(q, k, v, key): q (B, T, H, C), k and v (B, T, K, C), a key for dropout or None -> (B, T, H, C).
+# Linear layers return heads in this order of axes; matrix products want (B, H, T, C).
 Attend = Callable[..., Float[Array, "B T H C"]]
 
 
-def causal_mask(positions: Positions, S: int, window: int | None, starts: Tokens | None = None) -> Mask:
-    """Return which of S keys each query attends to: those from `starts` to its position, in its window."""
-    positions, keys = positions[:, :, None], jnp.arange(S)
-    mask = keys <= positions
+def causal_mask(indices: Positions, S: int, window: int | None, starts: Tokens | None = None) -> Mask:
+    """Return which of S keys the query at each index attends to: from `starts` to itself, in its window."""
+    indices, keys = indices[:, :, None], jnp.arange(S)
+    mask = keys <= indices
     if window is not None:
-        mask &= keys > positions - window
+        mask &= keys > indices - window
     if starts is not None:
         mask &= keys >= starts[:, :, None]
     return mask
@@ -63,11 +64,11 @@ def cross_entropy(logits: Float[Array, "B T V"], targets: Tokens) -> Float[Array
 class Compute:
     """The operations that layers are made of, each in the plainest JAX."""
 
-    dtype: str = "float32"  # of the operands of matrix products, or bfloat16
-    result: str = "float32"  # of their results
+    dtype: str = "float32"  # of the operands of matrix products: float32 or bfloat16
+    result: str = "float32"  # of the results of matrix products and norms
 
     def product(self, subscripts: str, a: Array, b: Array, result: str | None = None) -> Array:
-        """Compute `einsum` of two arrays. Each index occurs in at least two of a, b and the result."""
+        """Compute `einsum` of two arrays. fast.py needs each index in at least two of a, b and the result."""
         a, b = a.astype(self.dtype), b.astype(self.dtype)
         return jnp.einsum(subscripts, a, b, preferred_element_type=result or self.result)
 
@@ -77,7 +78,7 @@ class Compute:
         return y.reshape(*x.shape[:2], *w.shape[1:])
 
     def lookup(self, table: Float[Array, "V D"], tokens: Tokens) -> Stream:
-        """Return the tokens' rows of the table, rounded to `result`, in float32."""
+        """Return the tokens' rows of the table in float32, rounded to `result`: fast.py moves fewer bytes."""
         return table[tokens].astype(self.result).astype(jnp.float32)
 
     def dropout(self, x: Float[Array, "..."], rate: float, key: DropoutKey) -> Float[Array, "..."]:
@@ -96,17 +97,18 @@ class Compute:
     def attention(
         self, q: Queries, k: Keys, v: Keys, mask: Mask, rate: float = 0.0, key: DropoutKey = None
     ) -> Queries:
-        """Return each query's sum of the values, weighted by `attention_weights`, with dropout of these."""
+        """Return each query's sum of the values, weighted by `attention_weights` after dropout."""
         weights = self.dropout(self.attention_weights(q, k, mask), rate, key)
         return self.product("bkgts,bksc->bkgtc", weights, v).reshape(q.shape)
 
     def row_attention(self, q: Queries, k: Keys, v: Keys, starts, window, rate=0.0, key=None) -> Queries:
-        """Attend within entire rows of T tokens, under the `causal_mask` of starts and window."""
-        mask = causal_mask(jnp.arange(T := q.shape[2])[None], T, window, starts)
+        """Attend among all T tokens of a row, under `causal_mask`. fast.py does this in one kernel."""
+        T = q.shape[2]
+        mask = causal_mask(jnp.arange(T)[None], T, window, starts)
         return self.attention(q, k, v, mask, rate, key)
 
     def blocks(self, blocks: "Block", x: Stream, attend: Attend, keys: LayerKeys) -> Stream:
-        """Apply stacked blocks in turn: `x = block(x, attend, key)`."""
+        """Apply the stacked blocks in turn: `scan` slices axis L of each array. No keys stay None."""
 
         def layer(x, block_and_key):
             block, key = block_and_key
@@ -115,7 +117,7 @@ class Compute:
         return lax.scan(layer, x, (blocks, keys))[0]
 
     def nats(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, " B"]:
-        """Return the sum of each row's cross entropy: x are features, targets below 0 do not count."""
+        """Return each row's cross entropy from features x, summed over the targets that are not below 0."""
         return cross_entropy(self.product("btd,vd->btv", x, head, "float32"), targets).sum(-1)
 
     def loss(self, x: Stream, head: Float[Array, "V D"], targets: Tokens) -> Float[Array, ""]:
@@ -125,7 +127,7 @@ class Compute:
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """A model's shape, and how it is computed. Raises ValueError for fields that make no model together."""
+    """A model's shape, and how it is computed. Raises ValueError for fields that do not fit together."""
 
     block_size: int = 1024  # tokens per sequence
     vocab_size: int = 50304  # tokens it knows: GPT-2's 50257, rounded up to a multiple of 64
@@ -144,10 +146,10 @@ class GPTConfig:
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: int | None = None  # tokens that a token attends to, itself the last, as in Mistral; None: all
-    tie_embeddings: bool = True  # the head is the token embedding, transposed
+    window: int | None = None  # how many tokens one attends to, itself included, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head has the token embedding's weights
     dropout: float = 0.0  # rate for embeddings, attention and residuals
-    document_start: int | None = None  # a token that begins a document, which attends to no earlier one
+    document_start: int | None = None  # the token that begins a document; none attends to an earlier one
     compute: Compute = Compute()
 
     def __post_init__(self):
@@ -179,7 +181,7 @@ class GPTConfig:
         return 0.02 / math.sqrt(2 * self.n_layer)
 
     def build(self, key: PRNGKeyArray) -> "GPT":
-        """Make the model. The config in variants.py overrides this."""
+        """Make the model. The config of variants.py overrides this."""
         return GPT(self, key=key)
 
 
@@ -242,11 +244,11 @@ def rotation(config: GPTConfig, positions: Positions) -> Callable:
         return lambda x: x
     inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
     angles = positions.astype(np.float32)[:, None, :, None] * inv_freq  # (_, 1, T, C / 2)
-    # NumPy's table is a constant of the program. XLA would compute another one for each row and head.
+    # NumPy makes the table a constant of the program; XLA would compute jnp's again for each row and head.
     xp = np if isinstance(angles, np.ndarray) else jnp
     cos, sin = xp.cos(angles), xp.sin(angles)
 
-    def rotate(x):
+    def rotate(x):  # (B, heads, T, C)
         a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
@@ -257,7 +259,7 @@ def inverse_frequencies(head_size: int, theta: float, scaling: float = 1.0) -> F
     """Return the radians per position by which each of the C/2 pairs turns.
 
     `scaling` is Llama 3's, for longer contexts (arXiv:2407.21783): pairs that turn less than once in the 8192
-    tokens of its first training turn `scaling` times slower, those that turn more than four times stay.
+    tokens of its first context turn `scaling` times slower, more than four times unchanged, between a mix.
     """
     inv_freq = theta ** (-np.arange(0, head_size, 2) / head_size)
     turns = inv_freq * 8192 / (2 * math.pi)
@@ -270,13 +272,14 @@ def causal_attention(config: GPTConfig, tokens: Tokens) -> tuple[Positions, Atte
 
     A token attends to its document up to itself, at most to the last `window` tokens.
     """
-    positions, starts = np.arange(tokens.shape[1], dtype=np.int32)[None], None  # constants of the program
+    positions = np.arange(tokens.shape[1], dtype=np.int32)[None]  # (1, T), a constant of the program
+    starts = None
     if config.document_start is not None:
         starts = document_starts(tokens, config.document_start, positions)
         positions = positions - starts
     rotate = rotation(config, positions)
 
-    @jax.named_scope("attention")
+    @jax.named_scope("attention")  # its name in profiles
     def attend(q, k, v, key=None):
         q, k, v = rotate(q.swapaxes(1, 2)), rotate(k.swapaxes(1, 2)), v.swapaxes(1, 2)  # (B, heads, T, C)
         y = config.compute.row_attention(q, k, v, starts, config.window, config.dropout, key)
@@ -286,7 +289,7 @@ def causal_attention(config: GPTConfig, tokens: Tokens) -> tuple[Positions, Atte
 
 
 def document_starts(tokens: Tokens, start: int, indices: Positions, begun: Array | int = 0) -> Tokens:
-    """Return the index in the row at which each token's document begins: the last `start`, or `begun`."""
+    """Return where in the row each token's document begins: at the last `start`, or `begun` without one."""
     return lax.cummax(jnp.where(tokens == start, indices, begun), axis=1)
 
 
@@ -322,7 +325,7 @@ class Attention(eqx.Module):
         return self.config.compute.dropout(y, self.config.dropout, output_key)
 
 
-# `jax.checkpoint` keeps only the inputs for the backward pass: recomputing is faster than rereading.
+# `jax.checkpoint` keeps only the inputs for the backward pass: recomputing the rest beats rereading it.
 ACTIVATIONS = {
     "gelu": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=True)),
     "gelu_erf": jax.checkpoint(lambda x: jax.nn.gelu(x, approximate=False)),
@@ -332,7 +335,7 @@ ACTIVATIONS = {
 
 
 class MLP(eqx.Module):
-    """Linear layers around an activation: GELU (GPT-2's tanh form), squared ReLU or SwiGLU."""
+    """Linear layers around an activation: GELU (GPT-2's tanh form, or exact), squared ReLU or SwiGLU."""
 
     c_gate: Linear | None  # D -> F, for swiglu
     c_fc: Linear  # D -> F
@@ -414,7 +417,7 @@ class GPT(eqx.Module):
 
     def embed(self, tokens: Tokens, positions: Positions, key: DropoutKey = None) -> Stream:
         """Add token and position embeddings. Raises ValueError for more tokens than learned positions."""
-        x = self.config.compute.lookup(self.wte, tokens)  # rounded, but stored as float32
+        x = self.config.compute.lookup(self.wte, tokens)
         if self.wpe is not None:
             if (T := tokens.shape[1]) > len(self.wpe):  # JAX would clamp the indices silently
                 raise ValueError(f"{T} tokens are more than block_size={len(self.wpe)} positions")
@@ -431,5 +434,5 @@ class GPT(eqx.Module):
 
 
 def leaf_name(path: tuple[Any, ...]) -> str:
-    """Name an array of a model's tree by its path, as in blocks.attn.c_q.weight; `wrapped` is left out."""
+    """Name an array by its path in a model, as in blocks.attn.c_q.weight, without `wrapped` (variants.py)."""
     return jax.tree_util.keystr(path, simple=True, separator=".").replace("wrapped.", "")
