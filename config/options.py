@@ -47,8 +47,8 @@ class ModelShape:
     bias: bool = False  # biases in the linear layers and layernorms
     qkv_bias: bool = False  # biases of queries, keys and values alone, as in Qwen2
     qk_norm: bool = False  # normalise queries and keys (arXiv:2302.05442)
-    window: Count | None = None  # tokens that a token reads, itself the last, as in Mistral; None: all
-    tie_embeddings: bool = True  # the head is the token embedding, transposed
+    window: Count | None = None  # how many tokens one attends to, itself included, as in Mistral; None: all
+    tie_embeddings: bool = True  # the head has the token embedding's weights
     dropout: Fraction = 0.0  # rate for embeddings, attention and residuals; for finetuning try 0.1+
 
 
@@ -79,7 +79,7 @@ class Options(ModelShape):
     gradient_accumulation_steps: Count = 40  # microbatches per step, to simulate larger batches
     batch_size: Count = 12  # sequences per microbatch
     sampling: Literal["random", "epoch"] = "random"  # windows drawn at random, or each once per epoch
-    document_mask: bool = False  # a document, from end-of-text on, reads no other
+    document_mask: bool = False  # tokens attend to their own document alone; end-of-text begins one
     # model
     vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
     attention_gate: bool = False  # scale each head's output by a gate, from the block's input
