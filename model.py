@@ -244,7 +244,7 @@ def rotation(config: GPTConfig, positions: Positions) -> Callable:
         return lambda x: x
     inv_freq = inverse_frequencies(config.head_size, config.rope_theta, config.rope_scaling)
     angles = positions.astype(np.float32)[:, None, :, None] * inv_freq  # (_, 1, T, C / 2)
-    # NumPy makes the table a constant of the program; XLA would compute jnp's again for each row and head.
+    # NumPy makes the table a constant of the program, of the same bits on every device.
     xp = np if isinstance(angles, np.ndarray) else jnp
     cos, sin = xp.cos(angles), xp.sin(angles)
 
