@@ -8,7 +8,6 @@ import codecs
 import functools
 import hashlib
 import json
-import os
 import re
 import shutil
 from abc import ABC, abstractmethod
@@ -17,7 +16,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
@@ -256,14 +254,6 @@ TOKENIZER_FILES = (
 GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
 
 
-def transformers() -> ModuleType:
-    """Import transformers, which takes over a second, without its advice to install PyTorch."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import transformers
-
-    return transformers
-
-
 def read_tokenizer(path: Path) -> dict[str, Any] | None:
     """Describe the tokenizer of a folder, or of a tokenizer.json alone; None for a folder without one.
 
@@ -272,6 +262,8 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
     files = [file for name in TOKENIZER_FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     if not files or (path.is_dir() and files[0].name not in TOKENIZER_FILES[:2]):
         return None
+    import transformers  # here, because it takes over a second
+
     refused = refusing(f"{files[0]}: cannot be used", "mend or download it", Exception)
     with refused, TemporaryDirectory() as copy:
         config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
@@ -279,11 +271,12 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
         (Path(copy) / "config.json").write_text(json.dumps(classes))
         for file in files:
             shutil.copyfile(file, Path(copy) / (file.name if path.is_dir() else "tokenizer.json"))
-        library = transformers()
-        theirs = library.AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            copy, local_files_only=True, trust_remote_code=False
+        )
         ends = config.get("eos_token_id")
         if (path / "generation_config.json").is_file():
-            said = library.GenerationConfig.from_pretrained(copy, local_files_only=True).eos_token_id
+            said = transformers.GenerationConfig.from_pretrained(copy, local_files_only=True).eos_token_id
             ends = ends if said is None else said
         return describe(theirs, ends if isinstance(ends, list) else [ends])
 
