@@ -38,7 +38,7 @@ def template_of(uses: dict[str, Any]) -> Callable[[Messages], str]:
     """Return the function that renders a template as transformers does, in a sandbox."""
     import transformers  # here, because it takes over a second
 
-    theirs = transformers.PreTrainedTokenizerFast(
+    theirs: Any = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),  # the text needs no vocabulary
         chat_template=uses["chat_template"],
         **uses["special_tokens"],
