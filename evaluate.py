@@ -81,7 +81,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     if stride > T:
         raise UserError(f"--stride is {stride}, but the model reads {T} tokens at once: give 1 to {T}")
     name, dataset = find_dataset(tokenizer, model.config.vocab_size, options)
-    batches = Batches(dataset, options.split, options.batch_size, T, seed=0)  # the seed is not used
+    batches = Batches(dataset.tokens(options.split), options.batch_size, T, seed=0)  # the seed is not used
     if not options.add_special_tokens and (start := document_start(tokenizer)) != end_of_text(tokenizer):
         batches.tokens.ids = batches.tokens.ids[batches.tokens.ids != start]
     n = len(batches.tokens) - 1
@@ -105,7 +105,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
 def score(model: GPT, batches: Batches, stride: int) -> tuple[Float[np.ndarray, " R"], float]:
     """Return -log p summed over each window's targets, in nats, and the seconds taken. Raises UserError."""
     tokens, V = batches.tokens, model.config.vocab_size
-    batch = batch_shape(batches.batch_size, batches.block_size)
+    batch = batch_shape(batches.B, batches.T)
     compiled = jax.jit(score_rows).lower(model, batch, batch).compile()
     nats = []
     quiet = True if jax.process_index() > 0 else None  # None: only if stderr is no terminal

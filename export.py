@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from config.files import new_folder
-from hub.export import which_family, write_adapters, write_card, write_model, write_tokenizer
+from hub.export import architecture, which_family, write_adapters, write_card, write_model, write_tokenizer
 from runs.checkpoint import Checkpoints
 from runs.hardware import choose_device
 from runs.load import load_run
@@ -60,7 +60,7 @@ def export_model(options: ExportOptions, folder: Path) -> str:
     facts = {"name": name, "dataset": data, "iteration": iteration, "loss": measured}
     write_card(folder, model, family, **facts)
     upload = f"hf upload <your name>/{shlex.quote(name)} {shlex.quote(options.to)}"
-    return f"{family.architecture} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
+    return f"{architecture(family)} of iter {iteration}: {options.to}\nto the Hugging Face hub: {upload}"
 
 
 def export_adapters(options: ExportOptions, folder: Path) -> str:

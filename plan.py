@@ -101,7 +101,7 @@ def show_ways(own: PlanOptions, options: Options) -> None:
     prepare_to_compile()
     tokens = float(options.tokens_per_step * options.max_iters)
     if own.until:
-        tokens = tokens_until(own.until, model_config(options, meta.vocab_size))
+        tokens = tokens_until(own.until, model_config(options, options.vocab_size or meta.vocab_size))
     limits = [f"${own.budget:g}"] if own.budget else []
     limits += [f"{own.hours:g} hours"] if own.hours else []
     found = ways(options, meta, tokens, own.budget or math.inf, own.hours or math.inf)

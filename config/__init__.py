@@ -15,6 +15,8 @@ from pathlib import Path
 if sys.version_info < (3, 11):  # noqa: UP036
     sys.exit("error: this Python is older than 3.11: make .venv anew with Python 3.11, 3.12 or 3.13")
 
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # no advice to install PyTorch
+
 
 def _refuse(kind, error, trace):
     """Refuse in one line a variable that JAX, Equinox or jaxtyping cannot read; print other errors."""

@@ -12,17 +12,17 @@ import os
 import pickle
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
+import pydantic
 from jaxtyping import Int32, Int64, UInt
 from numpy.lib.stride_tricks import sliding_window_view
-from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
-from pydantic.dataclasses import dataclass
+from pydantic import AfterValidator, Field
 
-from config.command_line import UserError, first_problem
+from config.command_line import UserError
 from config.files import cache_folder, refusing
 from data.tokenizer import END_OF_TEXT, check_description
 
@@ -70,17 +70,16 @@ def prepare_if_missing(dataset: str) -> None:
 
 
 Split = Literal["train", "val"]
-TokenCount = Annotated[int, Field(ge=0, lt=2**53)]  # OpenWebText has 9e9
 
 
-@dataclass(frozen=True, config={"strict": True})
+@pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
 class Meta:
     """The contents of a `meta.json`."""
 
     vocab_size: Annotated[int, Field(gt=0, lt=2**31)]
     tokenizer: Annotated[Any, AfterValidator(check_description)]  # None: the tokens are not text
     dtype: Literal["uint8", "uint16", "uint32", "uint64"]
-    counts: dict[Split, TokenCount] = field(default_factory=dict)
+    counts: dict[Split, int] = field(default_factory=dict)
     sha256: dict[Split, str] = field(default_factory=dict)  # a hash of each file; nanoGPT's have none
     format: Literal[1] = FORMAT
 
@@ -90,25 +89,22 @@ NANOGPT = Meta(50304, {"type": "tiktoken", "name": "gpt2"}, "uint16")
 
 
 def load_meta(dataset: str, vocab_size: int | None = None) -> Meta:
-    """Read a data set's `meta.json`, or describe nanoGPT's bins. `vocab_size`, if given, takes precedence."""
-    folder = dataset_dir(dataset)
-    path, meta = folder / "meta.json", NANOGPT
-    if path.exists():
-        try:
-            meta = TypeAdapter(Meta).validate_json(path.read_bytes())
-        except ValidationError as error:
-            again = "run prepare.py again to write it anew"
-            raise UserError(f"{path}: {first_problem(error)}; {again}") from None
-    elif (folder / "meta.pkl").exists():
+    """Read a data set's `meta.json`, or describe nanoGPT's bins, of `vocab_size` tokens if it is given."""
+    folder, meta = dataset_dir(dataset), NANOGPT
+    if (path := folder / "meta.json").exists():
+        with refusing(f"{path}: cannot be used", "run prepare.py again", pydantic.ValidationError):
+            return pydantic.TypeAdapter(Meta).validate_json(path.read_bytes())
+    if (folder / "meta.pkl").exists():
         meta = read_pickle(folder / "meta.pkl")
     elif vocab_size is None:
         assumed = f"GPT-2's tokens and vocab_size {meta.vocab_size} (--vocab_size=N for another)"
         print(f"note: data set {dataset} has no meta.json: assuming {assumed}", file=sys.stderr)
     elif not END_OF_TEXT["gpt2"] < vocab_size <= meta.vocab_size:
         meta = replace(meta, tokenizer=None)  # other tokens, which nothing describes
-    if is_prepared(folder) and not path.exists():
-        meta = replace(meta, dtype=assume_dtype(folder / "train.bin", vocab_size or meta.vocab_size))
-    return replace(meta, vocab_size=vocab_size) if vocab_size else meta
+    meta = replace(meta, vocab_size=vocab_size or meta.vocab_size)
+    if is_prepared(folder):
+        meta = replace(meta, dtype=assume_dtype(folder / "train.bin", meta.vocab_size))
+    return meta
 
 
 def assume_dtype(path: Path, vocab_size: int) -> str:
@@ -149,8 +145,9 @@ def read_pickle(path: Path) -> Meta:
 class TokenFile:
     """The tokens of a split, mapped from its file. Raises UserError for a damaged one."""
 
-    def __init__(self, path: Path, meta: Meta, split: str):
-        self.path, self.vocab_size = path, meta.vocab_size
+    def __init__(self, folder: Path, split: str, meta: Meta):
+        self.split, self.vocab_size = split, meta.vocab_size
+        self.path = path = folder / f"{split}.bin"
         # An empty file, or one that ends within a token, is a ValueError.
         with refusing(f"{path}: cannot be read", "run the data set's prepare.py", OSError, ValueError):
             self.ids = np.asarray(np.memmap(path, np.dtype(meta.dtype).newbyteorder("<"), mode="r"))
@@ -178,13 +175,10 @@ class Dataset:
     """A prepared data set, found by its name or path. Raises UserError."""
 
     def __init__(self, name: str, vocab_size: int | None = None):
-        self.folder = dataset_dir(name)
-        # `vocab_size` is the model's, which may be padded: meta.json knows better.
-        self.meta = load_meta(name, None if (self.folder / "meta.json").exists() else vocab_size)
+        self.folder, self.meta = dataset_dir(name), load_meta(name, vocab_size)
 
     def tokens(self, split: str) -> TokenFile:
-        """Open a split."""
-        return TokenFile(self.folder / f"{split}.bin", self.meta, split)
+        return TokenFile(self.folder, split, self.meta)
 
 
 Batch = tuple[Int32[np.ndarray, "B T"], Int32[np.ndarray, "B T"]]
@@ -197,43 +191,39 @@ def epoch_order(seed: tuple[int, ...], n: int) -> Int64[np.ndarray, " n"]:
     return np.random.default_rng(seed).permutation(n)
 
 
+@dataclass(frozen=True)
 class Batches:
     """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
-    `sampling="random"` draws windows of block_size tokens that start anywhere, as nanoGPT does. "epoch" cuts
-    the split into windows that do not overlap, and visits each once per epoch, in a new order.
+    `sampling="random"` draws windows of T tokens that start anywhere, as nanoGPT does. "epoch" cuts the split
+    into windows that do not overlap, and visits each once per epoch, in a new order.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        split: str,
-        batch_size: int,
-        block_size: int,
-        seed: int,
-        sampling: str = "random",
-    ):
-        self.tokens = dataset.tokens(split)
-        self.batch_size, self.block_size = batch_size, block_size
-        self.key = (seed, SPLITS.index(split))
-        self.sampling = sampling
-        if len(self.tokens) < block_size + 1:
+    tokens: TokenFile
+    B: int
+    T: int
+    seed: int
+    sampling: str = "random"
+
+    def __post_init__(self):
+        if len(self.tokens) <= self.T:
             raise UserError(
                 f"{self.tokens.path}: {len(self.tokens)} tokens are fewer than block_size + 1 = "
-                f"{block_size + 1}: use a smaller block_size or more text"
+                f"{self.T + 1}: use a smaller block_size or more text"
             )
 
     def __call__(self, i: int) -> Batch:
-        windows = self.tokens.read(self.starts(i), self.block_size + 1)
+        windows = self.tokens.read(self.starts(i), self.T + 1)
         return windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
 
     def starts(self, i: int) -> list[int]:
         """Return where the windows of batch i begin."""
-        B, T, n_tokens = self.batch_size, self.block_size, len(self.tokens)
+        B, T, n_tokens = self.B, self.T, len(self.tokens)
+        key = (self.seed, SPLITS.index(self.tokens.split))
         if self.sampling == "random":
-            return np.random.default_rng((*self.key, i)).integers(n_tokens - T, size=B).tolist()
+            return np.random.default_rng((*key, i)).integers(n_tokens - T, size=B).tolist()
         n = (n_tokens - 1) // T  # windows of an epoch
-        return [T * int(epoch_order((*self.key, j // n), n)[j % n]) for j in range(i * B, (i + 1) * B)]
+        return [T * int(epoch_order((*key, j // n), n)[j % n]) for j in range(i * B, (i + 1) * B)]
 
     def every_window(self, stride: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order as x, y: each token but the first is a target once.
@@ -241,7 +231,7 @@ class Batches:
         Windows begin `stride` tokens apart (default: block_size). Tokens that a window shares with the one
         before are context: their targets are -1, as are those that fill the last batch.
         """
-        B, T = self.batch_size, self.block_size
+        B, T = self.B, self.T
         stride = stride or T
         span = (B - 1) * stride + T + 1  # tokens of a batch
         for begin in range(0, len(self.tokens) - 1 - T + stride, B * stride):

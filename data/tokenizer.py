@@ -8,23 +8,21 @@ import codecs
 import functools
 import hashlib
 import json
-import os
 import re
 import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import asdict, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import ModuleType
 from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Int32
+from numpy.typing import ArrayLike
 from pydantic.dataclasses import dataclass
 
-from config.command_line import NonNegativeInt, UserError, matching, spell
+from config.command_line import NonNegativeInt, matching, spell
 from config.files import read_json, refusing
 
 # The id of "<|endoftext|>". tiktoken knows it only after it has downloaded an encoding.
@@ -57,7 +55,6 @@ class Tokenizer(ABC):
     vocab_size: int
     description: dict[str, Any]  # what `from_json` makes it from
 
-    @abstractmethod
     def encode(
         self, text: str, special: bool = True, add_special_tokens: bool = False
     ) -> Int32[np.ndarray, " T"]:
@@ -66,6 +63,13 @@ class Tokenizer(ABC):
         The name of a special token in the text means that token only if `special`. `add_special_tokens` adds
         the tokens that a pretrained tokenizer puts around a text, such as Llama's <s>.
         """
+        text = text.encode("utf-8", "replace").decode()  # the libraries cannot encode a lone surrogate
+        with refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception):
+            return np.asarray(self.ids_of(text, special, add_special_tokens), np.int32)
+
+    @abstractmethod
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
+        """Return token ids as `encode`; any error refuses the text."""
 
     @abstractmethod
     def bytes_of(self, token: int) -> bytes:
@@ -85,19 +89,18 @@ class CharTokenizer(Tokenizer):
     """Token i is the i-th character of `symbols`. Raises ValueError if one is invalid or comes twice."""
 
     def __init__(self, symbols: str):
-        if not symbols or len(set(symbols)) != len(symbols) or symbols != _replace_surrogates(symbols):
+        valid = symbols.encode("utf-8", "ignore").decode()  # without lone surrogates
+        if not symbols or len(set(symbols)) != len(symbols) or symbols != valid:
             raise ValueError("a character vocabulary needs valid characters, at least one, each only once")
         self.symbols = symbols
         self.description = {"type": "char", "symbols": symbols}
         self.vocab_size = len(symbols)
         self._id_of = {symbol: i for i, symbol in enumerate(symbols)}
 
-    def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
         if missing := sorted(set(text) - self._id_of.keys()):
-            raise UserError(
-                f"the vocabulary of {self.vocab_size} characters lacks {', '.join(map(repr, missing[:10]))}: "
-                "leave them out of the text, or train on data that has them"
-            )
+            lacks = ", ".join(map(repr, missing[:10]))
+            raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
         return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
     def bytes_of(self, token: int) -> bytes:
@@ -117,12 +120,10 @@ class TiktokenTokenizer(Tokenizer):
         self.description = {"type": "tiktoken", "name": name} | uses
         self.vocab_size = self._encoding.n_vocab
 
-    def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
         allowed = {"<|endoftext|>"} if special else set()
-        text = _replace_surrogates(text)
-        with refusing_text(text):  # its regular expression gives up at about a million spaces in a row
-            ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
-        return ids.astype(np.int32)
+        # Its regular expression gives up at about a million spaces in a row.
+        return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
     def bytes_of(self, token: int) -> bytes:
         try:
@@ -139,12 +140,9 @@ class JsonTokenizer(Tokenizer):
         self.description = {"type": "tokenizers", "json": text} | uses
         self.vocab_size = max(self._tokenizer.get_vocab().values(), default=-1) + 1  # the ids may have gaps
 
-    def encode(self, text: str, special: bool = True, add_special_tokens: bool = False) -> np.ndarray:
+    def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
-        text = _replace_surrogates(text)
-        with refusing_text(text):  # a word may have no token
-            encoded = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        return np.array(encoded.ids, np.int32)
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
 
     def bytes_of(self, token: int) -> bytes:
         # The token is decoded after itself, because the first token of a text may lose a space.
@@ -155,11 +153,6 @@ class JsonTokenizer(Tokenizer):
         if "\ufffd" in text and all(symbol in BYTE_OF for symbol in name):
             return bytes(BYTE_OF[symbol] for symbol in name)
         return text.encode()
-
-
-def refusing_text(text: str) -> AbstractContextManager[None]:
-    """Turn any error of a library within into a UserError that shows the text."""
-    return refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception)
 
 
 @functools.lru_cache(maxsize=2)
@@ -243,10 +236,6 @@ def document_start(description: dict | None) -> int | None:
     return end_of_text(description) if start is None else start
 
 
-def _replace_surrogates(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()  # the libraries cannot encode a lone surrogate
-
-
 # The files that a tokenizer is made from. The first two hold vocabularies, and one of them has to be there.
 TOKENIZER_FILES = (
     "tokenizer.json vocab.json merges.txt tokenizer_config.json special_tokens_map.json added_tokens.json "
@@ -254,14 +243,6 @@ TOKENIZER_FILES = (
 ).split()
 # A hash of the sorted vocabulary of OpenAI's GPT-2, whose texts tiktoken encodes wherever the files lie.
 GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
-
-
-def transformers() -> ModuleType:
-    """Import transformers, which takes over a second, without its advice to install PyTorch."""
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    import transformers
-
-    return transformers
 
 
 def read_tokenizer(path: Path) -> dict[str, Any] | None:
@@ -272,19 +253,23 @@ def read_tokenizer(path: Path) -> dict[str, Any] | None:
     files = [file for name in TOKENIZER_FILES if (file := path / name).is_file()] if path.is_dir() else [path]
     if not files or (path.is_dir() and files[0].name not in TOKENIZER_FILES[:2]):
         return None
+    import transformers  # here, because it takes over a second
+
     refused = refusing(f"{files[0]}: cannot be used", "mend or download it", Exception)
     with refused, TemporaryDirectory() as copy:
-        config = read_json(path / "config.json") if (path / "config.json").is_file() else {}
+        config, generation = (
+            read_json(path / name) if (path / name).is_file() else {}
+            for name in ("config.json", "generation_config.json")
+        )
         classes = {name: config[name] for name in ("model_type", "tokenizer_class") if name in config}
         (Path(copy) / "config.json").write_text(json.dumps(classes))
         for file in files:
             shutil.copyfile(file, Path(copy) / (file.name if path.is_dir() else "tokenizer.json"))
-        library = transformers()
-        theirs = library.AutoTokenizer.from_pretrained(copy, local_files_only=True, trust_remote_code=False)
-        ends = config.get("eos_token_id")
-        if (path / "generation_config.json").is_file():
-            said = library.GenerationConfig.from_pretrained(copy, local_files_only=True).eos_token_id
-            ends = ends if said is None else said
+        theirs = transformers.AutoTokenizer.from_pretrained(
+            copy, local_files_only=True, trust_remote_code=False
+        )
+        said = generation.get("eos_token_id")
+        ends = config.get("eos_token_id") if said is None else said
         return describe(theirs, ends if isinstance(ends, list) else [ends])
 
 
@@ -306,6 +291,5 @@ def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
         uses["document_start"] = encoded.ids[0] if encoded.special_tokens_mask[0] else None
     words = json.dumps(sorted(vocabulary.items())).encode()
     if uses.get("document_start") is None and hashlib.sha256(words).hexdigest() == GPT2_SHA256:
-        plain = template is None and "pad_token" not in tokens and uses["eos_token_id"] in ([], [50256])
-        return {"type": "tiktoken", "name": "gpt2"} | ({} if plain else {"uses": uses})
+        return {"type": "tiktoken", "name": "gpt2", "uses": uses}
     return check_description(description)

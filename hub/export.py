@@ -9,13 +9,14 @@ import equinox as eqx
 import jax
 import numpy as np
 import tokenizers
+from einops import rearrange
 from safetensors.numpy import save_file
 
 from config.command_line import UserError
 from config.files import read_json
 from config.options import Options
-from data.tokenizer import end_of_text, end_tokens, from_json, transformers
-from hub.weights import FAMILIES, GPT2, LLAMA3, Family
+from data.tokenizer import end_of_text, end_tokens, from_json
+from hub.weights import FAMILIES, GPT2, LLAMA3, Family, Tensor
 from model import GPT, GPTConfig, leaf_name
 
 # Where tiktoken gets GPT-2's vocabulary from, in two files that transformers reads as they are.
@@ -44,11 +45,18 @@ def which_family(config: GPTConfig) -> Family:
     for family in FAMILIES.values():
         if not (found := obstacles(family, config)):
             return family
-        reasons.append(f"for {family.architecture}: {', '.join(found)}")
+        reasons.append(f"for {architecture(family)}: {', '.join(found)}")
     raise UserError(
         "no class of transformers computes this model; train one with the options of a class that does. "
         f"What stands in the way, {'; '.join(reasons)}"
     )
+
+
+def architecture(family: Family) -> str:
+    """Return the name of the class of transformers that computes a family."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family.model_type]
 
 
 def obstacles(family: Family, config: GPTConfig) -> list[str]:
@@ -83,7 +91,11 @@ def resolved(config: GPTConfig) -> dict[str, Any]:
 def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None) -> None:
     """Write config.json, generation_config.json and model.safetensors."""
     special = special_ids(tokenizer)
-    kind = {"architectures": [family.architecture], "model_type": family.model_type, "torch_dtype": "float32"}
+    kind = {
+        "architectures": [architecture(family)],
+        "model_type": family.model_type,
+        "torch_dtype": "float32",
+    }
     write_json(folder / "config.json", kind | write_config(family, model.config) | special)
     write_json(folder / "generation_config.json", special)
     write_tensors(folder / "model.safetensors", tensors(with_biases(model, family), family))
@@ -132,8 +144,14 @@ def tensors(model: GPT, family: Family) -> dict[str, np.ndarray]:
     for path, leaf in jax.tree.leaves_with_path(model):
         tensor, array = family.tensors[leaf_name(path)], np.asarray(leaf)
         for i, one in enumerate(array if leaf_name(path).startswith("blocks.") else array[None]):
-            parts.setdefault(tensor.name.format(i=i), {})[tensor.part] = tensor.to_theirs(one)
+            parts.setdefault(tensor.name.format(i=i), {})[tensor.part] = to_theirs(tensor, one)
     return {name: np.concatenate([of[i] for i in sorted(of)], axis=-1) for name, of in parts.items()}
+
+
+def to_theirs(tensor: Tensor, array: np.ndarray) -> np.ndarray:
+    """Return the part of their tensor that our array is."""
+    theirs, ours = tensor.pattern.split(" -> ")
+    return rearrange(array, f"{ours} -> {theirs}")
 
 
 def write_tensors(path: Path, tensors: dict[str, np.ndarray]) -> None:
@@ -165,9 +183,11 @@ def write_tokenizer(folder: Path, tokenizer: dict | None, block_size: int) -> No
         case _:
             print("note: transformers has no tokenizer for the tokens of this run: none is written")
             return
+    import transformers
+
     uses, eot = tokenizer.get("uses", {}), end_of_text(tokenizer)
     end = {} if eot is None else {"eos_token": library.id_to_token(eot)}
-    transformers().PreTrainedTokenizerFast(
+    transformers.PreTrainedTokenizerFast(
         tokenizer_object=library,
         model_max_length=block_size,
         clean_up_tokenization_spaces=False,  # transformers 4 cleans up by default
@@ -189,7 +209,7 @@ def characters(symbols: str) -> tokenizers.Tokenizer:
 def write_card(folder: Path, model: GPT, family: Family, **facts: Any) -> None:
     """Write the model card, README.md; `facts` are the other fields of CARD."""
     parameters = sum(x.size for x in jax.tree.leaves(with_biases(model, family)))
-    card = CARD.format(architecture=family.architecture, parameters=parameters, **facts)
+    card = CARD.format(architecture=architecture(family), parameters=parameters, **facts)
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
@@ -236,7 +256,7 @@ def adapters(model: GPT, family: Family) -> dict[str, dict[str, np.ndarray]]:
         tensor = family.tensors[f"{name}.weight"]
         for i in range(model.config.n_layer):
             a = arrays[f"{name}.lora_a"][i].T
-            b = tensor.to_theirs(arrays[f"{name}.lora_b"][i])  # laid out as their matrix, with r for `in`
+            b = to_theirs(tensor, arrays[f"{name}.lora_b"][i])  # laid out as their matrix, with r for `in`
             b = b.T if family is GPT2 else b
             after = tensor.parts - 1 - tensor.part
             b = np.pad(b, [(tensor.part * len(b), after * len(b)), (0, 0)])

@@ -15,6 +15,7 @@ arXiv:2407.10671. Qwen3: arXiv:2505.09388.
 import os
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -22,13 +23,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from einops import rearrange
+from einops import EinopsError, rearrange
 from safetensors import SafetensorError, safe_open
 
 from config.command_line import UserError, check_value, spell
 from config.files import read_json, refusing
 from config.options import Options
-from data.tokenizer import TOKENIZER_FILES, read_tokenizer, transformers
+from data.tokenizer import TOKENIZER_FILES, read_tokenizer
 from model import GPT, GPTConfig, leaf_name
 
 MOST_LAYERS = 10_000
@@ -48,20 +49,9 @@ class Tensor(NamedTuple):
     part: int = 0  # the tensor's last axis has equal parts, and this one is ours
     parts: int = 1
 
-    def to_ours(self, array, config: GPTConfig):
-        """Return our array from their tensor."""
+    def to_ours(self, array: np.ndarray, config: GPTConfig) -> np.ndarray:
         part = np.split(array, self.parts, axis=-1)[self.part]
         return rearrange(part, self.pattern, **({"c": config.head_size} if "c" in self.pattern else {}))
-
-    def to_theirs(self, array):
-        """Return the part of their tensor that our array is."""
-        theirs, ours = self.pattern.split(" -> ")
-        return rearrange(array, f"{ours} -> {theirs}")
-
-    def their_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of their tensor, all parts included, for our array's shape."""
-        *rest, last = jax.eval_shape(self.to_theirs, jax.ShapeDtypeStruct(shape, "float32")).shape
-        return (*rest, last * self.parts)
 
 
 @dataclass(frozen=True)
@@ -69,14 +59,12 @@ class Family:
     """Maps the `config.json` of a family of models to our fields, and its tensors to our arrays."""
 
     model_type: str  # its name in config.json
-    architecture: str  # the class of transformers that computes it
     prefix: str  # begins the name of every tensor but the head; some checkpoints leave it out
     sizes: dict[str, str]  # fields of GPTConfig that config.json has too, and their names there
     fields: dict[str, Any]  # fields of GPTConfig that are the same in all its models
     activation: str  # the entry of config.json that names the MLP's activation
     mlps: dict[str, str]  # our MLP of each activation
     entries: dict[str, Any]  # other entries of config.json, with the only values that we compute
-    not_weights: str  # a regular expression of tensors that a checkpoint may have and we do not need
     tensors: dict[str, Tensor]  # by our names
 
     def read_config(self, values: dict[str, Any]) -> GPTConfig:
@@ -87,7 +75,8 @@ class Family:
             entry(values, name, ours)
         sizes = self.sizes | ({"rope_scaling": "factor"} if scaled else {})
         fields: dict[str, Any] = {
-            ours: check_size(ours, theirs, values.get(theirs)) for ours, theirs in sizes.items()
+            ours: check_value(ours, values.get(theirs), f"{theirs} as our ", Options)
+            for ours, theirs in sizes.items()
         }
         layers = "full_attention" if fields.get("window") is None else "sliding_attention"
         if values.get("layer_types") not in (None, [layers] * fields["n_layer"]):
@@ -100,21 +89,15 @@ class Family:
         n_layer = values.get(name := self.sizes["n_layer"])
         if isinstance(n_layer, int) and n_layer > MOST_LAYERS:  # transformers makes lists of this length
             raise ValueError(f"{name} is {n_layer}, and {MOST_LAYERS} at most can be read")
+        import transformers  # here, because it takes over a second
+
         given = {name: value for name, value in values.items() if name not in NOT_READ}
         try:
-            found = transformers().AutoConfig.for_model(self.model_type, **given).to_dict()
+            found = transformers.AutoConfig.for_model(self.model_type, **given).to_dict()
             rope = found.get("rope_parameters") or {}
             return found | {name: rope.get(name) for name in ROPE}
         except Exception as error:  # a value of a wrong type raises one of many classes
-            raise ValueError(f"transformers refuses it: {error}") from None
-
-
-def check_size(ours: str, theirs: str, value: Any) -> Any:
-    """Return the value of an entry of config.json, within our field's limits. Raises ValueError."""
-    try:
-        return check_value(ours, value, "", Options)
-    except UserError as error:
-        raise ValueError(str(error).replace(ours, theirs, 1)) from None
+            raise ValueError(f"transformers refuses it: {' '.join(str(error).split())}") from None
 
 
 def entry(values: dict[str, Any], name: str, *ours: Any) -> Any:
@@ -131,7 +114,6 @@ AS_OURS = [f"{layer}.{array}" for layer in LAYERS for array in ("weight", "bias"
 
 GPT2 = Family(
     model_type="gpt2",
-    architecture="GPT2LMHeadModel",
     prefix="transformer.",
     sizes={
         "block_size": "n_positions",
@@ -151,7 +133,6 @@ GPT2 = Family(
         "scale_attn_by_inverse_layer_idx": False,
         "add_cross_attention": False,
     },
-    not_weights=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",  # causal masks
     tensors={
         "wte": Tensor("transformer.wte.weight"),
         "wpe": Tensor("transformer.wpe.weight"),
@@ -170,7 +151,6 @@ GPT2 = Family(
 
 LLAMA = Family(
     model_type="llama",
-    architecture="LlamaForCausalLM",
     prefix="model.",
     sizes={
         "block_size": "max_position_embeddings",
@@ -189,7 +169,6 @@ LLAMA = Family(
     activation="hidden_act",
     mlps={"silu": "swiglu"},
     entries={"attention_bias": False, "mlp_bias": False, "sliding_window": None},
-    not_weights=r"model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq",
     tensors={
         "wte": Tensor("model.embed_tokens.weight"),
         "blocks.ln_1.weight": Tensor("model.layers.{i}.input_layernorm.weight"),
@@ -212,35 +191,30 @@ QK_NORMS = {f"blocks.attn.{x}_norm.weight": Tensor(f"{ATTENTION}{x}_norm.weight"
 MISTRAL = replace(
     LLAMA,
     model_type="mistral",
-    architecture="MistralForCausalLM",
     sizes=LLAMA.sizes | {"window": "sliding_window"},
     entries={"attention_bias": False, "mlp_bias": False},
 )
 QWEN2 = replace(
     MISTRAL,
     model_type="qwen2",
-    architecture="Qwen2ForCausalLM",
     fields=LLAMA.fields | {"qkv_bias": True},
     tensors=LLAMA.tensors | QKV_BIASES,
 )
 QWEN3 = replace(
     MISTRAL,
     model_type="qwen3",
-    architecture="Qwen3ForCausalLM",
     fields=LLAMA.fields | {"qk_norm": True},
     tensors=LLAMA.tensors | QK_NORMS,
 )
 FAMILIES = {family.model_type: family for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3)}
 
 
+# Causal masks and the angles of rotations, which a checkpoint may have beside its weights.
+NOT_WEIGHTS = (
+    r"transformer\.h\.\d+\.attn\.(bias|masked_bias)|model\.(layers\.\d+\.self_attn\.)?rotary_emb\.inv_freq"
+)
 OPENAI = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")  # short for openai-community/gpt2, ...
 FILES = ["config.json", "model.safetensors", "model-*.safetensors", *TOKENIZER_FILES]  # what is downloaded
-
-# Folders that people take for a checkpoint: a file that tells one, and what to do with it.
-OTHERS = {
-    "adapter_config.json": "holds PEFT's adapters alone: merge them into their model with PEFT",
-    "ckpt.pt": "holds nanoGPT's checkpoint: make a folder of it with python -m hub.from_nanogpt",
-}
 
 Tensors = dict[str, Callable[[], np.ndarray]]  # maps a full name to a function that reads the tensor
 
@@ -262,7 +236,7 @@ class Pretrained:
         model = jax.tree.map_with_path(lambda path, like: self.array(tensors, leaf_name(path), like), shapes)
         names = [tensor.name for tensor in self.family.tensors.values()]  # of a tied head, too
         known = {name.format(i=i) for name in names for i in range(self.config.n_layer)}
-        unknown = [name for name in tensors.keys() - known if not re.fullmatch(self.family.not_weights, name)]
+        unknown = [name for name in tensors.keys() - known if not re.fullmatch(NOT_WEIGHTS, name)]
         if unknown:
             raise self.wrong(f"the checkpoint has the unknown tensor {min(unknown)}")
         return model
@@ -275,10 +249,11 @@ class Pretrained:
             theirs = tensor.name.format(i=i)
             if theirs not in tensors:
                 raise self.wrong(f"the checkpoint has no tensor {theirs}")
-            found, expected = tensors[theirs](), tensor.their_shape(shape)
-            if found.shape != expected:
-                raise self.wrong(f"tensor {theirs} is {found.shape}, and config.json makes it {expected}")
-            return tensor.to_ours(found, self.config)
+            found = tensors[theirs]()
+            with suppress(EinopsError, ValueError):  # axes that cannot be split
+                if (ours := tensor.to_ours(found, self.config)).shape == shape:
+                    return ours
+            raise self.wrong(f"tensor {theirs} is {found.shape}, and the model needs {shape}")
 
         rows, *rest = like.shape
         if name.startswith("blocks."):
@@ -301,20 +276,18 @@ def locate(name: str) -> Path:
     """Find the folder that `--init_from=<name>` means, or download it. Raises UserError."""
     if os.path.isdir(folder := os.path.expanduser(name)):
         return Path(folder)
-    if name not in OPENAI and not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
-        raise UserError(
-            f"init_from={name}: there is no such folder; expected resume (train.py: or scratch, auto), "
-            f"{', '.join(OPENAI)}, a folder, or a model of the hub as in HuggingFaceTB/SmolLM2-135M"
-        )
     import huggingface_hub  # here, because it takes long and a folder does not need it
 
     repository = f"openai-community/{name}" if name in OPENAI else name
     try:
+        if "/" not in repository:
+            raise ValueError("a model there has two names, as in HuggingFaceTB/SmolLM2-135M")
         return Path(huggingface_hub.snapshot_download(repository, allow_patterns=FILES))
     except (OSError, ValueError) as error:  # a full disk and every answer of the hub are OSErrors
         raise UserError(
-            f"init_from={name}: {repository} cannot be downloaded: check its name, accept its terms at "
-            f"https://huggingface.co/{repository} if it is gated, and `hf auth login` ({error})"
+            f"init_from={name}: there is no such folder, and {repository} cannot be downloaded from the hub "
+            f"({error}): expected resume (train.py: or scratch, auto), {', '.join(OPENAI)}, a folder, or a "
+            "model whose terms, if it is gated, you accepted before `hf auth login`"
         ) from None
 
 
@@ -323,17 +296,18 @@ def open_pretrained(name: str) -> Pretrained:
     """Open the checkpoint that `--init_from=<name>` means. Raises UserError."""
     folder = locate(name)
     path = folder / "config.json"
-    if not path.is_file() and (found := [what for file, what in OTHERS.items() if (folder / file).is_file()]):
-        raise UserError(f"{folder}: {found[0]}")
-    try:
+    if not path.is_file():
+        raise UserError(
+            f"{path}: there is no such file: merge adapters into their model with PEFT; make a folder of "
+            "nanoGPT's ckpt.pt with python -m hub.from_nanogpt"
+        )
+    with refusing(f"{path}: cannot be used", "give another model", UserError, ValueError):
         if not isinstance(values := read_json(path), dict):
             raise ValueError("expected a JSON object")
         kind, kinds = values.get("model_type"), ", ".join(FAMILIES)
         if (family := FAMILIES.get(str(kind))) is None:
             raise ValueError(f"model_type is {spell(kind)}, and only {kinds} can be read")
         return Pretrained(folder, family, family.read_config(values))
-    except (UserError, ValueError) as error:  # not JSON, or not a model of ours
-        raise UserError(f"{path}: cannot be used: {error}") from None
 
 
 def open_tensors(folder: Path, prefix: str) -> Tensors:

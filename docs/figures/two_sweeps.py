@@ -33,7 +33,7 @@ def trainer(optimizer: str):
     values = dict(learning_rate=1.0, min_lr=0.1, beta2=0.99, warmup_iters=20, lr_decay_iters=STEPS)
     options = replace(Options(), optimizer=optimizer, **values)
     dataset = Dataset("python_char")
-    val = [Batches(dataset, "val", B, T, seed=0)(i) for i in range(40)]
+    val = [Batches(dataset.tokens("val"), B, T, seed=0)(i) for i in range(40)]
     loss = eqx.filter_jit(GPT.loss)
 
     @eqx.filter_jit(donate="all-except-first")
@@ -44,7 +44,7 @@ def trainer(optimizer: str):
         return eqx.apply_updates(model, jax.tree.map(lambda u: rate * u, updates)), state
 
     def train(rate: float, seed: int) -> float:
-        batches = Batches(dataset, "train", B, T, seed)
+        batches = Batches(dataset.tokens("train"), B, T, seed)
         model = eqx.filter_jit(GPT)(CONFIG, key=jax.random.key(seed))
         state = make_optimizer(options, model).init(model)
         for i in range(STEPS):

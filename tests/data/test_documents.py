@@ -79,7 +79,7 @@ def test_tokens_are_those_of_the_library_document_by_document(write, tokenizer_j
     assert abs(len(stories(folder, "val")) - 100) < 43
     assert "400 documents" in capsys.readouterr().out
     assert contents(folder).keys() == {"meta.json", "train.bin", "val.bin"}
-    assert Batches(Dataset(str(folder)), "val", 2, 8, 1)(0)[0].shape == (2, 8)
+    assert Batches(Dataset(str(folder)).tokens("val"), 2, 8, 1)(0)[0].shape == (2, 8)
 
 
 def test_the_number_of_processes_changes_nothing(write):
@@ -171,7 +171,7 @@ def test_after_a_kill_the_same_command_writes_what_it_would_have(tmp_path, sourc
         assert killed.returncode == -9
         assert not (folder / "train.bin").exists()
         with pytest.raises(UserError):
-            Batches(Dataset(str(folder)), "train", 1, 8, 1)
+            Batches(Dataset(str(folder)).tokens("train"), 1, 8, 1)
         again = run_program(tmp_path, folder, source, tokenizer_json, kill_at=0)
         assert again.returncode == 0, again.stderr
         assert "going on after" in again.stdout

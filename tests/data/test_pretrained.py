@@ -147,7 +147,7 @@ def test_a_vocabulary_with_its_merges_is_enough(tmp_path):
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")
 def test_openais_own_is_read_by_tiktoken(tmp_path):
     write_tokenizer(tmp_path, {"type": "tiktoken", "name": "gpt2"}, 1024)
-    assert read_tokenizer(tmp_path) == {"type": "tiktoken", "name": "gpt2"}
+    assert read_tokenizer(tmp_path).items() >= {"type": "tiktoken", "name": "gpt2"}.items()
     AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
     (tmp_path / "again" / "chat_template.jinja").write_text(TEMPLATE)
     description = read_tokenizer(tmp_path / "again")

@@ -102,7 +102,7 @@ def test_characters_are_numbered_in_the_order_of_the_symbols():
     assert CharTokenizer("xy").description == {"type": "char", "symbols": "xy"}
 
 
-@pytest.mark.parametrize("character", ["é", "A", "\x00", "\U0001f600", "\udcff"])
+@pytest.mark.parametrize("character", ["é", "A", "\x00", "\U0001f600"])
 def test_a_character_outside_the_vocabulary_is_named(character):
     with pytest.raises(UserError) as error:
         CharTokenizer("bc").encode(f"bc{character}b")

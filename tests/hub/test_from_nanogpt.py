@@ -171,7 +171,7 @@ def without(name):
             {},
             "the unknown tensor transformer.h.0.gate",
         ),
-        (without(""), {"model_args": ARGS | {"n_embd": 64}}, "and config.json makes it (65, 64)"),
+        (without(""), {"model_args": ARGS | {"n_embd": 64}}, "and the model needs (65, 64)"),
         (
             without(""),
             {"model_args": ARGS | {"n_layer": "two"}},

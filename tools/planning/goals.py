@@ -62,7 +62,8 @@ class Way(NamedTuple):
 def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: float) -> list[Way]:
     """Plan the devices that could do it, and return those that are expected to, the cheapest first."""
     steps = tokens / options.tokens_per_step
-    flops = tokens * flops_per_token(model_config(options, meta.vocab_size), options.block_size)
+    config = model_config(options, options.vocab_size or meta.vocab_size)
+    flops = tokens * flops_per_token(config, options.block_size)
     found, left = [], []
     for device in DEVICES.values():
         least = flops / device.peak / 3600  # hours of devices at their peak

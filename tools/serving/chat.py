@@ -6,7 +6,6 @@ from typing import Any
 import tokenizers
 
 from config.files import first_line
-from data.tokenizer import transformers
 from tools.serving.server import ApiError
 
 Messages = list[dict[str, str]]
@@ -37,7 +36,9 @@ class Chat:
 
 def template_of(uses: dict[str, Any]) -> Callable[[Messages], str]:
     """Return the function that renders a template as transformers does, in a sandbox."""
-    theirs = transformers().PreTrainedTokenizerFast(
+    import transformers  # here, because it takes over a second
+
+    theirs: Any = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),  # the text needs no vocabulary
         chat_template=uses["chat_template"],
         **uses["special_tokens"],
