@@ -13,7 +13,7 @@ from data.dataset import Dataset, Meta, dataset_dir, prepare_if_missing
 from data.tokenizer import document_start, same_tokens
 from hub.weights import open_pretrained
 from model import GPTConfig
-from parallel.hosts import check_same, on_process_0, shared
+from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from parallel.pipeline.loop import make_schedule
 from runs.checkpoint import Checkpoints, Damaged, Manifest, fingerprint, latest_manifest
