@@ -25,7 +25,7 @@ import numpy as np
 from einops import rearrange
 from safetensors import SafetensorError, safe_open
 
-from config.command_line import UserError, check_value, spell
+from config.command_line import UserError, check_values, spell
 from config.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import TOKENIZER_FILES, read_tokenizer, transformers
@@ -112,7 +112,7 @@ class Family:
 def check_size(ours: str, theirs: str, value: Any) -> Any:
     """Return the value of an entry of config.json, within our field's limits. Raises ValueError."""
     try:
-        return check_value(ours, value, "", Options)
+        return check_values({ours: value}, "", Options)[ours]
     except UserError as error:
         raise ValueError(str(error).replace(ours, theirs, 1)) from None
 
