@@ -43,15 +43,16 @@ from config.files import check_writable, naming
 from config.options import Options, parse_options
 from data.dataset import load_meta, prepare_if_missing
 from model import GPTConfig
+from parallel.machines import choose_device
 from parallel.mesh import make_mesh
 from runs.checkpoint import saved_options
-from runs.hardware import choose_device, describe_cpu
 from runs.load import choose_config
 from runs.metrics import count_parameters, flops_per_token
 from tools.benchmarks.generation import report_decoding, report_serving
 from tools.benchmarks.profile import HLO, planned_and_measured, record_trace
 from tools.benchmarks.report import ten_losses, write_report
 from tools.benchmarks.variants import JaxStep, TrainLoop, rivals, take_turns
+from tools.planning.speeds import describe_cpu
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (

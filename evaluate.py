@@ -31,10 +31,9 @@ from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
 from data.tokenizer import document_start, end_of_text, from_json, same_tokens
 from model import GPT
-from parallel.hosts import on_process_0
+from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
 from runs.checkpoint import latest_manifest
-from runs.hardware import on_devices
 from runs.load import load_model
 
 

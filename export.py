@@ -17,10 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from config.files import new_folder
-from hub.export import architecture, which_family, write_adapters, write_card, write_model, write_tokenizer
+from hub.export import (
+    architecture,
+    new_folder,
+    which_family,
+    write_adapters,
+    write_card,
+    write_model,
+    write_tokenizer,
+)
+from parallel.machines import choose_device
 from runs.checkpoint import Checkpoints
-from runs.hardware import choose_device
 from runs.load import load_run
 
 

@@ -34,19 +34,18 @@ from typing import Any
 
 import jax
 
-from config.devices import GIB, PRICES_READ
 from config.options import Options, parse_options
 from data.dataset import Meta, load_meta
 from model import leaf_name
+from parallel.machines import choose_device
 from parallel.mesh import make_mesh
 from runs.checkpoint import saved_options
-from runs.hardware import choose_device
 from runs.load import choose_config
 from runs.metrics import count_parameters, flops_per_token
 from tools.planning.cost import Cost
-from tools.planning.fit import Memory, Planned, changes_that_save, plan
-from tools.planning.goals import goal_table, tokens_until, ways
-from tools.planning.speeds import AT_BEST, COVERED, expect, short
+from tools.planning.fit import GIB, Memory, Planned, changes_that_save, plan
+from tools.planning.goals import PRICES_READ, goal_table, tokens_until, ways
+from tools.planning.speeds import AT_BEST, COVERED, expect, family_of, short
 from tools.planning.target import Target, parse_target, prepare_to_compile, this_machine
 from training.state import model_config, state_shapes
 
@@ -152,7 +151,7 @@ def memory_table(memory: Memory, target: Target) -> str:
     }
     lines = [f"{name:32}{size / GIB:10.2f}" for name, size in rows.items()]
     lines[-1] += f" of {memory.available / GIB:.2f}: {'it fits' if memory.fits else 'it does not fit'}"
-    if target.device.is_gpu and memory.fits and memory.peak > 0.75 * target.device.memory:
+    if family_of(target.device) == "gpu" and memory.fits and memory.peak > 0.75 * target.device.memory:
         lines.append("JAX takes 75% of a GPU: run it with export XLA_PYTHON_CLIENT_MEM_FRACTION=0.95")
     return "\n".join([f"\n{'memory of a device':32}{'GiB':>10}", *lines])
 
@@ -187,7 +186,7 @@ def time_table(cost: Cost) -> str:
 def assumptions(target: Target) -> str:
     if target.measured:
         return "(at the rates that products, memory and small operations have here, measured now)"
-    device, shares = target.device, AT_BEST[target.device.family]
+    device, shares = target.device, AT_BEST[family_of(target.device)]
     start = f", {1e6 * shares.kernel:.1f} microseconds a kernel" if shares.kernel else ""
     network = f", {shares.network:.0%} of a link's {device.link / 1e9:.0f} GB/s" if target.count > 1 else ""
     return (

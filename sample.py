@@ -42,7 +42,7 @@ from config.options import ModelOptions
 from data.tokenizer import Tokenizer
 from generation.decode import Settings, generate
 from model import GPT
-from runs.hardware import choose_device, keep_compiled_programs
+from parallel.machines import choose_device, keep_compiled_programs
 from runs.load import load_model, tokenizer_of
 
 SEPARATOR = "---------------"  # after each sample, as in nanoGPT

@@ -20,8 +20,8 @@ from shlex import quote
 import jax
 
 from config.options import parse_options
+from parallel.machines import add_xla_flag, on_devices, reuse_freed_memory
 from runs.checkpoint import Manifest, saved_options, write_options
-from runs.hardware import add_xla_flag, on_devices, reuse_freed_memory
 from runs.load import Run, open_run, shape_of_weights, starting_state
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals

@@ -8,7 +8,6 @@ the user may. This file imports neither JAX nor NumPy, which take long.
 import ast
 import builtins
 import difflib
-import errno
 import os
 import re
 import reprlib
@@ -89,11 +88,6 @@ def in_one_line(error: BaseException) -> str | None:
             f"too little memory: {error}: make the batch, the samples, the context or the model smaller"
         )
     if isinstance(error, OSError):
-        if error.errno == errno.ENOSPC and not error.filename:
-            try:
-                print(flush=True)
-            except OSError:
-                error.filename = "stdout"
         why = error.strerror or " ".join(map(str, error.args))  # a library's may have words alone
         error = UserError(f"{error.filename}: {why}" if error.filename else str(error))
     return str(error) if isinstance(error, UserError) else None
@@ -116,7 +110,6 @@ UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
 Name = Annotated[str, AfterValidator(os.path.expanduser), matching(UTF8, "a name in UTF-8")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
 NonNegativeInt = Annotated[int, Field(ge=0, lt=INT32)]
-BatchCount = Count | Literal[-1]
 Checkpoint = NonNegativeInt | Literal["best", "last"]  # of a run; an int is an iteration
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Positive = Annotated[float, Field(gt=0, le=FLOAT32)]
@@ -140,21 +133,21 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
     """Return the checked values that a command line and its config files set, by name. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         show_help(cls)
-    texts, words = take_options(argv, option_types(cls, limits=False) | TORCH_ONLY)
+    values, words = take_options(argv, cls)
     found = {}
     for word in words:
         if word.startswith("--"):
-            check_name(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
+            raise unknown(word[2:].partition("=")[0].replace("-", "_"), "--", cls)
         if not word.endswith(".py"):
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
         found |= check_values(run_config(word, cls, vars(cls()) | found), f"{word}: ", cls)
-    return found | check_values(texts, "--", cls)
+    return found | values
 
 
 def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
     """Return a command's own options, and the words for another reader. Raises UserError."""
-    texts, words = take_options(argv, option_types(own, limits=False))
-    return own(**check_values(texts, "--", own)), words
+    values, words = take_options(argv, own)
+    return own(**values), words
 
 
 @cache
@@ -164,8 +157,9 @@ def option_types(cls: type[Any], limits: bool = True) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(cls)}
 
 
-def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values, unchecked, of the options that `kinds` names, and the other words."""
+def take_options(argv: list[str], cls: type[Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the checked values of the options of `cls`, and the other words. Raises UserError."""
+    kinds = option_types(cls, limits=False) | TORCH_ONLY
     values, rest, words = {}, [], deque(argv)
     while words:
         word = words.popleft()
@@ -182,7 +176,7 @@ def take_options(argv: list[str], kinds: dict[str, Any]) -> tuple[dict[str, Any]
             else:
                 raise UserError(f"{key} needs a value; see --help")
         values[name] = parse_text(text, kinds[name])
-    return values, rest
+    return check_values(values, "--", cls), rest
 
 
 def parse_text(text: str, kind: Any) -> Any:
@@ -237,42 +231,40 @@ FROM_TORCH = {"dtype=float16": "bfloat16", "device=mps": "cpu", r"device=(gpu|cu
 
 
 def check_values(values: dict[str, Any], origin: str, cls: type[Any]) -> dict[str, Any]:
-    """Return values as `check_value`. Those for PyTorch become JAX's, or are left out, with a note."""
-    found = {}
+    """Return values in their options' types: 1e5 as an int, 1 as a float or True. Raises UserError.
+
+    `origin` is what an error begins with: `--`, or a file. With a note, PyTorch's values become JAX's or are
+    left out.
+    """
+    found, kinds = {}, option_types(cls)
     for name, value in values.items():
         if name in TORCH_ONLY:
             print(f"note: {name} is for PyTorch only and is ignored", file=sys.stderr)
             continue
+        if name not in kinds:
+            raise unknown(name, origin, cls)
         for theirs, ours in FROM_TORCH.items():
             if re.fullmatch(theirs, f"{name}={value}"):
                 print(f"note: {name}={value} is for PyTorch and becomes {ours}", file=sys.stderr)
                 value = ours
-        found[name] = check_value(name, value, origin, cls)
+        if kinds[name] is bool and value in (0, 1):  # as in nanoGPT's configs
+            value = bool(value)
+        elif isinstance(value, float) and value.is_integer() and value < 2**64:
+            value = int(value)
+        try:
+            found[name] = value_reader(kinds[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            shown = "***" if name == "api_key" else spell(value)
+            why = " or ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
+            raise UserError(f"{origin}{name} is {shown}: {why.replace('Input', 'it')}") from None
     return found
 
 
-def check_name(name: str, origin: str, cls: type[Any]) -> str:
-    """Return `name` if it is an option of `cls`. Raises UserError after `origin`: `--`, or a file."""
-    if name not in option_types(cls):
-        nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
-        raise UserError(f"{origin}{name} is not an option; {advice}")
-    return name
-
-
-def check_value(name: str, value: Any, origin: str, cls: type[Any]) -> Any:
-    """Return `value` in an option's type: 1e5 as an int, 1 as a float or True. Raises UserError."""
-    kind = option_types(cls)[check_name(name, origin, cls)]
-    if option_types(cls, limits=False)[name] is bool and value in (0, 1):  # as in nanoGPT's configs
-        return bool(value)
-    if isinstance(value, float) and value.is_integer() and value < 2**64:
-        value = int(value)
-    try:
-        return value_reader(kind).validate_python(value, strict=True)
-    except ValidationError as error:
-        shown = "***" if name == "api_key" else spell(value)
-        why = " or ".join(each["msg"].removeprefix("Value error, ") for each in error.errors())
-        raise UserError(f"{origin}{name} is {shown}: {why.replace('Input', 'it')}") from None
+def unknown(name: str, origin: str, cls: type[Any]) -> UserError:
+    """Return the error of a name that is no option of `cls`."""
+    nearest = difflib.get_close_matches(name[:100], option_types(cls), n=1)
+    advice = f"did you mean {nearest[0]}?" if nearest else "see --help"
+    return UserError(f"{origin}{name} is not an option; {advice}")
 
 
 def first_problem(error: ValidationError) -> str:

@@ -11,9 +11,6 @@ from pathlib import Path
 from pydantic import TypeAdapter
 from pydantic.dataclasses import dataclass
 
-GIB = 2**30
-PRICES_READ = "May to October 2026"  # the dates in devices.csv
-
 
 @dataclass(frozen=True)
 class Device:
@@ -29,19 +26,6 @@ class Device:
     between_hosts: float  # bytes/s that a GPU sends to another host; 0: one host only
     price: float  # dollars an hour
     price_source: str
-
-    @property
-    def is_gpu(self) -> bool:
-        return not self.kind.startswith("TPU")
-
-    @property
-    def family(self) -> str:
-        return "gpu" if self.is_gpu else "tpu"
-
-    @property
-    def usable(self) -> int:
-        """Bytes that a program may use: of a GPU's, the driver and the libraries take about a twentieth."""
-        return int(0.95 * self.memory) if self.is_gpu else self.memory
 
 
 _table = Path(__file__).with_name("devices.csv").read_text(encoding="utf-8")

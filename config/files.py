@@ -6,7 +6,6 @@ Writing is atomic. A run's folder may be somebody else's: no link that lies ther
 import codecs
 import os
 import re
-import shutil
 import tempfile
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from pydantic_core import ValidationError, from_json
-from safetensors import SafetensorError
 
 from config.command_line import UserError, first_problem
 
@@ -95,22 +93,6 @@ def put_in_place(temporary: Path, path: Path) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
-
-
-@contextmanager
-def new_folder(path: Path) -> Generator[Path]:
-    """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
-    path = path.resolve()
-    if path.is_file() or (path.is_dir() and any(path.iterdir())):
-        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with refusing(f"--to={path}: cannot be written", "choose another place", OSError, SafetensorError):
-            beside.mkdir(parents=True)
-            yield beside
-            os.replace(beside, path)
-    finally:
-        shutil.rmtree(beside, ignore_errors=True)
 
 
 @contextmanager

@@ -6,12 +6,10 @@ options of the run, or the shape of the weights, that init_from names; config fi
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from config.command_line import (
     Address,
-    BatchCount,
     Checkpoint,
     Count,
     Fraction,
@@ -24,7 +22,6 @@ from config.command_line import (
     check_values,
     given,
 )
-from config.files import read_json, refusing
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Options(ModelShape):
     out_dir: Name = "out"  # folder of the run
     eval_interval: Count = 2000  # steps between evaluations, which save checkpoints
     log_interval: Count = 1  # steps between lines of metrics.jsonl
-    eval_iters: BatchCount = 200  # batches per evaluation and split; -1: the whole split, in order
+    eval_iters: Count | Literal[-1] = 200  # batches per evaluation and split; -1: the whole split, in order
     eval_only: bool = False  # evaluate once, then stop
     always_save_checkpoint: bool = True  # save at each evaluation, not only the best
     keep_checkpoints: Count = 2  # how many of the last checkpoints to keep, besides the best
@@ -153,16 +150,10 @@ class ModelOptions:
 VARIANTS = ("attention_gate", "mup_base_width", "mup_base_n_head")  # ideas in variants.py
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 FIXED = (*SHAPE, "lora_rank", "lora_alpha", "lora_targets", "optimizer")
-# does not take over these, which say what one command does, or where,
+# and does not take over these, which say what one command does, or where. The others may change.
 NOT_RESUMED = (
     *("out_dir", "eval_only", "init_from", "overwrite", "compilation_cache"),
     *("coordinator", "num_processes", "process_id"),
-)
-# and may change these, which leave the loss as it is, but for noise. (The others say how it learns.)
-FREE = (
-    *("eval_interval", "log_interval", "eval_iters", "always_save_checkpoint", "keep_checkpoints", "seed"),
-    *("wandb_log", "wandb_project", "wandb_run_name", "mesh", "pipeline_schedule", "virtual_stages"),
-    *("device", "dtype", "deterministic", "attention", "unroll", "remat"),
 )
 
 RESUMING = ("resume", "auto")  # values of init_from that may go on with a run
@@ -198,9 +189,3 @@ def parse_options(
                 f"{name}={ours}, but {init_from} has {name}={theirs}: leave it out, in a config too{fewer}"
             )
     return Options(**shape | values)
-
-
-def read_options(path: str) -> Options:
-    """Read a run's `options.json`. Raises UserError."""
-    with refusing(f"{path}: cannot be read as options", "put back what it was", ValueError):
-        return Options.from_json(read_json(Path(path)), origin=path)

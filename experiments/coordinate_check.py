@@ -23,8 +23,8 @@ from experiments.learning_rate import KINDS, WIDTHS
 from experiments.record import RESULTS, machine
 from experiments.report import draw_means, save_svg
 from model import GPT
+from parallel.machines import choose_device, keep_compiled_programs
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, keep_compiled_programs
 from runs.load import choose_config, open_dataset
 from tools.inside.views import lens
 from training.state import create_state

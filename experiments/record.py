@@ -18,7 +18,7 @@ from config.command_line import UserError, given
 from config.files import read_json, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
-from runs.hardware import describe_cpu
+from tools.planning.speeds import describe_cpu
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"

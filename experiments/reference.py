@@ -12,7 +12,8 @@ from typing import Any
 import pandas as pd
 
 from config.command_line import UserError, command
-from config.options import FREE, NOT_RESUMED, RESUMING, Options, read_options
+from config.files import read_json, refusing
+from config.options import NOT_RESUMED, RESUMING, Options
 from experiments import best, precision
 from experiments.record import Experiment, Record, data_mark
 from experiments.report import draw_curve, draw_means, save_svg, seed_interval
@@ -25,6 +26,13 @@ QUICKSTART = Experiment(
     sets={"as it is": {"eval_interval": 250}},  # the config's 50, for its checkpoints, take longer
     program="reference",
     config="config/quickstart.py",
+)
+# Options that leave the loss as it is, but for noise. The others say what is learned, and how.
+FREE = (
+    *NOT_RESUMED,
+    *("eval_interval", "log_interval", "eval_iters", "always_save_checkpoint", "keep_checkpoints", "seed"),
+    *("wandb_log", "wandb_project", "wandb_run_name", "mesh", "pipeline_schedule", "virtual_stages"),
+    *("device", "dtype", "deterministic", "attention", "unroll", "remat"),
 )
 SOURCES = (
     (precision.EXPERIMENTS[0], "bfloat16"),
@@ -76,10 +84,15 @@ def find_reference(options: Options) -> tuple[Record, str] | None:
     return None
 
 
+def read_options(path: str) -> Options:
+    """Read a run's `options.json`. Raises UserError."""
+    with refusing(f"{path}: cannot be read as options", "put back what it was", ValueError):
+        return Options.from_json(read_json(Path(path)), origin=path)
+
+
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
     """Return the options that matter to the loss and are not the defaults."""
-    free = (*NOT_RESUMED, *FREE)
-    return {name: x for name, x in values.items() if name not in free and x != getattr(Options, name)}
+    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
 
 
 def verdict(loss: float, others: pd.Series) -> str:

@@ -30,8 +30,8 @@ from config.options import Options
 from data.dataset import prepare_if_missing
 from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
 from experiments.report import write_report
+from parallel.machines import choose_device
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device
 from runs.load import choose_config, open_dataset
 from tools.benchmarks.variants import JaxStep, take_turns
 

@@ -1,6 +1,10 @@
 """A model in Hugging Face's format, as `transformers` and vLLM read it, or its LoRA adapters in PEFT's."""
 
 import json
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +14,11 @@ import jax
 import numpy as np
 import tokenizers
 from einops import rearrange
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from config.command_line import UserError
-from config.files import read_json
+from config.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import end_of_text, end_tokens, from_json
 from hub.weights import FAMILIES, GPT2, LLAMA3, Family, Tensor
@@ -33,6 +38,22 @@ pipeline_tag: text-generation
 A {architecture} of {parameters:,} parameters, trained with nanoJAXGPT on {dataset}
 for {iteration} iterations. Its validation loss {loss}.
 """
+
+
+@contextmanager
+def new_folder(path: Path) -> Generator[Path]:
+    """Yield a folder to fill, which is moved to `path` if all goes well. Raises UserError."""
+    path = path.resolve()
+    if path.is_file() or (path.is_dir() and any(path.iterdir())):
+        raise UserError(f"--to={path} is there already: give a new or empty folder, or delete it")
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with refusing(f"--to={path}: cannot be written", "choose another place", OSError, SafetensorError):
+            beside.mkdir(parents=True)
+            yield beside
+            os.replace(beside, path)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
 
 
 # The options that decide a model's family. So do biases, unless the family has them: they may be 0.

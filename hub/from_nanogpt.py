@@ -15,9 +15,9 @@ import jax
 import numpy as np
 
 from config.command_line import Name, UserError, check_values, command, split_options
-from config.files import new_folder, refusing
+from config.files import refusing
 from data.dataset import Dataset
-from hub.export import which_family, write_model, write_tensors, write_tokenizer
+from hub.export import new_folder, which_family, write_model, write_tensors, write_tokenizer
 from hub.weights import Pretrained
 from model import GPT, GPTConfig
 

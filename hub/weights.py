@@ -26,7 +26,7 @@ import numpy as np
 from einops import EinopsError, rearrange
 from safetensors import SafetensorError, safe_open
 
-from config.command_line import UserError, check_value, spell
+from config.command_line import UserError, spell
 from config.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import TOKENIZER_FILES, read_tokenizer
@@ -74,10 +74,9 @@ class Family:
         for name, ours in (only | LLAMA3 if scaled else only).items():
             entry(values, name, ours)
         sizes = self.sizes | ({"rope_scaling": "factor"} if scaled else {})
-        fields: dict[str, Any] = {
-            ours: check_value(ours, values.get(theirs), f"{theirs} as our ", Options)
-            for ours, theirs in sizes.items()
-        }
+        fields: dict[str, Any] = {}
+        for ours, theirs in sizes.items():
+            fields |= check_values({ours: values.get(theirs)}, f"{theirs} as our ", Options)
         layers = "full_attention" if fields.get("window") is None else "sliding_attention"
         if values.get("layer_types") not in (None, [layers] * fields["n_layer"]):
             raise ValueError("layer_types differ, and only layers of one kind can be computed here")

@@ -34,7 +34,7 @@ from config.options import FIXED, Options
 from data.dataset import Split, dataset_dir
 from data.tokenizer import check_description, same_tokens
 from model import GPT, leaf_name
-from parallel.hosts import on_process_0
+from parallel.machines import on_process_0
 from training.lora import partition_trainable
 from training.state import TrainState
 

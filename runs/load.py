@@ -18,7 +18,7 @@ from data.dataset import Dataset, Meta, dataset_dir, prepare_if_missing
 from data.tokenizer import Tokenizer, document_start, from_json, same_tokens
 from hub.weights import open_pretrained
 from model import GPT, GPTConfig
-from parallel.hosts import check_same, on_process_0, shared
+from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from runs.checkpoint import (
     Checkpoints,

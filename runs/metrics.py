@@ -18,7 +18,7 @@ from config.devices import known_device
 from config.files import GONE, naming, refusing, write_whole, written
 from config.options import Options
 from model import GPTConfig
-from runs.hardware import peak_memory
+from parallel.machines import peak_memory
 from training.optimizer import is_matrix
 
 SHOW_EVERY = 10  # seconds between lines of progress

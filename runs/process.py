@@ -16,7 +16,7 @@ from jax.experimental.multihost_utils import reached_preemption_sync_point
 
 from config.command_line import UserError
 from config.files import check_writable
-from parallel.hosts import on_process_0
+from parallel.machines import on_process_0
 
 NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)  # the file system of a bucket may answer so
 SIGHUP = getattr(signal, "SIGHUP", None)  # Windows has none

@@ -14,7 +14,7 @@ import jax
 import pytest
 import tokenizers
 
-from runs.hardware import wait_for_simulated_devices
+from parallel.machines import wait_for_simulated_devices
 
 pytest.register_assert_rewrite("tests.helpers")  # for a failed `assert` there to show its values
 

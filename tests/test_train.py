@@ -25,11 +25,11 @@ import evaluate
 import sample
 import train
 from config.command_line import command
-from config.options import read_options
 from data import dataset
 from data.dataset import Dataset
 from data.tokenizer import CharTokenizer, from_json
 from data.writer import write_dataset
+from experiments.reference import read_options
 from runs.checkpoint import Checkpoints
 from runs.load import load_run
 from runs.process import stop_signals

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from config.command_line import Count, split_options
-from config.options import FIXED, FREE, NOT_RESUMED, Options, parse_options, read_options
+from config.options import FIXED, Options, parse_options
+from experiments.reference import FREE, read_options
 from runs.checkpoint import Manifest, saved_options
 from tests.damage import NOT_VALUES, assert_named
 from tests.helpers import ROOT, refusal, run_python
@@ -296,14 +297,14 @@ def test_any_damage_to_an_options_json_is_one_line(tmp_path):
     assert wrong <= {what for what, line in said.items() if line is not None}
 
 
-def test_every_option_is_kept_or_not_resumed_or_free_or_says_how_a_run_learns():
-    """A new option is named here, or in one of the tuples of config/options.py."""
+def test_every_option_is_kept_or_free_or_says_how_a_run_learns():
+    """A new option is named here, in config/options.py, or in experiments/reference.py."""
     learning = (
         "dropout dataset vocab_size gradient_accumulation_steps batch_size sampling document_mask "
         "learning_rate max_iters weight_decay beta1 beta2 grad_clip "
         "schedule decay_lr warmup_iters lr_decay_iters min_lr"
     )
-    named = [*FIXED, *NOT_RESUMED, *FREE, *learning.split()]
+    named = [*FIXED, *FREE, *learning.split()]
     assert sorted(named) == sorted(field.name for field in fields(Options))
 
 

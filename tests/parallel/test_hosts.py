@@ -20,7 +20,7 @@ import pytest
 import evaluate
 import train
 from config.options import parse_options
-from parallel.hosts import abort, connect
+from parallel.machines import abort, connect
 from runs.checkpoint import Checkpoints
 from tests.helpers import (
     DEADLINE,
@@ -274,23 +274,23 @@ def started(out: Path) -> int:
 
 RESTORE = """
 import sys
-import jax, numpy as np
+import numpy as np
 from config.options import parse_options
-from parallel.hosts import hosts
-from parallel.mesh import make_mesh
+from parallel.machines import on_devices
 from runs.checkpoint import Checkpoints, arrays_by_name
 from training.state import model_config, state_shapes
 
 expected, *argv = sys.argv[1:]
 options = parse_options(argv)
-with hosts(options), jax.set_mesh(make_mesh(options.mesh)):
+said = sys.stdout  # process 1 is silent within
+with on_devices(options):
     arrays = np.load(expected)
     run = Checkpoints(options.out_dir)
     shapes = state_shapes(model_config(options, run.manifest(30).vocab_size), options)
     for path, x in arrays_by_name(run.restore(30, shapes)).items():
         for shard in x.addressable_shards:
             assert np.asarray(shard.data).tobytes() == arrays[path][shard.index].tobytes(), path
-            print(f"<{path}>", flush=True)
+            print(f"<{path}>", file=said, flush=True)
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from config.options import Options
 from model import Compute, GPTConfig
+from parallel.machines import peak_memory
 from runs import metrics as metrics_module
-from runs.hardware import peak_memory
 from runs.metrics import Metrics, Speed, flops_per_token
 from tests.damage import damaged
 from tests.helpers import SPEED_FIELDS, records, refusal

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_fie
 from config.command_line import Count, Positive, UserError, first_problem, matching
 from config.files import write_whole
 from config.options import Options
-from runs.hardware import peak_memory
+from parallel.machines import peak_memory
 from tools.benchmarks.variants import JaxStep
 from training.state import model_config
 

@@ -17,7 +17,7 @@ from config.command_line import UserError
 from config.options import Options
 from data.dataset import Dataset
 from model import GPTConfig
-from runs.hardware import reuse_freed_memory
+from parallel.machines import reuse_freed_memory
 from runs.metrics import Metrics
 from training.state import create_state, model_config
 from training.step import StepBatches, compile_step

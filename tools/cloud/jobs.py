@@ -19,7 +19,6 @@ from config.command_line import (
     NonNegativeInt,
     Positive,
     UserError,
-    check_value,
     check_values,
     given,
     matching,
@@ -77,8 +76,7 @@ def split_launch(argv: list[str]) -> tuple[dict[str, Any], list[str]]:
     """Return the launcher's options that are given, and the other words. Raises UserError."""
     if "--help" in argv or "-h" in argv:
         given(["--help"], LaunchOptions)
-    texts, words = take_options(argv, option_types(LaunchOptions, limits=False))
-    return check_values(texts, "--", LaunchOptions), words
+    return take_options(argv, LaunchOptions)
 
 
 class Machine(NamedTuple):
@@ -220,7 +218,8 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
     of_a_run = name != "train" and bool(options.run_name)
     if reader is not Options and not (of_a_run := values.get("init_from", "resume") == "resume"):
         source = values["init_from"]  # weights of the hub
-    run = check_value("run_name", options.run_name or Path(source).name, "--", LaunchOptions)
+    name_of_run = {"run_name": options.run_name or Path(source).name}
+    run = check_values(name_of_run, "--", LaunchOptions)["run_name"]
     folder = MOUNTED / "runs" / run
     if values.get("overwrite"):
         first = f"modal volume rm -r {VOLUME} runs/{run}"

@@ -21,11 +21,13 @@ from runs.load import choose_config
 from runs.metrics import count_parameters
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
-from tools.planning.speeds import Work
+from tools.planning.speeds import Work, usable
 from tools.planning.target import Target
 from training import step
 from training.state import model_config, state_shapes
 from training.step import compile_step
+
+GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ def plan(options: Options, target: Target, meta: Meta) -> Planned:
             needed, text = dict(peak=peak), None
         seconds = time.perf_counter() - start
     state = bytes_held(shapes.model), bytes_held(shapes.opt_state)
-    memory = Memory(*state, available=target.device.usable, **needed)
+    memory = Memory(*state, available=usable(target.device), **needed)
     cost = estimate(parse_program(text), target, sizes) if text else None
     return Planned(options, target, config, memory, seconds, cost)
 

@@ -12,16 +12,16 @@ from typing import NamedTuple
 import jax
 
 from config.command_line import UserError
-from config.devices import PRICES_READ
 from config.options import Options
 from data.dataset import Meta
 from model import GPTConfig
 from runs.metrics import count_parameters, flops_per_token
 from tools.planning.fit import count_by_depth
-from tools.planning.speeds import COVERED, Expected, Work, expect
+from tools.planning.speeds import COVERED, Expected, Work, expect, family_of, usable
 from tools.planning.target import DEVICES, GPUS, Target, parse_target
 from training.state import model_config
 
+PRICES_READ = "May to October 2026"  # the dates in config/devices.csv
 COUNTS = {"gpu": ("1", "8"), "tpu": ("1x1", "2x4"), "v5p": ("1x1x1", "2x2x2")}
 # The val loss of a GPT of N parameters that read D tokens of the web, GPT-2's: E + A / N^a + B / D^b.
 # A, B, a and b are Chinchilla's, estimated again (arXiv:2404.10102). With E, GPT-2 124M comes to 3.28 after
@@ -67,7 +67,7 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
     found, left = [], []
     for device in DEVICES.values():
         least = flops / device.peak / 3600  # hours of devices at their peak
-        for count in COUNTS.get(device.name, COUNTS[device.family]):
+        for count in COUNTS.get(device.name, COUNTS[family_of(device)]):
             target = parse_target(f"{device.name}:{count}")
             if least * device.price <= budget and least / target.count <= hours:
                 left.append(target)
@@ -75,7 +75,7 @@ def ways(options: Options, meta: Meta, tokens: float, budget: float, hours: floa
         counts = count_all(options, left, axis, meta)
         for target in left:
             works, peak = counts.get(program_of(target), (None, 0.0))
-            if works and peak <= target.device.usable:
+            if works and peak <= usable(target.device):
                 found.append(Way(target, f"{axis}:{target.count}", expect(works, target.device), steps))
         done = [way.target for way in found]
         left = [target for target in left if target.count > 1 and target not in done]

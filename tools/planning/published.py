@@ -32,7 +32,7 @@ from data.dataset import load_meta
 from model import GPTConfig
 from runs.metrics import count_parameters, flops_per_token
 from tools.planning.fit import count_by_depth
-from tools.planning.speeds import AT_BEST, COVERED, Shares, Speeds, Work
+from tools.planning.speeds import AT_BEST, COVERED, Shares, Speeds, Work, family_of
 from tools.planning.target import Target, parse_target, prepare_to_compile
 from training.state import model_config
 
@@ -163,7 +163,7 @@ class Fitted:
     def predict(self, run: Run, works: Work) -> float:
         """Return the seconds of a step of a run."""
         device = run.target.device
-        return self.stacks[run.stack] * Speeds.of(device, self.shares[device.family]).step(works)
+        return self.stacks[run.stack] * Speeds.of(device, self.shares[family_of(device)]).step(works)
 
 
 def fit(runs: list[Run], works: dict[str, Work]) -> Fitted:

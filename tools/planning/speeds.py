@@ -4,6 +4,8 @@ The shares at best are what a good kernel reaches. Those of published runs are f
 (tools/planning/published.py), and the rates of the machine at hand are measured (tools/planning/target.py).
 """
 
+import os
+import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from config.devices import Device
+from config.devices import Device, cpu_flags, cpu_info
 from config.files import read_json
 
 
@@ -55,6 +57,24 @@ AT_BEST = {
     "gpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=1.5e-6, message=1.5e-6),
     "tpu": Shares(products=0.8, memory=0.9, network=0.8, kernel=0.0, message=0.0),
 }
+
+
+def family_of(device: Device) -> str:
+    return "tpu" if device.kind.startswith("TPU") else "gpu"
+
+
+def usable(device: Device) -> int:
+    """Return the bytes that a program may use: a GPU's driver and libraries take about a twentieth."""
+    return int(0.95 * device.memory) if family_of(device) == "gpu" else device.memory
+
+
+def describe_cpu() -> str:
+    """Return the CPU's name, cores and instructions that multiply bfloat16."""
+    fast = [name for name in ("amx_bf16", "avx512_bf16") if name in cpu_flags().split()]
+    name = cpu_info("model name") or platform.processor() or platform.machine()
+    return f"{os.cpu_count()} cores of {name} ({', '.join(fast) or 'no bfloat16 products'})"
+
+
 Curve = list[tuple[float, float]]  # the rate at some sizes
 
 
@@ -83,7 +103,7 @@ class Speeds:
         return cls(
             bfloat16=[(1.0, products)],
             # A GPU multiplies float32 as TF32; a TPU rounds it to bfloat16.
-            float32=[(1.0, products / 2 if device.is_gpu else products)],
+            float32=[(1.0, products / 2 if family_of(device) == "gpu" else products)],
             memory=[(1.0, shares.memory * device.bandwidth)],
             link=shares.network * device.link,
             between_hosts=shares.network * (device.between_hosts or np.inf),
@@ -151,7 +171,7 @@ def fitted() -> dict[str, Any]:
 def expect(works: Work, device: Device) -> Expected:
     """Return what a step would take if it were as fast as those of published runs in JAX."""
     found = fitted()
-    seconds = Speeds.of(device, Shares(**found["shares"][device.family])).step(works)
+    seconds = Speeds.of(device, Shares(**found["shares"][family_of(device)])).step(works)
     known = found["evidence"].get(device.name, {"runs": 0, "sources": []})
     evidence = f"published runs on {device.name}: {known['runs']}"
     evidence += f", of {', '.join(known['sources'])}" if known["runs"] else ""

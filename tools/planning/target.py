@@ -23,8 +23,8 @@ from config import devices
 from config.command_line import UserError
 from config.devices import Device, known_device
 from config.files import first_line
-from runs.hardware import add_xla_flag, describe_cpu, reuse_freed_memory
-from tools.planning.speeds import AT_BEST, Speeds
+from parallel.machines import add_xla_flag, reuse_freed_memory
+from tools.planning.speeds import AT_BEST, Speeds, describe_cpu, family_of
 
 GPUS_PER_HOST = 8
 # The topologies of TPUs in docs.cloud.google.com/tpu/docs/{v5e,v5p,v6e}; of v5p, those of at most 512 chips.
@@ -57,16 +57,16 @@ class Target:
     @property
     def speeds(self) -> Speeds:
         """Return the measured rates of the machine at hand, or the most that a data sheet's peaks allow."""
-        return self.measured or Speeds.of(self.device, AT_BEST[self.device.family])
+        return self.measured or Speeds.of(self.device, AT_BEST[family_of(self.device)])
 
     @property
     def devices(self) -> list[jax.Device]:
         """The devices, for a mesh. Raises UserError."""
         if self.measured:
             return jax.devices()
-        packages = ("jax-cuda13-plugin", "nvidia-cudnn-cu13") if self.device.is_gpu else ("libtpu",)
+        needed = {"gpu": ("jax-cuda13-plugin", "nvidia-cudnn-cu13"), "tpu": ("libtpu",)}
         try:
-            for package in packages:
+            for package in needed[family_of(self.device)]:
                 metadata.distribution(package)
             return topologies.get_topology_desc(**topology(self)).devices
         except metadata.PackageNotFoundError as error:
@@ -104,7 +104,7 @@ def prepare_to_compile() -> None:
 
 
 def topology(target: Target) -> dict[str, Any]:
-    if target.device.is_gpu:
+    if family_of(target.device) == "gpu":
         hosts = -(-target.count // GPUS_PER_HOST)
         shape = f"1x{hosts}x{target.count // hosts}"  # slices, machines, GPUs of each
         config = gpu_config(target.device)

@@ -13,8 +13,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 
 from generation.engine import FIRST
+from parallel.machines import choose_device, keep_compiled_programs
 from parallel.mesh import make_mesh
-from runs.hardware import choose_device, keep_compiled_programs
 from tools.serving.completions import Answer, ChatAnswer, respond
 from tools.serving.insight import Here, inside
 from tools.serving.requests import ChatBody, CompletionBody, check_model

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from config.devices import GIB
 from config.options import Options
 from tools.planning.cost import Cost, estimate
-from tools.planning.fit import changes_that_save, memory_of, needed_bytes
+from tools.planning.fit import GIB, changes_that_save, memory_of, needed_bytes
 from tools.planning.operations import KINDS
 from tools.planning.program import parse_program
 from tools.planning.target import parse_target

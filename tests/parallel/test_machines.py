@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from runs.hardware import choose_device, reuse_freed_memory, wait_for_simulated_devices
+from parallel.machines import choose_device, reuse_freed_memory, wait_for_simulated_devices
 from tests.helpers import error_line, losses, newest_checkpoint, refusal, run_python
 
 
@@ -115,7 +115,7 @@ def test_a_run_trains_and_resumes_without_what_windows_lacks(tiny, tmp_path):
 
 COMPILES = """
 import jax
-from runs.hardware import keep_compiled_programs
+from parallel.machines import keep_compiled_programs
 keep_compiled_programs()
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # this one is quick
 print(jax.jit(lambda x: x * x + 1)(3.0))
