@@ -21,7 +21,7 @@ import jax
 
 from config.options import parse_options
 from parallel.machines import add_xla_flag, on_devices, reuse_freed_memory
-from runs.checkpoint import Manifest, saved_options, write_options
+from runs.checkpoint import Manifest, saved_options
 from runs.load import Run, open_run, shape_of_weights, starting_state
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
@@ -69,7 +69,6 @@ def train(
     i = int(state.step)
     val_loss = checkpoints.loss(i) if run.resuming else None  # of step i's model; None: not evaluated yet
     devices = jax.sharding.get_mesh().size
-    write_options(options)
     with closing(Metrics(options, i, run.config, devices, evaluated=val_loss is not None)) as metrics:
         if options.overwrite:
             checkpoints.delete_all()

@@ -26,7 +26,7 @@ import numpy as np
 from einops import EinopsError, rearrange
 from safetensors import SafetensorError, safe_open
 
-from config.command_line import UserError, spell
+from config.command_line import UserError, check_values, spell
 from config.files import read_json, refusing
 from config.options import Options
 from data.tokenizer import TOKENIZER_FILES, read_tokenizer

@@ -107,12 +107,6 @@ def check_equal(name: str, ours: Any, theirs: Any, path: Path | str) -> None:
         )
 
 
-def write_options(options: Options) -> None:
-    """Write a run's options.json, which people and tools read, by process 0."""
-    text = json.dumps(vars(options), indent=1) + "\n"
-    on_process_0(write_whole, Path(options.out_dir) / "options.json", text)
-
-
 def latest_manifest(out_dir: str) -> Manifest:
     """Read the manifest of a run's newest checkpoint. Raises UserError."""
     if not (saved := checkpoint_folders(out_dir)):

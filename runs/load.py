@@ -14,10 +14,10 @@ import jax
 
 from config.command_line import Checkpoint, UserError
 from config.options import RESUMING, SHAPE, ModelOptions, Options
-from data.dataset import Dataset, Meta, dataset_dir, prepare_if_missing
+from data.dataset import Dataset, Meta, prepare_if_missing
 from data.tokenizer import Tokenizer, document_start, from_json, same_tokens
 from hub.weights import open_pretrained
-from model import GPT, GPTConfig
+from model import GPT, GPTConfig, leaf_name
 from parallel.machines import check_same, on_process_0, shared
 from parallel.mesh import check_fit
 from runs.checkpoint import (
@@ -137,8 +137,6 @@ class Run:
 
 def open_run(options: Options) -> Run:
     """Decide whether the run resumes, on which data and model, and how its state is split. Print its size."""
-    if dataset_dir(options.dataset) == Path(options.dataset):  # a path, to be found from any folder
-        options = replace(options, dataset=os.path.abspath(options.dataset))
     all_see_it = shared(Path(options.out_dir))
     checkpoints = Checkpoints(options.out_dir, options.keep_checkpoints, all_see_it)
     latest, resuming = checkpoints.latest(), options.init_from in RESUMING
@@ -153,13 +151,15 @@ def open_run(options: Options) -> Run:
     # Processes evaluate together, when no loss is stored.
     check_same(checkpoints=[(i, checkpoints.loss(i)) for i in checkpoints.iterations()] if resuming else None)
     dataset = open_dataset(options)
+    if dataset.folder == Path(options.dataset):  # a path, to be found from any folder
+        options = replace(options, dataset=os.path.abspath(options.dataset))
     config = choose_config(options, dataset.meta)
     shapes = state_shapes(config, options)
-    parts = partition_trainable(shapes.model)
-    trained, frozen = (sum(x.size for x in jax.tree.leaves(part)) for part in parts)
-    adapters = f", of which {trained:,} are trained," if frozen else ""
+    sizes = {leaf_name(path): x.size for path, x in jax.tree.leaves_with_path(shapes.model)}
+    trained = sum(size for name, size in sizes.items() if "lora_" in name)
+    adapters = f", of which {trained:,} are trained," if trained else ""
     how = f"on {jax.devices()[0].device_kind}, products in {config.compute.dtype}"
-    print(f"{trained + frozen:,} parameters{adapters} {how}")
+    print(f"{sum(sizes.values()):,} parameters{adapters} {how}")
     return Run(options, checkpoints, resuming, dataset, config, shapes)
 
 

@@ -1,4 +1,4 @@
-"""A run made visible: lines of progress, metrics.jsonl, loss.png, Weights & Biases."""
+"""A run made visible: options.json, metrics.jsonl, loss.png, lines of progress, Weights & Biases."""
 
 import json
 import math
@@ -62,6 +62,7 @@ class Metrics:
         self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
         if self.primary:
+            write_whole(Path(options.out_dir, "options.json"), json.dumps(vars(options), indent=1) + "\n")
             keep_records(self.path, start, evaluated)
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
