@@ -79,9 +79,9 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
     """Load the base model of a checkpoint's adapters, if any. Raises UserError if it is another."""
     if (base := manifest.base) is None:
         return None
-    run, (_, frozen) = checkpoints.folder.parent, partition_trainable(shapes)
+    run = checkpoints.folder.parent
     try:
-        model = load_weights(base["init_from"], without_adapters(frozen))
+        model = load_weights(base["init_from"], without_adapters(shapes))
     except UserError as error:  # a Damaged base is no damage to the adapters
         raise UserError(f"{run}: the base model of its adapters cannot be loaded: {error}") from None
     if fingerprint(model) != base["fingerprint"]:
@@ -89,7 +89,7 @@ def load_base(checkpoints: Checkpoints, manifest: Manifest, shapes: GPT) -> GPT 
             f"{run}: its adapters were trained beside other weights than {base['init_from']} has now: "
             "put those back, or train anew in another --out_dir"
         )
-    return tree_of_arrays(arrays_by_name(model), frozen)
+    return tree_of_arrays(arrays_by_name(model), partition_trainable(shapes)[1])
 
 
 def load_weights(init_from: str, shapes: GPT) -> GPT:

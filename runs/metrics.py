@@ -62,8 +62,8 @@ class Metrics:
         self.path = Path(options.out_dir, "metrics.jsonl") if self.primary else Path(os.devnull)
         self.wandb = start_wandb(options, start > 0) if options.wandb_log and self.primary else None
         if self.primary:
-            write_whole(Path(options.out_dir, "options.json"), json.dumps(vars(options), indent=1) + "\n")
             keep_records(self.path, start, evaluated)
+            write_whole(Path(options.out_dir, "options.json"), json.dumps(vars(options), indent=1) + "\n")
         self.file = open(self.path, "a", buffering=1)  # flushes each line
         self.shown = -math.inf  # when a line of progress was
         self.pending = None  # the step whose metrics are not read yet
