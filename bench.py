@@ -18,7 +18,7 @@ Variants take turns, a block of about half a second each, so that other programs
 block is timed as one, because train.py does not wait for the device after every step either.
 """
 
-from config.command_line import Count, Name, UserError, command, split_options  # isort: split
+from config.command_line import Count, Name, UserError, command, take_options  # isort: split
 
 import importlib.util
 import json
@@ -76,7 +76,8 @@ class BenchOptions:
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    bench, words = split_options(argv, BenchOptions)
+    own, words = take_options(argv, BenchOptions)
+    bench = BenchOptions(**own)
     options = parse_options(words, saved_options=saved_options)
     for name in ("report", "profile"):
         if getattr(bench, name) and (bench.decode or bench.serve):

@@ -26,7 +26,7 @@ A step that does not fit is planned again with another mesh, smaller microbatche
 does. The compilers are a download of their own: pip install -r requirements-plan.txt
 """
 
-from config.command_line import Name, Positive, UserError, command, split_options  # isort: split
+from config.command_line import Name, Positive, UserError, command, take_options  # isort: split
 
 import math
 from dataclasses import dataclass, replace
@@ -62,7 +62,8 @@ class PlanOptions:
 def main(argv: list[str]) -> None:
     if "--help" in argv or "-h" in argv:
         print(__doc__)
-    own, argv = split_options([word.removeprefix("--for=") for word in argv], PlanOptions)
+    values, argv = take_options([word.removeprefix("--for=") for word in argv], PlanOptions)
+    own = PlanOptions(**values)
     options = parse_options(argv, saved_options=saved_options)
     if own.show_sharding:
         return show_sharding(options)

@@ -27,7 +27,7 @@ from io import TextIOWrapper
 from pathlib import Path
 from threading import Timer
 from types import ModuleType
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -126,8 +126,6 @@ Biases = Annotated[
 ]
 Address = Annotated[str, matching(r"auto|.+:\d{1,5}", "host:port, or auto")]
 
-Own = TypeVar("Own")  # a dataclass of a command's own options, beside train.py's
-
 
 def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
     """Return the checked values that a command line and its config files set, by name. Raises UserError."""
@@ -142,12 +140,6 @@ def given(argv: list[str], cls: type[Any]) -> dict[str, Any]:
             raise UserError(f"{word}: expected a config file (NAME.py) or --key=value; see --help")
         found |= check_values(run_config(word, cls, vars(cls()) | found), f"{word}: ", cls)
     return found | values
-
-
-def split_options(argv: list[str], own: type[Own]) -> tuple[Own, list[str]]:
-    """Return a command's own options, and the words for another reader. Raises UserError."""
-    values, words = take_options(argv, own)
-    return own(**values), words
 
 
 @cache

@@ -14,7 +14,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from config.command_line import Name, UserError, check_values, command, split_options
+from config.command_line import Name, UserError, check_values, command, take_options
 from config.files import refusing
 from data.dataset import Dataset
 from hub.export import new_folder, which_family, write_model, write_tensors, write_tokenizer
@@ -30,9 +30,10 @@ class NanogptOptions:
 
 
 def main(argv: list[str]) -> None:
-    options, words = split_options(argv, NanogptOptions)
+    values, words = take_options(argv, NanogptOptions)
     if len(words) != 1 or words[0].startswith("-"):
         raise UserError("usage: python -m hub.from_nanogpt ckpt.pt --to=<folder> [--dataset=..] [--mlp=gelu]")
+    options = NanogptOptions(**values)
     jax.config.update("jax_platforms", "cpu")
     with new_folder(Path(options.to)) as folder:
         model, dataset = read_checkpoint(words[0], options, folder)

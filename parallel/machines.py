@@ -67,7 +67,6 @@ def keep_compiled_programs() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_compilation_cache_max_size", 2**32)  # bytes
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 
 def connect(options: Any) -> None:

@@ -23,7 +23,7 @@ import evaluate
 import export
 import sample
 import train
-from config.command_line import Count, NonNegativeInt, command, option_types, split_options
+from config.command_line import Count, NonNegativeInt, command, option_types, take_options
 from config.options import Options
 from runs.checkpoint import Manifest
 from tests.damage import DEEP, damaged
@@ -166,7 +166,7 @@ def fuzz(folder: Path, count: int, seed: int = 0) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-    options, _ = split_options(argv, FuzzOptions)
+    options = FuzzOptions(**take_options(argv, FuzzOptions)[0])
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         faults = fuzz(Path(folder), options.count, options.seed)

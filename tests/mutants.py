@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from config.command_line import Count, NonNegativeInt, UserError, command, split_options
+from config.command_line import Count, NonNegativeInt, UserError, command, take_options
 from tests.helpers import ROOT
 
 LIMIT = 900  # seconds for the tests of a mutant; one that takes longer hangs
@@ -43,7 +43,8 @@ class MutantOptions:
 
 
 def main(argv: list[str]) -> int:
-    options, rest = split_options(argv, MutantOptions)
+    values, rest = take_options(argv, MutantOptions)
+    options = MutantOptions(**values)
     if rest:
         raise UserError(f"{rest[0]}: expected --count, --seed or --only")
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)

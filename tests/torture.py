@@ -21,7 +21,7 @@ from pathlib import Path
 import equinox as eqx
 import numpy as np
 
-from config.command_line import Count, NonNegativeInt, Positive, UserError, command, split_options
+from config.command_line import Count, NonNegativeInt, Positive, UserError, command, take_options
 from runs.checkpoint import Checkpoints, Damaged
 from tests.helpers import OLD_LOOPS, ROOT, losses, named_arrays, saved_state, write_tiny_data
 from training.state import create_state, model_config
@@ -125,7 +125,8 @@ class Torture:
 
 
 def main(argv: list[str]) -> int:
-    options, rest = split_options(argv, TortureOptions)
+    values, rest = take_options(argv, TortureOptions)
+    options = TortureOptions(**values)
     if rest:
         raise UserError(f"{rest[0]}: expected --kills, --flips, --seconds or --seed")
     begun = time.monotonic()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from config.command_line import Count, split_options
+from config.command_line import Count, take_options
 from config.options import FIXED, Options, parse_options
 from experiments.reference import FREE, read_options
 from runs.checkpoint import Manifest, saved_options
@@ -438,12 +438,12 @@ class Own:
 
 def test_a_commands_own_options_are_taken_and_train_pys_are_left():
     words = ["x.py", "--loop", "--n_layer", "2", "--steps", "3", "--bias=True"]
-    assert split_options(words, Own) == (Own(3, True), ["x.py", "--n_layer", "2", "--bias=True"])
-    assert split_options(["--loop=False", "--no_such"], Own) == (Own(), ["--no_such"])
+    assert take_options(words, Own) == ({"loop": True, "steps": 3}, ["x.py", "--n_layer", "2", "--bias=True"])
+    assert take_options(["--loop=False", "--no_such"], Own) == ({"loop": False}, ["--no_such"])
     assert (
-        refusal(split_options, ["--steps=0"], Own) == "--steps is 0: it should be greater than or equal to 1"
+        refusal(take_options, ["--steps=0"], Own) == "--steps is 0: it should be greater than or equal to 1"
     )
-    assert refusal(split_options, ["--steps", "--loop"], Own) == "--steps needs a value; see --help"
+    assert refusal(take_options, ["--steps", "--loop"], Own) == "--steps needs a value; see --help"
 
 
 # --- commands ---------------------------------------------------------------------------------------------

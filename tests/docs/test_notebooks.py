@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bench import BenchOptions
-from config.command_line import split_options
+from config.command_line import take_options
 from config.options import parse_options
 from data.dataset import prepare_if_missing
 from docs.as_notebook import KEPT, NOTEBOOKS, cells, notebook
@@ -92,8 +92,8 @@ def test_the_commands_of_the_notebook_for_cards_have_options_that_there_are():
     lines = "".join("".join(cell["source"]) + "\n" for cell in cells if cell["cell_type"] == "code")
     gpt2 = re.search('GPT2 = "(.*)"', lines)[1]
     for words in re.findall(r"^!python bench.py (.*)$", lines, re.M):
-        bench, rest = split_options(words.replace("{GPT2}", gpt2).split(), BenchOptions)
-        assert bench.report and parse_options(rest).device == "auto"
+        bench, rest = take_options(words.replace("{GPT2}", gpt2).split(), BenchOptions)
+        assert bench["report"] and parse_options(rest).device == "auto"
     paths = re.findall(r"\b(?:tests|config)/\S+\.py|requirements\S*\.txt", lines)
     assert paths and all((ROOT / path).is_file() for path in paths)
 

@@ -15,7 +15,7 @@ import pytest
 
 import app
 from bench import BenchOptions
-from config.command_line import UserError, given, split_options
+from config.command_line import UserError, given, take_options
 from config.options import Options
 from data.dataset import prepare_if_missing
 from data.prepare import PrepareOptions
@@ -105,7 +105,7 @@ def check(command: str) -> None:
         given(words, Options)
     elif script in ("bench.py", "plan.py"):
         words = [word.removeprefix("--for=") for word in words]
-        given(split_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
+        given(take_options(words, BenchOptions if script == "bench.py" else PlanOptions)[1], Options)
     else:
         module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
         own = (cls for cls in vars(module).values() if getattr(cls, "program", None) == script)

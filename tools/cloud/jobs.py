@@ -23,7 +23,6 @@ from config.command_line import (
     given,
     matching,
     option_types,
-    split_options,
     take_options,
 )
 from config.options import RESUMING, Options
@@ -211,8 +210,8 @@ def make_job(name: str, argv: list[str], options: LaunchOptions) -> Job:
         return preparing_job(argv, options)
     reader, own = options_of(name), []
     if COMMANDS[name].script == "bench.py":
-        bench, argv = split_options(argv, import_module("bench").BenchOptions)
-        own = [f"--{option}={x}" for option, x in vars(bench).items() if x not in (None, False)]
+        bench, argv = take_options(argv, import_module("bench").BenchOptions)
+        own = [f"--{option}={x}" for option, x in bench.items() if x not in (None, False)]
     values = given(argv, reader)
     source = values.get("out_dir", Options.out_dir)
     of_a_run = name != "train" and bool(options.run_name)
