@@ -68,12 +68,17 @@ def test_tokens_until_a_loss_are_those_of_the_run_that_anchors_them():
     assert tokens_until("25e9", gpt2) == 25e9
 
 
-def test_this_machine_is_planned_by_rates_that_are_measured():
-    done = run_python("plan.py", *FLAGS, "--on=here", "--device=cpu", JAX_DISABLE_MOST_OPTIMIZATIONS=0)
-    assert done.returncode == 0, done.stderr
-    assert "(at the rates that products, memory and small operations have here, " in done.stdout
-    assert "expected" not in done.stdout and "$" not in done.stdout  # no evidence, no price
-    speeds = this_machine().speeds
+def test_this_machine_is_planned_by_rates_that_are_measured(monkeypatch, capsys, optimized):
+    monkeypatch.setattr(target, "BUDGET", 0.01)
+    monkeypatch.setattr(target, "WIDTHS", target.WIDTHS[1:4])
+    monkeypatch.setattr(target, "LENGTHS", target.LENGTHS[1:4])
+    here = this_machine()
+    monkeypatch.setattr(plan, "this_machine", lambda: here)
+    plan.main([*FLAGS, "--on=here", "--device=cpu"])
+    printed = capsys.readouterr().out
+    assert "(at the rates that products, memory and small operations have here, " in printed
+    assert "expected" not in printed and "$" not in printed  # no evidence, no price
+    speeds = here.speeds
     assert all(rate > 1e8 for of in (speeds.bfloat16, speeds.float32, speeds.memory) for _, rate in of)
     assert 1e-8 < speeds.kernel < 1e-3
 

@@ -3,12 +3,7 @@
 Neither system is here. Each test hides from the project, and from nobody else, what one of them lacks.
 """
 
-import subprocess
-import sys
-
-import pytest
-
-from tests.helpers import ROOT
+from tests.helpers import run_python
 
 HIDE = """
 import builtins, os, runpy, signal, sys
@@ -50,25 +45,25 @@ sys.path.insert(0, ours)
 """
 
 
-def run(program: str, *words: str) -> str:
-    path = str(ROOT / program)
-    code = f"{HIDE}\nsys.argv = {[program, *words]}\nrunpy.run_path({path!r}, run_name='__main__')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+RUN = """
+for name, *words in commands:
+    sys.argv = [name, *words]
+    print("====")
+    try:
+        runpy.run_path(name, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise
+import serve, evaluate, export, app
+"""
 
 
-def test_the_quickstart_trains_resumes_and_samples_there(tiny, tmp_path):
+def test_the_quickstart_trains_resumes_and_samples_there_and_other_commands_can_be_imported(tiny, tmp_path):
     out = f"--out_dir={tmp_path}"
-    run("train.py", "config/quickstart.py", *tiny(tmp_path, max_iters=2))
-    resumed = run("train.py", out, "--init_from=resume", "--max_iters=3")
-    assert "iter 3" in resumed
-    assert run("sample.py", out, "--start=the", "--num_samples=1", "--max_new_tokens=5").strip()
-
-
-@pytest.mark.parametrize("module", ["serve", "evaluate", "export", "app"])
-def test_a_command_can_be_imported_there(module):
-    done = subprocess.run(
-        [sys.executable, "-c", f"{HIDE}\nimport {module}"], cwd=ROOT, capture_output=True, text=True
-    )
+    train = ["train.py", "config/quickstart.py", *tiny(tmp_path, max_iters=2)]
+    resume = ["train.py", out, "--init_from=resume", "--max_iters=3"]
+    sample = ["sample.py", out, "--start=the", "--num_samples=1", "--max_new_tokens=5"]
+    done = run_python("-c", f"{HIDE}\ncommands = {[train, resume, sample]}\n{RUN}")
     assert done.returncode == 0, done.stderr
+    _, _, resumed, sampled = done.stdout.split("====\n")
+    assert "iter 3" in resumed and sampled.strip()

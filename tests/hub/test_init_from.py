@@ -81,8 +81,11 @@ def test_the_loss_at_the_start_is_that_of_transformers(command_line, tiny_data, 
     assert printed == pytest.approx(float(torch.cat(nll).mean()), abs=1e-4)  # of four digits, and rounding
 
 
-def test_a_smaller_block_size_crops_the_positions(command_line, tmp_path):
+def test_a_smaller_block_size_crops_the_positions_and_a_run_is_not_lost_to_new_weights(
+    command_line, tmp_path
+):
     train.main(command_line(tmp_path / "out", block_size=8, **STILL))
+    assert "holds a run (iter 2)" in refusal(train.main, command_line(tmp_path / "out"))
     model, _, _ = load_run(str(tmp_path / "out"))
     expected = random_reference("gpt2").transformer.wpe.weight.detach().numpy()[:8]
     np.testing.assert_array_equal(model.wpe, expected)
@@ -120,11 +123,6 @@ def test_nanogpts_padded_vocabulary_fits_gpt2(tmp_path):
             meta = open_dataset(asked).meta
             assert choose_config(asked, meta).vocab_size == expected
             assert (meta.tokenizer is None) == (expected == 50256)  # too few to be GPT-2's
-
-
-def test_a_run_is_not_lost_to_new_weights(command_line, tmp_path):
-    train.main(command_line(tmp_path, **STILL))
-    assert "holds a run (iter 2)" in refusal(train.main, command_line(tmp_path))
 
 
 def test_sample_writes_what_transformers_finds_likeliest(tmp_path, monkeypatch, capsys):

@@ -330,13 +330,25 @@ def test_a_name_that_is_neither_a_folder_nor_of_the_hub(name):
     assert re.match(f"init_from={name}: there is no such folder, and ", refusal(open_pretrained, name))
 
 
+LOCATE = """
+import sys
+from contextlib import suppress
+from config.command_line import command
+from hub.weights import locate
+
+for name in sys.argv[1:]:
+    print("====", file=sys.stderr)
+    with suppress(SystemExit):
+        command(lambda argv: locate(name))
+"""
+
+
 def test_the_hub_without_a_network_is_one_line(tmp_path):
-    """In processes of their own: the hub's library reads these variables once."""
-    for name, repository in (("gpt2-xl", "openai-community/gpt2-xl"), ("some/model", "some/model")):
-        locate = f"command(lambda argv: locate({name!r}))"
-        script = f"from config.command_line import command; from hub.weights import locate; {locate}"
-        done = run_python("-c", script, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
-        text = error_line(done.stderr)
+    """In a process of its own: the hub's library reads these variables once."""
+    repositories = {"gpt2-xl": "openai-community/gpt2-xl", "some/model": "some/model"}
+    done = run_python("-c", LOCATE, *repositories, HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    for (name, repository), said in zip(repositories.items(), done.stderr.split("====\n")[1:], strict=True):
+        text = error_line(said)
         assert f"init_from={name}: there is no such folder, and {repository} cannot be downloaded" in text
         assert "outgoing traffic has been disabled" in text
 

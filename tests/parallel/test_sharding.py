@@ -40,18 +40,18 @@ LLAMA = replace(SMALL, position="rope", norm="rmsnorm", n_head=16, n_kv_head=8, 
 VARIANTS = {
     "gpt2": GPT2,
     "gpt2, dropout": replace(GPT2, dropout=0.2),
-    "llama": LLAMA,
+    "llama": replace(LLAMA, qk_norm=True),
     "swiglu, tied, one microbatch": replace(SMALL, gradient_accumulation_steps=1, qk_norm=True),
     "modern, µP, dropout": replace(SMALL, **MODERN, mup_base_width=16, dropout=0.2),
 }
-PAIRS = [  # every strategy, and every variant on two meshes
-    ("gpt2", "data:8"),
+PAIRS = [  # every strategy, alone or with others
     ("gpt2, dropout", "fsdp:8"),
     ("llama", "tensor:8"),
-    ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
     ("modern, µP, dropout", "data:2,fsdp:2,tensor:2"),
 ]
 RARE = [
+    ("gpt2", "data:8"),
+    ("swiglu, tied, one microbatch", "data:2,fsdp:2,tensor:2"),
     ("llama", "fsdp:2,tensor:4"),
     ("gpt2", "data:2,fsdp:2,tensor:2"),
     ("gpt2, dropout", "data:2,fsdp:2,tensor:2"),
@@ -219,9 +219,9 @@ def test_a_checkpoint_moves_to_any_mesh_bit_for_bit(tmp_path):
     config = model_config(LLAMA, V)
     with jax.set_mesh(make_mesh("data:2,fsdp:2,tensor:2")):
         state = create_state(config, LLAMA)
-        state, _ = compile_step(state, LLAMA)(state, *random_batch(LLAMA, V))
+        state = jax.tree.map(lambda x: moved(x) if x.ndim else x + 1, state)  # moments of zero look alike
         save_run(tmp_path, state, Manifest(LLAMA, V, None, None))
-    for mesh in ("data:1", "fsdp:4", "tensor:8", "data:4,fsdp:2"):
+    for mesh in ("data:1", "tensor:8", "data:2,fsdp:4"):
         with jax.set_mesh(make_mesh(mesh)):
             shapes = state_shapes(config, LLAMA)
             restored = Checkpoints(str(tmp_path)).restore(1, shapes)

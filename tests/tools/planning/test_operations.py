@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec as P
 from config.options import Options
 from parallel.mesh import make_mesh
 from runs.metrics import flops_per_token
+from tests.helpers import slowly
 from tools.planning.operations import device_groups, operations
 from tools.planning.program import Shape, balanced, parse_program
 from training.state import model_config, state_shapes
@@ -86,10 +87,9 @@ def test_an_array_that_is_updated_in_place_is_written_where_it_is_updated():
     assert total(program, "written") < 3 * 100 * 50 * 4  # the zeros, the rows and the counter
 
 
-OTHER = pytest.param({"mlp": "gelu", "n_kv_head": 2, "position": "rope"}, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("changes", [{}, OTHER])
+@pytest.mark.parametrize(
+    "changes", [{"unroll": 1}, *slowly({}, {"mlp": "gelu", "n_kv_head": 2, "position": "rope"})]
+)
 def test_a_training_step_has_the_flops_of_the_formula(changes):
     options = replace(TINY, **changes)
     with jax.set_mesh(make_mesh("data:1")):
