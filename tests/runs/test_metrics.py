@@ -135,7 +135,7 @@ def test_the_curves_are_drawn(options, saved_figures):
         "val/loss": [[0, 3.0], [2, 5.0]],
     }
     folder = metrics.path.parent
-    assert sorted(path.name for path in folder.iterdir()) == ["loss.png", "metrics.jsonl"]
+    assert sorted(path.name for path in folder.iterdir()) == ["loss.png", "metrics.jsonl", "options.json"]
     assert (folder / "loss.png").read_bytes() == written
 
 
