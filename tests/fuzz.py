@@ -112,7 +112,6 @@ def rules(folder: Path, draw: np.random.Generator) -> list[Callable[[], Invocati
     def damaged_file() -> Invocation:
         readers = {
             data / "meta.json": (train, evaluate),
-            run / "options.json": (train,),
             run / "checkpoints" / "0" / "manifest" / "metadata": (sample, evaluate, export),
         }
         path = one_of(readers)

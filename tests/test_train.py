@@ -461,7 +461,8 @@ def without_evaluations(out):
 @pytest.mark.parametrize(
     "change",
     [
-        *(without("options.json"), without("metrics.jsonl"), with_another_learning_rate, without_evaluations),
+        lambda out: [without(name)(out) for name in ("options.json", "metrics.jsonl")],
+        lambda out: [with_another_learning_rate(out), without_evaluations(out)],
         lambda out: (out / "options.json").write_text("{"),
     ],
 )
@@ -633,7 +634,7 @@ def unlike_data(tmp_path_factory):
     return folder
 
 
-@pytest.mark.parametrize("keep, left", [(1, [2, 10]), (2, [2, 8, 10])])
+@pytest.mark.parametrize("keep, left", [(2, [2, 8, 10]), *slowly((1, [2, 10]))])
 def test_the_last_checkpoints_are_kept_and_the_best(tiny, tmp_path, unlike_data, keep, left):
     changes = dict(dataset=unlike_data, eval_interval=2, keep_checkpoints=keep, learning_rate=2e-2)
     train.main(tiny(tmp_path, **changes))
@@ -685,11 +686,8 @@ def test_divergence_stops_the_run_and_keeps_the_last_good_checkpoint(copied_run,
 
 def test_the_command_answers_a_mistake_in_one_line_with_status_2(tiny, tmp_path):
     (config := tmp_path / "config.py").write_text("n_layers = 2\n")
-    for words, says in (
-        ([config], f"{config}: n_layers is not an option; did you mean n_layer?"),
-        (tiny(tmp_path / "none", init_from="resume"), f"{tmp_path / 'none' / 'checkpoints'}: no checkpoint "),
-    ):
-        done = run_python("train.py", *words)
-        assert (done.returncode, done.stdout) == (2, "")
-        assert error_line(done.stderr).startswith(says)
-        assert all(line.startswith("note: ") for line in done.stderr.splitlines()[:-1])
+    assert refusal(train.main, [str(config)]) == f"{config}: n_layers is not an option; did you mean n_layer?"
+    done = run_python("train.py", *tiny(tmp_path / "none", init_from="resume"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert error_line(done.stderr).startswith(f"{tmp_path / 'none' / 'checkpoints'}: no checkpoint ")
+    assert all(line.startswith("note: ") for line in done.stderr.splitlines()[:-1])

@@ -1,6 +1,7 @@
 """The ideas of variants.py: what a gate and µP compute, and that a plain run does without the file."""
 
 from dataclasses import replace
+from functools import cache
 
 import jax
 import numpy as np
@@ -33,6 +34,7 @@ OPTIONS = replace(
 )
 
 
+@cache
 def trained(options, steps):
     """The state after some steps on the same batch."""
     state = create_state(model_config(options, V), options)

@@ -25,7 +25,7 @@ def test_the_server_begins_without_jax():
     assert done.stdout.split() == ["False", "False"]
 
 
-def test_the_page_is_there_and_the_rest_is_told_to_come_again(waiting):
+def test_the_page_is_there_and_the_rest_is_told_to_come_again_until_ctrl_c(waiting):
     for path, name in {"/": "index.html", "/main.js": "main.js"}.items():
         answer = httpx.get(waiting.url + path)
         assert answer.status_code == 200 and answer.content == (PAGE / name).read_bytes()
@@ -38,6 +38,7 @@ def test_the_page_is_there_and_the_rest_is_told_to_come_again(waiting):
     assert httpx.get(f"{waiting.url}/health").json()["status"] == WAITING
     assert httpx.get(waiting.url, headers={"Host": "evil.example"}).status_code == 400
     assert httpx.get(waiting.url, headers={"Origin": "https://evil.example"}).status_code == 403
+    assert waiting.end(signal.SIGINT) == 130
 
 
 def test_the_first_checkpoint_is_served_when_it_is_there(waiting, char_run, tmp_path):
@@ -52,9 +53,8 @@ def test_the_first_checkpoint_is_served_when_it_is_there(waiting, char_run, tmp_
     assert waiting.end(signal.SIGTERM) == 0
 
 
-@pytest.mark.parametrize("number, status", [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_a_signal_ends_it_before_there_is_a_model(waiting, number, status):
-    assert waiting.end(number) == status
+def test_sigterm_ends_it_before_there_is_a_model(waiting):
+    assert waiting.end(signal.SIGTERM) == 0
 
 
 def test_a_start_that_fails_is_one_line(char_run, tmp_path):
