@@ -14,7 +14,6 @@ from config.command_line import Address, Count, Name, NonNegativeInt, UserError,
 import json
 import math
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -29,7 +28,7 @@ from tqdm import tqdm
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
-from data.tokenizer import document_start, end_of_text, from_json, same_tokens
+from data.tokenizer import decoded, document_start, end_of_text, same_tokens
 from model import GPT
 from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
@@ -89,7 +88,7 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     perplexity = float(np.exp(loss))
     piece = 2**16  # tokens that are decoded at once
     pieces = (batches.tokens.read([i], min(piece, n + 1 - i))[0] for i in range(1, n + 1, piece))
-    n_bytes = bytes_of_text(pieces, tokenizer)
+    n_bytes = sum(len(text.encode()) for text in decoded(pieces, tokenizer))
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
     in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
     print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")
@@ -138,15 +137,6 @@ def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tu
         lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
         raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")
     return name, dataset
-
-
-def bytes_of_text(pieces: Iterable[Int[np.ndarray, " N"]], tokenizer: dict | None) -> int:
-    """Count the UTF-8 bytes of tokens, of which those around documents have none; 0 if they are not text."""
-    if tokenizer is None:
-        return 0
-    decode, start, eot = from_json(tokenizer).stream(), document_start(tokenizer), end_of_text(tokenizer)
-    n_bytes = sum(len(decode(ids[(ids != start) & (ids != eot)]).encode()) for ids in pieces)
-    return n_bytes + len(decode([], final=True).encode())
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -243,6 +243,16 @@ TOKENIZER_FILES = (
 ).split()
 # A hash of the sorted vocabulary of OpenAI's GPT-2, whose texts tiktoken encodes wherever the files lie.
 GPT2_SHA256 = "71cca498f566a6fce90612118ffe70ec265ffdc746e7e6743a2253d346af4d30"
+
+
+def decoded(pieces: Iterable[np.ndarray], description: dict | None) -> Iterator[str]:
+    """Decode tokens piece by piece, without those around documents; nothing if they are not text."""
+    if description is None:
+        return
+    decode, start, eot = from_json(description).stream(), document_start(description), end_of_text(description)
+    for ids in pieces:
+        yield decode(ids[(ids != start) & (ids != eot)])
+    yield decode([], final=True)
 
 
 def read_tokenizer(path: Path) -> dict[str, Any] | None:

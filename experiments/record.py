@@ -1,104 +1,104 @@
-"""An experiment, and the record of its runs: one JSON file, which the repository keeps.
-
-The first result of an option set whose options have changed replaces the old ones.
-"""
+"""An experiment: sets of options to compare, and the results of their runs, in one JSON file."""
 
 import json
 import platform
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from config.command_line import UserError, given
+from config.command_line import UserError
 from config.files import read_json, write_whole
 from config.options import Options
 from data.dataset import dataset_dir
+from experiments.snapshot import ROOT, Snapshot, digest
 from tools.planning.speeds import describe_cpu
 
-ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "experiments" / "results"
-# These do not change what a run trains.
-KEEPING = {"out_dir": "", "keep_checkpoints": 1, "log_interval": 10, "wandb_log": False, "init_from": "auto"}
 
-# The CPU Shakespeare run's model, half as wide, in half the steps.
-MINIATURE = dict(
-    n_embd=64, max_iters=1000, lr_decay_iters=1000, warmup_iters=50, eval_interval=500, eval_iters=100
-)
+
+@dataclass(frozen=True)
+class Variant:
+    """What the runs of a set share."""
+
+    code: Snapshot
+    options: dict[str, Any]  # that are not train.py's defaults
+
+    @property
+    def mark(self) -> str:
+        return digest((self.code.files, self.options))
+
+    @property
+    def dataset(self) -> str:
+        return self.options.get("dataset", Options.dataset)
+
+    @property
+    def steps(self) -> int:
+        return self.options.get("max_iters", Options.max_iters)
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A question, and the runs that answer it."""
 
-    name: str  # of its files in results/
+    path: Path  # of the results; the table and the picture lie beside it
     question: str
-    sets: dict[str, dict[str, Any]]  # options over the config's; the first set is the base
-    program: str = ""  # its module, if that has another name
-    lines: dict[str, list[str]] = field(default_factory=dict)  # of the plot: option sets in order, by name
-    x: str = "learning_rate"  # the option in which the sets of a line differ
-    findings: Callable[["Record"], list[str]] | None = None  # below the table; None: the best of each line
-    config: str = "config/train_shakespeare_char_cpu.py"
+    command: str
+    sets: dict[str, Variant]  # the first is the base
     seeds: int = 5
-    upward: bool = False  # compare each set with the one above it, not with the first
+    upward: bool = False  # compare each set with the one above it, not with the base
+    equal: str = "steps"  # or tokens or time: what the sets have alike
+    metric: str = "val"  # or bits_per_byte, where the sets have other tokens
+    sealed: bool = False  # show nothing before all runs have ended: who stops when it suits finds luck
+    looked: bool = False  # shown before with another number of seeds
 
-    def options(self, label: str) -> dict[str, Any]:
-        """Return a set's options other than train.py's defaults."""
-        words = [f"--{name}={value}" for name, value in self.sets[label].items()]
-        found = given([str(ROOT / self.config), *words], Options)
-        return {
-            name: value
-            for name, value in sorted(found.items())
-            if name not in (*KEEPING, "seed") and value != getattr(Options, name)
-        }
+    def record(self) -> "Record":
+        return Record(self.path, self.sets, self.metric)
+
+    def base(self, label: str) -> str:
+        labels = list(self.sets)
+        return labels[labels.index(label) - 1 if self.upward else 0]
 
 
 class Record:
-    """An experiment's results: by option set `options`, `runs` and, once timed, `ms` of a step.
+    """The results in a file: by set its `options` and `runs` and, once timed, `ms` of a step.
 
     Sets that the file alone has were tried, and taken out: they are shown, and not trained.
     """
 
-    def __init__(self, experiment: Experiment, folder: Path = RESULTS):
-        self.experiment, self.path = experiment, folder / f"{experiment.name}.json"
+    def __init__(self, path: Path, sets: dict[str, Variant] | None = None, metric: str = "val"):
+        self.path, self.metric = path, metric
         try:
-            self.sets = read_json(self.path)["sets"] if self.path.exists() else {}
-            gone = self.sets.keys() - experiment.sets.keys()
-            self.taken_out = {label: x["options"] for label, x in self.sets.items() if label in gone}
+            kept = read_json(path)["sets"] if path.exists() else {}
+            wanted = {label: x.options for label, x in sets.items()} if sets else {}
+            self.sets = {label: {"options": options, "runs": []} for label, options in wanted.items()}
+            # A set whose options have changed begins anew.
+            self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
         except (ValueError, KeyError) as error:
             reason = f"cannot be read as results ({error}): git checkout restores it"
-            raise UserError(f"{self.path}: {reason}") from None
-        self.options = {label: experiment.options(label) for label in experiment.sets} | self.taken_out
-
-    def entry(self, label: str) -> dict[str, Any]:
-        """Return what is kept of a set's present options."""
-        fresh = {"options": self.options.get(label), "runs": []}
-        found = self.sets.get(label, fresh)
-        return found if found["options"] == fresh["options"] else fresh
-
-    def runs(self, label: str) -> list[dict]:
-        return self.entry(label)["runs"]
+            raise UserError(f"{path}: {reason}") from None
+        self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
     def table(self) -> pd.DataFrame:
         """Return a row for each run; its option set is `set`."""
-        return pd.DataFrame([{"set": x, **run} for x in self.options for run in self.runs(x)])
+        return pd.DataFrame([{"set": label, **run} for label, x in self.sets.items() for run in x["runs"]])
 
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""
-        return pd.Series({run["seed"]: run["val"] for run in self.runs(label)}, dtype=float)
+        return pd.Series({run["seed"]: run[self.metric] for run in self.sets[label]["runs"]}, dtype=float)
 
     def add(self, label: str, run: dict) -> None:
         """Write a run's result, in place of one of the same seed."""
-        others = [old for old in self.runs(label) if old["seed"] != run["seed"]]
+        others = [old for old in self.sets[label]["runs"] if old["seed"] != run["seed"]]
         self.set(label, runs=sorted([*others, run], key=lambda run: run["seed"]))
 
     def set(self, label: str, **values: Any) -> None:
         """Change a set's entry, and write the file: a line for each run, for git."""
-        self.sets[label] = self.entry(label) | values
+        self.sets[label] |= values
         lines = []
         for name, entry in self.sets.items():
             head = json.dumps({key: value for key, value in entry.items() if key != "runs"})[1:-1]
@@ -106,15 +106,20 @@ class Record:
             lines.append(f'  {json.dumps(name)}: {{{head}, "runs": [\n{runs}\n  ]}}')
         write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n")
 
-    def check_data(self, dataset: str, mark: str | None) -> None:
-        """Raise UserError if the runs so far have read other data of that name."""
+    def check(self) -> None:
+        """Raise UserError if a run cannot be compared with one that is trained now."""
         for entry in self.sets.values():
-            same = mark and entry["options"].get("dataset", Options.dataset) == dataset
-            for run in entry["runs"] if same else ():
-                if run.get("data", mark) != mark:
-                    other = f"{dataset} ({run['data']}..., not {mark}..., with {run['versions']})"
-                    advice = "prepare that one, or move the file away to begin anew"
-                    raise UserError(f"{self.path}: its runs have read another {other}: {advice}")
+            for run in entry["runs"]:
+                check_run(self.path, run, entry["options"].get("dataset", Options.dataset))
+
+
+def check_run(path: Path, run: dict, dataset: str) -> None:
+    """Raise UserError if a run in this file has read other data of that name, or had other packages."""
+    data, versions = data_mark(dataset), machine()["versions"]
+    for what, had, has in ((dataset, run.get("data"), data), ("Python or packages", run["versions"], versions)):
+        if had and has and had != has:
+            advice = "put that back, or move the file away to begin anew"
+            raise UserError(f"{path}: a run had other {what} ({had}, not {has}): {advice}")
 
 
 def data_mark(dataset: str) -> str | None:
@@ -125,6 +130,7 @@ def data_mark(dataset: str) -> str | None:
         return None
 
 
+@cache
 def machine() -> dict[str, str]:
     packages = [f"{name} {version(name)}" for name in ("jax", "jaxlib", "equinox", "optax", "numpy")]
     versions = ", ".join([f"Python {platform.python_version()}", *packages])

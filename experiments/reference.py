@@ -1,9 +1,7 @@
-"""Is this loss normal? A run beside five seeds of its config.
+"""Is this loss normal? A run beside five seeds of its config: python -m experiments.reference --of=out-mine
 
-    python -m experiments.reference --of=out-mine   says where the run's loss lies, and draws its curve
-    python -m experiments.reference                 trains the quickstart's seeds that are missing
-
-Two more configs have such runs: the CPU Shakespeare config, in bfloat16 (precision.py), and best.py's.
+It says where the run's last loss lies among theirs, and draws its curve over them. Three configs have such
+runs: the quickstart, the CPU Shakespeare config in bfloat16, and the best one.
 """
 
 from pathlib import Path
@@ -14,19 +12,11 @@ import pandas as pd
 from config.command_line import UserError, command
 from config.files import read_json, refusing
 from config.options import NOT_RESUMED, RESUMING, Options
-from experiments import best, precision
-from experiments.record import Experiment, Record, data_mark
-from experiments.report import draw_curve, draw_means, save_svg, seed_interval
-from experiments.runner import run
+from experiments.record import RESULTS, Record, data_mark
+from experiments.report import save_svg
+from experiments.statistics import critical
 from runs.metrics import read_records
 
-QUICKSTART = Experiment(
-    name="quickstart",
-    question="What do runs of the quickstart come to?",
-    sets={"as it is": {"eval_interval": 250}},  # the config's 50, for its checkpoints, take longer
-    program="reference",
-    config="config/quickstart.py",
-)
 # Options that leave the loss as it is, but for noise. The others say what is learned, and how.
 FREE = (
     *NOT_RESUMED,
@@ -34,54 +24,43 @@ FREE = (
     *("wandb_log", "wandb_project", "wandb_run_name", "mesh", "pipeline_schedule", "virtual_stages"),
     *("device", "dtype", "deterministic", "attention", "unroll", "remat"),
 )
-SOURCES = (
-    (precision.EXPERIMENTS[0], "bfloat16"),
-    (best.EXPERIMENTS[0], "as it is"),
-    (QUICKSTART, "as it is"),
-)
+SOURCES = (("quickstart", "as it is"), ("precision", "bfloat16"), ("best", "as it is"))  # results, and sets of them
 
 
-def main(argv: list[str]) -> int:
-    if argv and argv[0].startswith("--of="):
-        return compare(Path(argv[0].removeprefix("--of=")))
-    return run([QUICKSTART], argv)
-
-
-def compare(out_dir: Path) -> int:
+def main(argv: list[str]) -> None:
     """Say where a run's last validation loss lies, and draw all of them over those of the reference."""
+    if len(argv) != 1 or not argv[0].startswith("--of="):
+        raise UserError("give the run's folder: --of=out-mine")
+    out_dir = Path(argv[0].removeprefix("--of="))
     options = read_options(str(out_dir / "options.json"))
-    reference = find_reference(options)
     losses = {r["iter"]: r["val/loss"] for r in read_records(out_dir / "metrics.jsonl") if "val/loss" in r}
-    if reference is None or not losses:
-        raise UserError(
-            f"{out_dir}: no reference has this run's data and options, or it has no evaluation yet"
-        )
-    record, label = reference
+    runs = find_runs(vars(options)) if options.init_from in ("scratch", *RESUMING) else []
+    if not losses or not runs or {run.get("data") for run in runs} != {data_mark(options.dataset)}:
+        raise UserError(f"{out_dir}: no reference has this run's data and options, or it has no evaluation yet")
 
-    def fill(figure: Any) -> None:
+    def draw(figure: Any) -> None:
         axes = figure.subplots()
-        draw_curve(axes, record, label)
-        draw_means(axes, str(out_dir), pd.DataFrame({"val": losses}))
+        for run in runs:
+            steps, _, val = zip(*run["evaluations"], strict=True)
+            axes.plot(steps, val, lw=1, color="gray", label="reference" if run is runs[0] else None)
+        axes.plot(list(losses), list(losses.values()), "o-", ms=4, label=str(out_dir))
         axes.set(xlabel="iteration", ylabel="validation loss (nats per token)")
         axes.legend()
 
-    save_svg(out_dir / "reference.svg", fill)
+    save_svg(out_dir / "reference.svg", draw)
     if (last := max(losses)) < options.max_iters:
         print(f"iter {last} of {options.max_iters}: reference.svg has the curve so far")
     else:
-        print(verdict(losses[last], record.losses(label)))
-    return 0
+        print(verdict(losses[last], pd.Series([run["val"] for run in runs])))
 
 
-def find_reference(options: Options) -> tuple[Record, str] | None:
-    """Return the runs with the same data, and the same options as far as they matter to the loss."""
-    mark = data_mark(options.dataset)
-    for experiment, label in SOURCES if options.init_from in ("scratch", *RESUMING) else ():
-        record = Record(experiment)
-        read = {run.get("data") for run in record.runs(label)}
-        if read == {mark} and mattering(record.options[label]) == mattering(vars(options)):
-            return record, label
-    return None
+def find_runs(options: dict[str, Any]) -> list[dict]:
+    """Return the reference runs with the same options, as far as they matter to the loss, whatever their data."""
+    for name, label in SOURCES:
+        entry = Record(RESULTS / f"{name}.json").sets[label]
+        if mattering(entry["options"]) == mattering(options):
+            return entry["runs"]
+    return []
 
 
 def read_options(path: str) -> Options:
@@ -92,12 +71,12 @@ def read_options(path: str) -> Options:
 
 def mattering(values: dict[str, Any]) -> dict[str, Any]:
     """Return the options that matter to the loss and are not the defaults."""
-    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name)}
+    return {name: x for name, x in values.items() if name not in FREE and x != getattr(Options, name, None)}
 
 
 def verdict(loss: float, others: pd.Series) -> str:
     """Say where the validation loss at the end of a run lies among those of other seeds."""
-    mean, within = others.mean(), seed_interval(others)
+    mean, within = others.mean(), critical(len(others)) * others.sem() * (len(others) + 1) ** 0.5
     side = "higher than normal" if loss > mean else "lower than normal"
     where = "normal" if abs(loss - mean) <= within else side
     return (

@@ -1,63 +1,54 @@
-"""An experiment's table in Markdown and its plot: final validation losses and their spread over the seeds.
-
-Option sets are compared seed by seed: runs of one seed see the same batches. Intervals are Student's, at 95%.
-"""
+"""An experiment's table in Markdown, and its picture: how far each set lies from the base, seed by seed."""
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from config.files import write_whole
 from config.options import Options
-from experiments.record import Record
+from experiments.record import Experiment, Record
+from experiments.statistics import ALPHA, CHANCE, MOST, Difference, difference, seeds_to_show, smallest_gain
+
+UNIT = {"val": "nats per token", "bits_per_byte": "bits per byte"}
 
 
-def write_report(record: Record) -> None:
-    experiment, path = record.experiment, record.path.with_suffix(".md")
-    if record.table().empty:
-        print(f"{experiment.name}: no run has ended yet")
+def against(experiment: Experiment, record: Record, label: str, alpha: float = ALPHA) -> Difference:
+    """Compare a set with its base."""
+    base = experiment.base(label) if label in experiment.sets else next(iter(experiment.sets))
+    return difference(record.losses(label), record.losses(base), experiment.looked, alpha)
+
+
+def write_report(experiment: Experiment) -> None:
+    record = experiment.record()
+    done, due = count_runs(experiment, record)
+    if not done or (experiment.sealed and done < due):
         return
-    write_whole(path, markdown(record))
-
-    def fill(figure: Any) -> None:
-        axes = figure.subplots()
-        axes.set_title(experiment.question, fontsize="medium", wrap=True)
-        axes.grid(alpha=0.3)
-        (draw_lines if experiment.lines else draw_dots)(axes, record)
-
-    save_svg(path.with_suffix(".svg"), fill)
-    print(f"the table: {path}")
+    parts = [f"# {experiment.path.stem}", experiment.question, table(experiment, record)]
+    parts += [f"![{experiment.question}]({experiment.path.stem}.svg)", *sentences(experiment, record)]
+    parts += [f"{done} of {due} runs are done: {experiment.seeds} seeds of each.", provenance(experiment, record)]
+    write_whole(experiment.path.with_suffix(".md"), "\n\n".join(parts) + "\n")
+    save_svg(experiment.path.with_suffix(".svg"), lambda figure: draw(figure.subplots(), experiment, record))
 
 
-def markdown(record: Record) -> str:
-    experiment = record.experiment
-    base = next(iter(experiment.sets))
-    other = "the row above" if experiment.upward else base
-    rows = [
-        f"| option set | val loss, mean ± sd | against {other}, 95% interval | seeds | ms/step | steps |",
-        "|---|---|---|---|---|---|",
-    ]
-    for label, options in record.options.items():
-        losses, ms = record.losses(label), record.entry(label).get("ms")
-        against = "" if label == base else describe_difference(losses, record.losses(base))
-        base = label if experiment.upward else base
-        timed = "" if ms is None else f"{ms:.1f}"
-        steps = options.get("max_iters", Options.max_iters)
+def count_runs(experiment: Experiment, record: Record) -> tuple[int, int]:
+    done = [min(record.losses(label).size, experiment.seeds) for label in experiment.sets]
+    return sum(done), experiment.seeds * len(done)
+
+
+def table(experiment: Experiment, record: Record) -> str:
+    base = "the row above" if experiment.upward else next(iter(experiment.sets))
+    head = f"loss ({UNIT[experiment.metric]}), mean ± sd | less that of {base}, 95% interval"
+    rows = [f"| set | {head} | p | seeds | ms/step | steps |", "|---" * 7 + "|"]
+    for label, entry in record.sets.items():
+        losses, ms = record.losses(label), entry.get("ms")
         shown = f"{label} (tried, and taken out)" if label in record.taken_out else label
-        rows.append(f"| {shown} | {describe(losses)} | {against} | {len(losses)} | {timed} | {steps:,} |")
-    parts = [
-        f"# {experiment.name}",
-        experiment.question,
-        "\n".join(rows),
-        f"![{experiment.question}]({experiment.name}.svg)",
-        "\n".join(f"- {line}" for line in (experiment.findings or best_of_each)(record)),
-        missing(record),
-        "\n".join(provenance(record)),
-    ]
-    return "\n\n".join(filter(None, parts)) + "\n"
+        pair = describe_difference(against(experiment, record, label), len(losses))
+        steps = f"{entry['options'].get('max_iters', Options.max_iters):,}"
+        rows.append(f"| {shown} | {describe(losses)} | {pair} | {len(losses)} | {f'{ms:.1f}' if ms else ''} | {steps} |")
+    return "\n".join(rows)
 
 
 def describe(losses: pd.Series) -> str:
@@ -66,81 +57,73 @@ def describe(losses: pd.Series) -> str:
     diverged = f"{len(losses) - len(ended)} of {len(losses)} diverged" if len(ended) < len(losses) else ""
     if len(ended) < 2:
         return diverged or ("not run" if losses.empty else "one seed: no figure")
-    return f"{fmean(ended):.4f} ± {ended.std():.4f}" + (f" ({diverged})" if diverged else "")
+    return f"{ended.mean():.4f} ± {ended.std():.4f}" + (f" ({diverged})" if diverged else "")
 
 
-def describe_difference(ours: pd.Series, theirs: pd.Series) -> str:
-    """Return a difference with its interval, bold where 0 is outside of it."""
-    mean, half = difference(ours, theirs)
-    pairs = (ours - theirs).count()
-    if pairs < 2:
-        return ""
-    text = f"{mean:+.4f} ± {half:.4f}"
-    text = f"**{text}**" if abs(mean) > half else text
-    return f"{text} ({pairs} pairs)" if pairs < ours.count() else text
+def describe_difference(found: Difference, seeds: int) -> str:
+    """Return a difference with its interval, bold where 0 is outside of it, and p."""
+    if len(found.pairs) < 2 or not any(found.pairs):
+        return " | "
+    text = f"{found.mean:+.4f} ± {found.half:.4f}"
+    text = f"**{text}**" if abs(found.mean) > found.half else text
+    pairs = f" ({len(found.pairs)} pairs)" if len(found.pairs) < seeds else ""
+    return f"{text}{pairs} | {found.p:.2g}"
 
 
-def difference(ours: pd.Series, theirs: pd.Series) -> tuple[float, float]:
-    """Return the mean of our losses less theirs, and half its interval, NaN below two pairs."""
-    return interval((ours - theirs).dropna())
+def sentences(experiment: Experiment, record: Record) -> list[str]:
+    """Say in words whether each change helps."""
+    labels = list(experiment.sets)[1:]
+    lines = [sentence(experiment, record, label) for label in labels]
+    if (k := len(labels)) > 1:
+        found = {label: against(experiment, record, label, ALPHA / k).verdict for label in labels}
+        sure = [f"{label} {verdict}" for label, verdict in found.items() if verdict in ("helps", "hurts")]
+        lines.append(
+            f"Of {k} changes that do nothing, one or more would seem to do something in {1 - (1 - ALPHA) ** k:.0%} "
+            f"of such comparisons. By intervals that are right together in {1 - ALPHA:.0%}: {', '.join(sure) or 'none'}."
+        )
+    return lines
 
 
-def interval(values: pd.Series) -> tuple[float, float]:
-    """Return the mean, and half its interval."""
-    from scipy.stats import t  # here: it takes long to import
-
-    return values.mean(), float(t.ppf(0.975, len(values) - 1)) * values.sem()
-
-
-def seed_interval(losses: pd.Series) -> float:
-    """Return how far from the runs' mean one more ends, in 19 cases of 20."""
-    return interval(losses)[1] * (len(losses) + 1) ** 0.5
-
-
-def best_of_each(record: Record) -> list[str]:
-    """Name each line's lowest mean loss, and the sets whose difference from it may be 0.
-
-    Sets with one seed, or of which a run diverged, are left out.
-    """
-    found = []
-    for name, labels in record.experiment.lines.items():
-        losses = {label: record.losses(label) for label in labels}
-        able = {label: x for label, x in losses.items() if len(x) > 1 and x.notna().all()}
-        if not able:
-            continue
-        lowest = min(able, key=lambda label: able[label].mean())
-        edge = " (the edge of what was tried)" if lowest in (labels[0], labels[-1]) else ""
-        gaps = {label: difference(able[label], able[lowest]) for label in able if label != lowest}
-        near = [label for label, (mean, half) in gaps.items() if not mean > half]
-        first, *others = (label.removeprefix(name).lstrip(", ") for label in (lowest, *near))
-        noise = f"; within noise of it: {'; '.join(others)}" if others else ""
-        mean, half = interval(able[lowest])
-        found.append(f"Lowest mean of {name}: {first}{edge}, {mean:.4f} ± {half:.4f} (95%){noise}.")
-    return found
+def sentence(experiment: Experiment, record: Record, label: str) -> str:
+    found, base = against(experiment, record, label), experiment.base(label)
+    n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
+    ms, theirs = (record.sets[x].get("ms", np.nan) for x in (label, base))
+    ending = f"at equal {experiment.equal}; a step takes {ms / theirs:.2f} times as long."
+    if found.looked:
+        ending += " The interval holds at every look, since another number of seeds was asked for first."
+    if found.verdict == "diverged":
+        return f"{label}: {found.diverged[1]} of its runs diverged, {found.diverged[0]} of the base's: no gain, {ending}"
+    if found.verdict != "none":
+        return f"{label} {found.verdict} by {size}, {ending}"
+    if not any(found.pairs):
+        return f"{label} changes nothing: each seed ends with the base's loss, to the last digit, {ending}"
+    least = smallest_gain(n, found.spread, n - 1, found.looked)
+    gain = float(f"{least / 2:.1g}")
+    seconds = sum(run["seconds"] for x in (label, base) for run in record.sets[x]["runs"]) / n
+    more = say_seeds(gain, found.spread, n - 1, n, seconds)
+    return f"{label}: no difference seen ({found.mean:+.4f} ± {found.half:.4f} {UNIT[experiment.metric]}), {ending} A gain below {least:.2g} would not show with {n} seeds; {more}"
 
 
-def missing(record: Record) -> str:
-    seeds, wanted = record.experiment.seeds, record.experiment.sets
-    done, due = sum(min(len(record.runs(label)), seeds) for label in wanted), seeds * len(wanted)
-    if done == due:
-        return f"Complete: {seeds} seeds of each."
-    return f"{done} of {due} runs are done ({seeds} seeds of each); `--list` names the others."
+def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: float) -> str:
+    """Say how many seeds would show a gain, after `done` of them; a seed takes so many seconds."""
+    seeds = seeds_to_show(gain, spread, freedom, looked=done > 1)
+    number = f"{seeds} seeds" if seeds < MOST else f"more than {MOST:,} seeds"
+    minutes = f" ({(seeds - done) * seconds / 60:.0f} more minutes of steps)" if seconds else ""
+    return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}."
 
 
-def provenance(record: Record) -> list[str]:
+def provenance(experiment: Experiment, record: Record) -> str:
     """Say how, where and when the runs were made."""
-    experiment, runs = record.experiment, record.table()
+    runs = record.table()
     days, hours = sorted({runs["date"].min(), runs["date"].max()}), runs["seconds"].sum() / 3600
-    lines = [
-        f"Made by `python -m experiments.{experiment.program or experiment.name}`: {len(runs)} runs of "
-        f"`{experiment.config}`, {hours:.1f} hours by the clock ({' to '.join(days)})."
-    ]
+    made = f"{len(runs)} runs, {hours:.1f} hours of steps ({' to '.join(days)})"
+    lines = [f"Made by `{experiment.command}`: {made}."]
     lines += [f"On {cpu}: {n} runs." for cpu, n in runs["cpu"].value_counts(sort=False).items()]
     lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
     if record.taken_out:
         lines.append("Rows with brackets need options that are gone. Commit dd10b5e has them.")
-    timed = {entry["timed"] for entry in map(record.entry, record.options) if "timed" in entry}
-    return lines + [f"Steps timed {found}." for found in sorted(timed)]
+    timed = {entry["timed"] for entry in record.sets.values() if "timed" in entry}
+    return "\n".join(lines + [f"Steps timed {found}." for found in sorted(timed)])
 
 
 def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
@@ -153,43 +136,19 @@ def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def draw_means(axes: Any, name: str, values: pd.DataFrame, band: bool = False) -> None:
-    """Draw each row's mean over the index, within one standard deviation."""
-    mean, spread = values.mean(axis=1), values.std(axis=1).fillna(0)
-    if band:
-        (line,) = axes.plot(mean.index, mean, marker="o", ms=3, lw=1, label=name)
-        axes.fill_between(mean.index, mean - spread, mean + spread, color=line.get_color(), alpha=0.2, lw=0)
-    else:
-        axes.errorbar(mean.index, mean, spread, marker="o", ms=4, lw=1, capsize=3, label=name)
-
-
-def draw_curve(axes: Any, record: Record, label: str) -> None:
-    """Draw an option set's validation loss over the steps that all of its runs have."""
-    if runs := [run for run in record.runs(label) if run["val"] is not None]:
-        curves = {run["seed"]: {step: val for step, _, val in run["evaluations"]} for run in runs}
-        values = pd.DataFrame(curves).sort_index().dropna()
-        draw_means(axes, f"{label} ({len(runs)} seeds)", values, band=True)
-
-
-def draw_lines(axes: Any, record: Record) -> None:
-    """Draw the experiment's lines: the final loss over an option."""
-    x = record.experiment.x
-    for name, labels in record.experiment.lines.items():
-        able = [label for label in labels if record.runs(label)]
-        losses = {record.options[label][x]: record.losses(label) for label in able}
-        draw_means(axes, name, pd.DataFrame(losses).T.dropna(how="all"))
-    axes.set(xscale="log", xlabel=x, ylabel="final validation loss (nats per token)")
-    axes.legend(fontsize="small")
-
-
-def draw_dots(axes: Any, record: Record) -> None:
-    """Draw a row for each option set: a dot for each seed, a bar at the mean."""
-    sets = {label: record.losses(label).dropna() for label in record.options}
-    for row, losses in enumerate(sets.values()):
-        axes.plot(losses, [row] * len(losses), "o", ms=4, alpha=0.6)
-        if len(losses) > 1:
-            axes.plot([losses.mean()] * 2, [row - 0.35, row + 0.35], color="black", lw=1.5)
-    axes.axvline(next(iter(sets.values())).mean(), color="gray", lw=0.8, ls="--")
-    axes.set_yticks(range(len(sets)), list(sets))
+def draw(axes: Any, experiment: Experiment, record: Record) -> None:
+    """Draw a row for each change: a dot for each seed's difference, and the mean with its interval."""
+    labels = [*record.sets][1:]
+    for row, label in enumerate(labels):
+        found = against(experiment, record, label)
+        color = {"helps": "#2a8a57", "hurts": "#b3261e"}.get(found.verdict, "#6b7280")
+        axes.plot(found.pairs, [row] * len(found.pairs), "o", ms=4, alpha=0.5, color=color)
+        if np.isfinite(found.half):
+            axes.errorbar(found.mean, row + 0.2, xerr=found.half, fmt="D", ms=5, capsize=4, color=color)
+    base = "the row above" if experiment.upward else next(iter(experiment.sets))
+    axes.axvline(0, color="black", lw=0.8)
+    axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set(xlabel="final validation loss (nats per token): a dot for each seed, bars at the means")
+    axes.grid(axis="x", alpha=0.3)
+    axes.set_title(experiment.question, fontsize="medium", wrap=True)
+    axes.set(xlabel=f"{UNIT[experiment.metric]} less than {base}, seed by seed (left: better), and 95% intervals")

@@ -1,184 +1,109 @@
-"""Train an experiment's runs, some option sets with several seeds each, and keep their results.
+"""Train the runs that an experiment lacks, some at once, and keep their results.
 
-    python -m experiments.precision                 train what is missing, then write the table and the plot
-    python -m experiments.precision --time          time each set's step, by turns
-    python -m experiments.precision --equal_time    then: each with as many steps as take the first set's time
-
-A killed run goes on from its last checkpoint; one whose result is in experiments/results/ is not repeated.
+A killed run goes on from its last checkpoint. A run's folder is named by its options, its code and its seed,
+and keeps its result: what experiments share is trained once.
 """
 
 import json
+import math
 import os
 import re
-import shutil
 import signal
+import subprocess
 import sys
 import time
-import zlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
-from subprocess import DEVNULL, Popen
-from typing import ClassVar
+from typing import Any, Literal
 
-import jax
-
-from config.command_line import Count, UserError, command, given
+from config.command_line import UserError
+from config.files import read_json, write_whole
 from config.options import Options
 from data.dataset import prepare_if_missing
-from experiments.record import KEEPING, RESULTS, ROOT, Experiment, Record, data_mark, machine
+from experiments.record import Experiment, Record, Variant, check_run, data_mark, machine
 from experiments.report import write_report
-from parallel.machines import choose_device
-from parallel.mesh import make_mesh
-from runs.load import choose_config, open_dataset
-from tools.benchmarks.variants import JaxStep, take_turns
+from experiments.snapshot import Process, environment
+from tools.benchmarks.variants import take_turns
 
-EQUAL_TIME = "_equal_time"  # ends such experiments' names
+Equal = Literal["steps", "tokens", "time"]
+# These do not change what a run trains.
+KEEPING = {"out_dir": "", "keep_checkpoints": 1, "log_interval": 10, "wandb_log": False}
 
 
 @dataclass(frozen=True)
 class Task:
     """A run to train."""
 
-    experiment: str
     label: str
-    options: dict  # that differ from train.py's defaults
+    variant: Variant
     seed: int
     folder: Path
 
+    @property
+    def kept(self) -> Path:
+        return self.folder / "result.json"
+
     def words(self) -> list[str]:
-        values = self.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
+        """Return train.py's command line. A run that began with other weights goes on with its own."""
+        values = self.variant.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
+        if "init_from" not in values or (self.folder / "checkpoints").exists():
+            values["init_from"] = "auto"
         return [f"--{name}={value}" for name, value in values.items()]
 
-    @property
-    def dataset(self) -> str:
-        return self.options.get("dataset", Options.dataset)
+    def start(self, program: str, words: list[str], jobs: int = 1) -> subprocess.Popen:
+        """Start a program of the run's code, with its output in train.log."""
+        variables = environment(self.variant.dataset)
+        if jobs > 1:
+            variables["PJRT_NPROC"] = str(max(1, (os.cpu_count() or 1) // jobs))  # XLA's threads
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "train.log", "ab") as log:
+            # In a session of its own, since a second Ctrl-C would end it unsaved.
+            output: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            words = [sys.executable, str(self.variant.code.folder / program), *words]
+            return subprocess.Popen(words, env=variables, start_new_session=True, **output)
+
+    def last_line(self) -> str:
+        return (self.folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
 
     def __str__(self) -> str:
         return f"{self.label}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class RunnerOptions:
-    program: ClassVar[str] = "-m experiments.NAME"
-    purpose: ClassVar[str] = "Train the runs that an experiment lacks, then write its table and its plot."
+def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
+    """Train what these sets lack, write each result, and last the report. Return how many runs failed."""
 
-    seeds: Count | None = None  # of each option set; None: the experiment's
-    jobs: Count = 1  # runs at once
-    only: str = ""  # only option sets with this in their name
-    out: str = "out-experiments"  # the folder of the runs
-    list: bool = False  # only print what is done and missing
-    draw: bool = False  # only write table and plot
-    time: bool = False  # only time a step of each option set, by turns
-    equal_time: bool = False  # as many steps of each option set as take the first one's time
+    def keep(task: Task) -> None:
+        result = read_json(task.kept)
+        if experiment.metric not in result:
+            value = bits_per_byte(task) if result["diverged"] is None else None
+            write_whole(task.kept, json.dumps(result := result | {experiment.metric: value}))
+        experiment.record().add(task.label, result)  # as it is by now: others may write it, too
+        loss = "" if experiment.sealed else f": val loss {result['val'] or 'diverged'}"
+        print(f"ended {task}{loss}", file=sys.stderr, flush=True)
 
-
-def main(experiments: list[Experiment]) -> None:
-    command(lambda argv: run(experiments, argv))
-
-
-def run(experiments: list[Experiment], argv: list[str], results: Path = RESULTS) -> int:
-    """Do as the command line says. Return 1 if a run failed."""
-    asked = RunnerOptions(**given(argv, RunnerOptions))
-    chosen = [experiment for experiment in experiments if labels(experiment, asked.only)]
-    if not chosen:
-        raise UserError(f"--only={asked.only}: no option set has this in its name; --list names them")
-    if asked.equal_time:
-        chosen = [at_equal_time(experiment, results) for experiment in chosen]
-    records = {experiment.name: Record(experiment, results) for experiment in chosen}
-    if asked.list:
-        for record in records.values():
-            print_list(record, asked)
-        return 0
-    due = [task for record in records.values() for task in tasks(record, asked)]
-
-    def keep(task: Task, result: dict) -> None:
-        record = Record(records[task.experiment].experiment, results)  # another process may write, too
-        record.add(task.label, result)
-        print(f"{task}: val loss {result['val'] or 'diverged'}", flush=True)
-
-    failed = 0
     try:
-        if asked.time:
-            for record in records.values():
-                time_steps(record, labels(record.experiment, asked.only))
-        elif not asked.draw:
-            for task in due:
-                prepare_if_missing(task.dataset)
-                records[task.experiment].check_data(task.dataset, data_mark(task.dataset))
-            failed = train_all(due, asked.jobs, keep)
-    finally:  # whatever stopped it, the tables have what is done
-        for record in records.values():
-            write_report(Record(record.experiment, results))
-    return 1 if failed else 0
+        record = experiment.record()
+        due = [
+            Task(label, variant, seed, out / "runs" / f"{variant.mark}.seed-{seed}")
+            for seed in range(1, experiment.seeds + 1)
+            for label, variant in experiment.sets.items()
+            if label in labels and seed not in record.losses(label)
+        ]
+        record.check()
+        for task in due:
+            if task.kept.exists():  # of another experiment
+                check_run(task.kept, read_json(task.kept), task.variant.dataset)
+                keep(task)
+        return train_all([task for task in due if not task.kept.exists()], jobs, keep)
+    finally:  # whatever stopped it, the table has what is done
+        write_report(experiment)
 
 
-def labels(experiment: Experiment, only: str) -> list[str]:
-    """Return the option sets to train that have `only` in their names."""
-    name = experiment.name.removesuffix(EQUAL_TIME)
-    return [label for label in experiment.sets if only in f"{name}: {label}"]
-
-
-def tasks(record: Record, asked: RunnerOptions) -> list[Task]:
-    """Return the runs without a result, the first seed of each set first."""
-    found, name = [], record.experiment.name
-    for seed in range(1, (asked.seeds or record.experiment.seeds) + 1):
-        for label in labels(record.experiment, asked.only):
-            options = record.options[label]
-            if seed not in record.losses(label):
-                slug = re.sub("[^A-Za-z0-9.]+", "-", label).strip("-")
-                mark = zlib.crc32(repr(options).encode())  # other options, another folder
-                folder = Path(asked.out) / name / f"{slug}.{mark:08x}.seed-{seed}"
-                found.append(Task(name, label, options, seed, folder))
-    return found
-
-
-def print_list(record: Record, asked: RunnerOptions) -> None:
-    """Print how many runs the option sets have, and which they lack."""
-    print(f"{record.experiment.name}: {record.experiment.question}")
-    due = tasks(record, asked)
-    for label in labels(record.experiment, asked.only):
-        seeds = ", ".join(str(task.seed) for task in due if task.label == label)
-        missing = f", missing: seed {seeds}" if seeds else ""
-        print(f"  {label:36} {len(record.runs(label))} done{missing}")
-
-
-def time_steps(record: Record, labels: list[str]) -> None:
-    """Write the median time of a step to the record. By turns, other programs slow all sets alike."""
-    choose_device("auto")
-    with jax.set_mesh(make_mesh("data:1")):
-        steps = []
-        for label in labels:
-            options = replace(Options(), **record.options[label])
-            config = choose_config(options, open_dataset(options).meta)
-            steps.append(JaxStep(config, options, name=label))
-            steps[-1].run(1)
-        times = take_turns(steps, None)
-    about = machine()
-    timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    for label, found in times.items():
-        ms = 1e3 * median(found)
-        record.set(label, ms=round(ms, 2), timed=timed)
-        print(f"{label:36} {ms:8.2f} ms/step over {len(found)} turns")
-
-
-def at_equal_time(experiment: Experiment, results: Path) -> Experiment:
-    """Return the experiment with as many steps of each set as take the time of the first set's."""
-    record, sets = Record(experiment, results), {}
-    first = record.entry(next(iter(experiment.sets))).get("ms", 0.0)
-    for label, own in experiment.sets.items():
-        if not (ms := record.entry(label).get("ms")):
-            raise UserError(f"--equal_time: {experiment.name}: no step time of {label}: run --time first")
-        steps = round(record.options[label]["max_iters"] * first / ms)
-        sets[label] = own | {"max_iters": steps, "lr_decay_iters": steps, "eval_interval": -(-steps // 4)}
-    question = f"{experiment.question} In equal time."
-    return replace(experiment, name=experiment.name + EQUAL_TIME, question=question, sets=sets)
-
-
-def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -> int:
-    """Train runs, `jobs` at once, and give each result to `ended`. Return how many failed.
+def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
+    """Train runs, `jobs` at once, and call `keep` with each that has a result. Return how many failed.
 
     Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
     """
@@ -188,17 +113,17 @@ def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -
         while waiting or running:
             while waiting and len(running) < jobs:
                 task = waiting.popleft()
-                print(f"training {task}: {task.folder}", flush=True)
-                running.append((task, start(task, jobs)))
+                print(f"training {task}: {task.folder}", file=sys.stderr, flush=True)
+                running.append((task, task.start("train.py", task.words(), jobs)))
             time.sleep(0.2)
             for task, process in [pair for pair in running if pair[1].poll() is not None]:
                 running.remove((task, process))
                 if result := result_of(task, process.returncode):
-                    ended(task, result)
-                    shutil.rmtree(task.folder / "checkpoints", ignore_errors=True)
+                    write_whole(task.kept, json.dumps(result))
+                    keep(task)
                 else:
                     failed.append(task)
-                    print(f"{task}: failed: {last_line(task)}", file=sys.stderr)
+                    print(f"{task}: failed: {task.last_line()}", file=sys.stderr)
     finally:
         for _, process in running:
             process.terminate()
@@ -209,24 +134,9 @@ def train_all(due: list[Task], jobs: int, ended: Callable[[Task, dict], None]) -
     return len(failed)
 
 
-def start(task: Task, jobs: int) -> Popen:
-    """Start train.py, with its output in train.log."""
-    share = {"PJRT_NPROC": str(max(1, (os.cpu_count() or 1) // jobs))}  # XLA's threads
-    words = [sys.executable, str(ROOT / "train.py"), *task.words()]
-    environment = os.environ | (share if jobs > 1 else {})
-    task.folder.mkdir(parents=True, exist_ok=True)
-    with open(task.folder / "train.log", "ab") as log:
-        # In a session of its own, since a second Ctrl-C would end it unsaved.
-        return Popen(words, stdin=DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True)
-
-
-def last_line(task: Task) -> str:
-    return (task.folder / "train.log").read_text(errors="replace").strip().rpartition("\n")[2]
-
-
 def result_of(task: Task, status: int) -> dict | None:
     """Return the result of a run that has ended or diverged; None for a crash."""
-    found = re.match(r"error: iter (\d+): ", last_line(task)) if status == 2 else None
+    found = re.match(r"error: iter (\d+): ", task.last_line()) if status == 2 else None
     if status and not found:
         return None
     diverged = int(found[1]) if found else None
@@ -239,9 +149,56 @@ def result_of(task: Task, status: int) -> dict | None:
         "seed": task.seed,
         "val": evaluations[-1][2] if diverged is None else None,
         "diverged": diverged,
-        "steps": task.options.get("max_iters", Options.max_iters) if diverged is None else diverged,
+        "steps": task.variant.steps if diverged is None else diverged,
         "seconds": round(KEEPING["log_interval"] * ms / 1e3, 1),
         "evaluations": evaluations,
-        "data": data_mark(task.dataset),
+        "data": data_mark(task.variant.dataset),
         **machine(),
     }
+
+
+def bits_per_byte(task: Task) -> float:
+    """Evaluate a trained run on all of the validation text. Raises UserError."""
+    found = task.folder / "evaluation.json"
+    if task.start("evaluate.py", [f"--out_dir={task.folder}", f"--json={found}"]).wait():
+        raise UserError(f"{task}: {task.last_line()}")
+    return read_json(found)["bits_per_byte"]
+
+
+def time_steps(record: Record, sets: dict[str, Variant]) -> None:
+    """Write the median time of a step to the record, if it lacks one. By turns, what else runs slows all alike."""
+    if all("ms" in record.sets[label] for label in sets):
+        return
+    steps = []
+    for label, x in sets.items():
+        words = [f"--{name}={value}" for name, value in x.options.items()]
+        steps.append(Process(label, x.code.folder, x.dataset, *words))
+    try:
+        times = take_turns(steps, None)
+    finally:
+        for step in steps:
+            step.close()
+    about = machine()
+    timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
+    for label, found in times.items():
+        record.set(label, ms=round(1e3 * median(found), 2), timed=timed)
+
+
+def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
+    """Return the experiment with as many steps of each set as take the base's tokens, or time."""
+    record, sets = experiment.record(), {}
+    first = next(iter(experiment.sets))
+
+    def cost(label: str) -> float:
+        if equal == "time":
+            return record.sets[label]["ms"]
+        names = ("gradient_accumulation_steps", "batch_size", "block_size")
+        return math.prod(record.sets[label]["options"].get(name, getattr(Options, name)) for name in names)
+
+    for label, x in experiment.sets.items():
+        steps = round(experiment.sets[first].steps * cost(first) / cost(label))
+        decay = round(steps * x.options.get("lr_decay_iters", Options.lr_decay_iters) / x.steps)
+        schedule = {"max_iters": steps, "lr_decay_iters": decay, "eval_interval": -(-steps // 4)}
+        sets[label] = replace(x, options=x.options | schedule)
+    path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
+    return replace(experiment, path=path, sets=sets, equal=equal)

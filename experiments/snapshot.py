@@ -1,0 +1,103 @@
+"""The code that a run trains with: a copy of the working tree as it is now, or of a commit.
+
+One may go on editing while runs train. Two copies are the same code if train.py is the same program in both:
+comments, layout and other files do not count.
+"""
+
+import ast
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from dataclasses import dataclass
+from hashlib import sha256
+from modulefinder import ModuleFinder
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from config.command_line import UserError
+from data.dataset import dataset_dir
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    folder: Path
+    name: str  # for people: the working tree, or the commit and its subject
+    files: dict[str, str]  # a hash of each file that train.py imports, by its name
+
+
+def take(commit: str, folder: Path) -> Snapshot:
+    """Copy a commit into a folder below `folder`, or where it is empty the working tree. Raises UserError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=folder.resolve()) as temporary:
+        if commit:
+            tree, name = commit, git("log", "-1", "--format=%h: %s", commit, "--").decode().strip()
+        else:
+            index = {"GIT_INDEX_FILE": f"{temporary}/index"}  # the user's stays as it is
+            git("read-tree", "HEAD", **index)
+            git("add", "--all", "*.py", "*.csv", **index)
+            tree, name = git("write-tree", **index).decode().strip(), "the working tree"
+        copy = Path(temporary, "code")
+        tarfile.open(fileobj=io.BytesIO(git("archive", tree))).extractall(copy, filter="data")
+        files = program(copy)
+        found = Snapshot(folder / digest(files), name, files)
+        if not found.folder.exists():
+            copy.rename(found.folder)
+    return found
+
+
+def git(*words: str, **environment: str) -> bytes:
+    made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=os.environ | environment)
+    if made.returncode:
+        why = made.stderr.decode(errors="replace").strip().split("\n")[0]
+        raise UserError(f"git {' '.join(words)}: {why}: compare in a clone, with git:<a commit or branch of it>")
+    return made.stdout
+
+
+def program(folder: Path) -> dict[str, str]:
+    """Return a hash of each file that train.py may import. Raises UserError."""
+    try:
+        finder = ModuleFinder([str(folder)])
+        finder.run_script(str(folder / "train.py"))
+        paths = sorted(Path(module.__file__) for module in finder.modules.values() if module.__file__)
+        return {str(path.relative_to(folder)): digest(ast.dump(ast.parse(path.read_bytes()))) for path in paths}
+    except (SyntaxError, OSError) as error:
+        raise UserError(f"the code to compare cannot be read: {error}") from None
+
+
+def digest(what: Any) -> str:
+    return sha256(repr(what).encode()).hexdigest()[:12]
+
+
+def environment(dataset: str) -> dict[str, str]:
+    """Return the variables with which other code finds a data set of this one."""
+    folder = dataset_dir(dataset)
+    return dict(os.environ) | ({"NANOJAXGPT_DATA": str(folder.parent)} if folder.name == dataset else {})
+
+
+class Process:
+    """One version of the code at work, in a process of its own that waits while it is not its turn."""
+
+    def __init__(self, name: str, code: Path, dataset: str, *words: str):
+        self.name = name
+        # Else the first process would take most of a GPU's memory.
+        variables = environment(dataset) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+        words = (sys.executable, str(Path(__file__).with_name("child.py")), str(code), *words)
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(words, env=variables, **pipes)
+
+    def run(self, request: Any) -> Any:
+        """Ask for what child.py says. Raises UserError if the process ends."""
+        try:
+            print(json.dumps(request), file=self.process.stdin, flush=True)
+            return json.loads(self.process.stdout.readline())
+        except (BrokenPipeError, ValueError):
+            raise UserError(f"{self.name}: its code cannot do this; the reason stands above") from None
+
+    def close(self) -> None:
+        self.process.communicate()
