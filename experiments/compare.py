@@ -13,14 +13,17 @@ The status is 0 if a change helps, 1 if no difference is seen, 3 if all hurt, 2 
 """
 
 import json
+import re
 import shlex
 import sys
 import tomllib
+from argparse import ArgumentParser
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
@@ -31,9 +34,10 @@ from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import decoded
 from experiments.record import Experiment, Variant
 from experiments.reference import find_runs
-from experiments.report import UNIT, against, say_seeds, sentence, sentences, table
+from experiments.report import UNIT, against, say_seeds, sentences, table, write_report
 from experiments.runner import KEEPING, Equal, at_equal, run, time_steps
-from experiments.snapshot import Process, Snapshot, digest, take
+from experiments.snapshot import digest, environment, take
+from tools.benchmarks.other_code import OtherCode
 
 STATUS = {"helps": 0, "none": 1, "diverged": 1, "hurts": 3}
 
@@ -56,111 +60,92 @@ class CompareOptions:
 def main(argv: list[str]) -> int:
     if {"--help", "-h"} & {*argv}:
         show_help(CompareOptions)
-    changes, words = take_changes(argv)
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--change", action="append", default=[])
+    found, words = parser.parse_known_args(argv)
     own, base = take_options(words, CompareOptions)
-    asked = CompareOptions(**own)
+    asked, changes = CompareOptions(**own), found.change
     if base and base[0].endswith(".toml"):
         return run_list(Path(base[0]), asked)
-    if not changes:
-        raise UserError("give --change=, once for each: options, a config, or git:COMMIT; see --help")
     experiment = design(base, changes, asked)
     if asked.power:
-        print("\n".join(needed(experiment, label, asked) for label in changes))
+        print("\n".join(needed(experiment, label, asked.power, asked) for label in changes))
         return 0
-    experiment = replace(experiment, looked=declare(experiment, asked))
+    experiment = replace(experiment, planned=plan(experiment, Path(asked.out)))
     if run(experiment, ["base", *changes], asked.jobs, Path(asked.out)):
         return 2
+    write_report(experiment)
     record = experiment.record()
-    found = {label: against(experiment, record, label) for label in changes}
+    differences = {label: against(experiment, record, label) for label in changes}
     if asked.json:
-        told = {label: sentence(experiment, record, label) for label in changes}
-        answers = [asdict(x) | {"change": label, "verdict": x.verdict, "sentence": told[label]} for label, x in found.items()]
+        answers = [asdict(x) | {"change": label, "verdict": x.verdict} for label, x in differences.items()]
         about = {"base": " ".join(base), "equal": asked.equal, "unit": UNIT[experiment.metric]}
-        print(json.dumps(about | {"ms": {x: record.sets[x]["ms"] for x in record.sets}, "changes": answers}, indent=1))
+        about |= {"ms": {x: record.sets[x]["ms"] for x in experiment.sets}, "changes": answers}  # ty: ignore
+        print(json.dumps(about | {"words": sentences(experiment, record)}, indent=1))
     else:
-        report = experiment.path.with_suffix(".md")
-        print("\n\n".join([table(experiment, record), *sentences(experiment, record), f"It is kept in {report}"]))
-    return min(STATUS[x.verdict] for x in found.values())
-
-
-def take_changes(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Return the changes of a command line, and its other words."""
-    changes, rest, words = [], [], iter(argv)
-    for word in words:
-        name, equals, text = word.partition("=")
-        if name == "--change":
-            changes.append(text if equals else next(words, ""))
-        else:
-            rest.append(word)
-    if "" in changes or "base" in changes or len({*changes}) < len(changes):
-        raise UserError("--change: give options, a config, or git:COMMIT, another for each change")
-    return changes, rest
+        print("\n\n".join([table(experiment, record), *sentences(experiment, record)]))
+    return min(STATUS[x.verdict] for x in differences.values())
 
 
 # What is compared
 
 
+COMMIT, CONFIG = "git:.*", r"(?!-).*\.py"
+LEFT_OUT = {*KEEPING, "seed"}
+
+
+def changed(base: list[str], words: list[str]) -> list[str]:
+    """Return the base's words, with a change's: its commit and configs are in place of the base's."""
+    for kind in (COMMIT, CONFIG):
+        if any(re.fullmatch(kind, word) for word in words):
+            base = [word for word in base if not re.fullmatch(kind, word)]
+    return base + words
+
+
 def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
     """Take the code of each set, and ask it for the options that the words mean. Raises UserError."""
-    codes: dict[str, Snapshot] = {}
-    asked: dict[str, dict[str, list[str]]] = {}  # words by set, by commit
+    by_commit: dict[str, dict[str, list[str]]] = {}
     for label, words in sets.items():
-        commit = "".join(word.removeprefix("git:") for word in words if is_commit(word))
-        code = codes[commit] = codes.get(commit) or take(commit, out / "code")
-        own = {word: str(code.folder / word) for word in words if is_config(word) and (code.folder / word).is_file()}
-        asked.setdefault(commit, {})[label] = [own.get(word, word) for word in words if not is_commit(word)]
+        commit = "".join(word.removeprefix("git:") for word in words if re.fullmatch(COMMIT, word))
+        by_commit.setdefault(commit, {})[label] = [x for x in words if not re.fullmatch(COMMIT, x)]
     found = {}
-    for commit, lines in asked.items():
-        process = Process(codes[commit].name, codes[commit].folder, "")
-        for label, options in zip(lines, process.run([*lines.values()]), strict=True):
-            left_out = {*KEEPING, "seed"} | ({"init_from"} if options.get("init_from") in RESUMING else set())
-            found[label] = Variant(codes[commit], {x: options[x] for x in sorted(options.keys() - left_out)})
-        process.close()
+    for commit, lines in by_commit.items():
+        code = take(commit, out / "code")
+        for line in lines.values():  # a config is that code's own, where it has it
+            line[:] = [str(own) if (own := code.folder / word).is_file() else word for word in line]
+        with closing(OtherCode(code.name, code.folder, [], environment())) as process:
+            for label, options in zip(lines, process.options([*lines.values()]), strict=True):
+                left_out = LEFT_OUT | ({"init_from"} if options.get("init_from") in RESUMING else set())
+                found[label] = Variant(code, {x: options[x] for x in sorted(options.keys() - left_out)})
     for dataset in {x.dataset for x in found.values()}:
         prepare_if_missing(dataset)
     return {label: found[label] for label in sets}
 
 
-def is_config(word: str) -> bool:
-    return word.endswith(".py") and not word.startswith("--")
-
-
-def is_commit(word: str) -> bool:
-    return word.startswith("git:")
-
-
 def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experiment:
-    """Return the experiment, after it was said in full, and timed. Raises UserError for what cannot be compared."""
-    sets = {"base": base}
-    for change in changes:
-        words = shlex.split(change)
-        replaced = [kind for kind in (is_config, is_commit) if any(map(kind, words))]
-        sets[change] = [word for word in base if not any(kind(word) for kind in replaced)] + words
-    variants = read_variants(sets, Path(asked.out))
+    """Return the experiment, said in full and timed. Raises UserError for what cannot be compared."""
+    if not changes or {"", "base"} & {*changes}:
+        raise UserError("--change: give options, a config, or git:COMMIT; once for each change")
+    sets = {change: changed(base, shlex.split(change)) for change in changes}
+    variants = read_variants({"base": base} | sets, Path(asked.out))
     print("\n".join(in_full(base, variants)), file=sys.stderr)
-    steps = {label: x.steps for label, x in variants.items()}
-    if asked.equal == "steps" and len({*steps.values()}) > 1:
-        raise UserError(f"--equal=steps: max_iters are {steps}: give one for all, or --equal=tokens or --equal=time")
-    variants = {
-        label: replace(x, options=x.options | {"eval_interval": -(-x.steps // 4)}) for label, x in variants.items()
-    }
-    name = digest([(label, x.mark) for label, x in variants.items()])
-    command = shlex.join(["python", "-m", "experiments.compare", *base, *(f"--change={x}" for x in changes)])
+    if same := [label for label in changes if variants[label].mark == variants["base"].mark]:
+        raise UserError(f"--change={same[0]}: the base has the same options and code: nothing would change")
+    if asked.equal == "steps" and len({x.steps for x in variants.values()}) > 1:
+        raise UserError("--equal=steps: not all have the same max_iters: give it, or --equal=tokens or time")
+    for label, x in variants.items():  # each evaluation takes time
+        variants[label] = replace(x, options=x.options | {"eval_interval": -(-x.steps // 4)})
     experiment = Experiment(
-        path=Path(asked.out, f"{name}.json"),
+        path=Path(asked.out, digest([(label, x.mark) for label, x in variants.items()]) + ".json"),
         question=f"Does a change of {' '.join(base)} help?",
-        command=command,
+        command=shlex.join(["python -m experiments.compare", *base, *(f"--change={x}" for x in changes)]),
         sets=variants,
         seeds=asked.seeds or 5,
         metric=metric_of({x.dataset for x in variants.values()}),
-        sealed=True,
     )
-    time_steps(timed := experiment.record(), variants)
-    if asked.equal != "steps":
-        experiment = at_equal(experiment, asked.equal)
-        for label in variants:
-            experiment.record().set(label, ms=timed.sets[label]["ms"], timed=timed.sets[label]["timed"])
-    return experiment
+    if asked.equal == "time" or not asked.power:
+        time_steps(experiment)
+    return at_equal(experiment, asked.equal)
 
 
 def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
@@ -168,8 +153,6 @@ def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
     ours = variants["base"]
     yield f"base: {' '.join(base)}, code of {ours.code.name}"
     for label, variant in [*variants.items()][1:]:
-        if ours.mark == variant.mark:
-            raise UserError(f"--change={label}: the base has the same options and code: nothing would change")
         yield f"{label}, code of {variant.code.name}:"
         for name in sorted(ours.options.keys() | variant.options.keys()):
             a, b = (x.options.get(name, getattr(Options, name, None)) for x in (ours, variant))
@@ -185,14 +168,14 @@ def metric_of(names: set[str]) -> str:
     if len({str((x.meta.sha256 or {}).get("val", x.folder)) for x in datasets}) == 1:
         return "val"
     if len({text_of(x) for x in datasets}) > 1:
-        raise UserError(f"{', '.join(sorted(names))}: other validation texts, so their losses cannot be compared")
+        raise UserError(f"{', '.join(names)}: losses on other validation texts cannot be compared")
     return "bits_per_byte"
 
 
 def text_of(dataset: Dataset) -> str:
     """Return a hash of a data set's validation text. Raises UserError where its tokens are not text."""
     if dataset.meta.tokenizer is None:
-        raise UserError(f"{dataset.folder}: its tokens are not text, so there are no bits per byte to compare")
+        raise UserError(f"{dataset.folder}: its tokens are not text: there are no bits per byte to compare")
     tokens, found, piece = dataset.tokens("val"), sha256(), 2**16
     pieces = (tokens.read([i], min(piece, len(tokens) - i))[0] for i in range(0, len(tokens), piece))
     for text in decoded(pieces, dataset.meta.tokenizer):
@@ -200,36 +183,33 @@ def text_of(dataset: Dataset) -> str:
     return found.hexdigest()
 
 
-def declare(experiment: Experiment, asked: CompareOptions) -> bool:
-    """Keep how many seeds were asked for first. Return whether that was another number, so this is a second look."""
-    path, (base, *others) = Path(asked.out, "seeds.json"), (x.mark for x in experiment.sets.values())
+def plan(experiment: Experiment, out: Path) -> int:
+    """Return how many seeds of these sets were asked for first, and keep it; 0 if not the same for all."""
+    path, (base, *others) = out / "seeds.json", (x.mark for x in experiment.sets.values())
     first = read_json(path) if path.exists() else {}
-    counts = [first.setdefault(f"{base}.{mark}", experiment.seeds) for mark in others]
+    counts = {first.setdefault(f"{base}.{mark}", experiment.seeds) for mark in others}
     write_whole(path, json.dumps(first, indent=1) + "\n")
-    return any(count != experiment.seeds for count in counts)
+    return counts.pop() if len(counts) == 1 else 0
 
 
-def needed(experiment: Experiment, label: str, asked: CompareOptions) -> str:
-    """Say how many seeds would show a gain, from the spread of the runs that are there."""
-    ours, base = (ended(experiment, x, asked) for x in (label, "base"))
-    pairs = (ours[experiment.metric] - base[experiment.metric]).dropna()
-    reference = [run["val"] for run in find_runs(experiment.sets["base"].options)]
-    losses = base[experiment.metric].dropna() if len(base) > 1 else pd.Series(reference)
-    if len(pairs) > 1:
-        spread, seen = pairs.std(), pairs
-    elif len(losses) > 1:  # equal seeds vary together: a difference varies less than that of independent runs
-        spread, seen = losses.std() * 2**0.5, losses
-    else:
+def needed(experiment: Experiment, label: str, gain: float, asked: CompareOptions) -> str:
+    """Say how many seeds would show a gain, from the spread of the runs that have ended. Raises UserError."""
+    ended = {}
+    for name in ("base", label):
+        paths = Path(asked.out, "runs").glob(f"{experiment.sets[name].mark}.seed-*/result.json")
+        runs = pd.DataFrame(
+            [read_json(path) for path in paths], columns=["seed", "seconds", experiment.metric]
+        )
+        ended[name] = runs.set_index("seed").astype(float)
+    losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
+    seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
+    done, seconds = len(seen), sum(runs["seconds"].mean() for runs in ended.values())
+    if done < 2:  # equal seeds vary together: their differences vary less than those of independent runs
+        reference = [run["val"] for run in find_runs(experiment.sets["base"].options)]
+        seen, spread = losses["base"] if len(losses["base"]) > 1 else pd.Series(reference), 2**0.5
+    if len(seen) < 2:
         raise UserError("--power: no two seeds of the base are there: give --seeds=2 without --power first")
-    seconds = (base["seconds"].mean() + ours["seconds"].mean()) / asked.jobs
-    return f"{label}: {say_seeds(asked.power, spread, len(seen) - 1, len(pairs), seconds)}"
-
-
-def ended(experiment: Experiment, label: str, asked: CompareOptions) -> pd.DataFrame:
-    """Return the results of a set's runs, of any comparison, by seed."""
-    paths = Path(asked.out, "runs").glob(f"{experiment.sets[label].mark}.seed-*/result.json")
-    columns = ["seed", "seconds", experiment.metric]
-    return pd.DataFrame([read_json(path) for path in paths], columns=columns, dtype=float).set_index("seed")
+    return f"{label}: {say_seeds(gain, spread * seen.std(), len(seen) - 1, done, seconds / asked.jobs)}"
 
 
 # A list of sets
@@ -241,7 +221,7 @@ def run_list(path: Path, asked: CompareOptions) -> int:
     for name, entry in lists.items():
         words, sets = shlex.split(entry["all"]), {}
         for label, own in entry["sets"].items():
-            sets[label] = words + shlex.split(own)
+            sets[label] = changed(words, shlex.split(own))
             words = sets[label] if entry.get("upward") else words
         if not (labels := [label for label in sets if asked.only in f"{name}: {label}"]):
             continue
@@ -253,11 +233,13 @@ def run_list(path: Path, asked: CompareOptions) -> int:
             seeds=asked.seeds or entry.get("seeds", 5),
             upward=entry.get("upward", False),
         )
-        if asked.equal != "steps":
-            time_steps(experiment.record(), experiment.sets)
-            experiment = at_equal(experiment, asked.equal)
-        failed += run(experiment, labels, asked.jobs, Path(asked.out))
-        print(table(experiment, experiment.record()))
+        if asked.equal == "time":
+            time_steps(experiment)
+        experiment = at_equal(experiment, asked.equal)
+        try:
+            failed += run(experiment, labels, asked.jobs, Path(asked.out))
+        finally:  # whatever stopped it, the table has what is done
+            write_report(experiment)
     return 2 if failed else 0
 
 

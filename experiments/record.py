@@ -53,8 +53,7 @@ class Experiment:
     upward: bool = False  # compare each set with the one above it, not with the base
     equal: str = "steps"  # or tokens or time: what the sets have alike
     metric: str = "val"  # or bits_per_byte, where the sets have other tokens
-    sealed: bool = False  # show nothing before all runs have ended: who stops when it suits finds luck
-    looked: bool = False  # shown before with another number of seeds
+    planned: int | None = None  # how many seeds were to be looked at first
 
     def record(self) -> "Record":
         return Record(self.path, self.sets, self.metric)
@@ -75,7 +74,7 @@ class Record:
         try:
             kept = read_json(path)["sets"] if path.exists() else {}
             wanted = {label: x.options for label, x in sets.items()} if sets else {}
-            self.sets = {label: {"options": options, "runs": []} for label, options in wanted.items()}
+            self.sets: dict[str, dict[str, Any]] = {x: {"options": y, "runs": []} for x, y in wanted.items()}
             # A set whose options have changed begins anew.
             self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
         except (ValueError, KeyError) as error:
@@ -83,9 +82,9 @@ class Record:
             raise UserError(f"{path}: {reason}") from None
         self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
-    def table(self) -> pd.DataFrame:
-        """Return a row for each run; its option set is `set`."""
-        return pd.DataFrame([{"set": label, **run} for label, x in self.sets.items() for run in x["runs"]])
+    def runs(self) -> pd.DataFrame:
+        """Return a row for each run of any set."""
+        return pd.DataFrame([run for entry in self.sets.values() for run in entry["runs"]])
 
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""
@@ -106,17 +105,11 @@ class Record:
             lines.append(f'  {json.dumps(name)}: {{{head}, "runs": [\n{runs}\n  ]}}')
         write_whole(self.path, '{"sets": {\n' + ",\n".join(lines) + "\n}}\n")
 
-    def check(self) -> None:
-        """Raise UserError if a run cannot be compared with one that is trained now."""
-        for entry in self.sets.values():
-            for run in entry["runs"]:
-                check_run(self.path, run, entry["options"].get("dataset", Options.dataset))
-
 
 def check_run(path: Path, run: dict, dataset: str) -> None:
     """Raise UserError if a run in this file has read other data of that name, or had other packages."""
     data, versions = data_mark(dataset), machine()["versions"]
-    for what, had, has in ((dataset, run.get("data"), data), ("Python or packages", run["versions"], versions)):
+    for what, had, has in ((dataset, run.get("data"), data), ("versions", run["versions"], versions)):
         if had and has and had != has:
             advice = "put that back, or move the file away to begin anew"
             raise UserError(f"{path}: a run had other {what} ({had}, not {has}): {advice}")

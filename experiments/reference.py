@@ -24,7 +24,7 @@ FREE = (
     *("wandb_log", "wandb_project", "wandb_run_name", "mesh", "pipeline_schedule", "virtual_stages"),
     *("device", "dtype", "deterministic", "attention", "unroll", "remat"),
 )
-SOURCES = (("quickstart", "as it is"), ("precision", "bfloat16"), ("best", "as it is"))  # results, and sets of them
+SOURCES = {"quickstart": "as it is", "precision": "bfloat16", "best": "as it is"}  # sets of results
 
 
 def main(argv: list[str]) -> None:
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> None:
     losses = {r["iter"]: r["val/loss"] for r in read_records(out_dir / "metrics.jsonl") if "val/loss" in r}
     runs = find_runs(vars(options)) if options.init_from in ("scratch", *RESUMING) else []
     if not losses or not runs or {run.get("data") for run in runs} != {data_mark(options.dataset)}:
-        raise UserError(f"{out_dir}: no reference has this run's data and options, or it has no evaluation yet")
+        raise UserError(f"{out_dir}: it has no evaluation, or no reference has its data and options")
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
@@ -55,8 +55,8 @@ def main(argv: list[str]) -> None:
 
 
 def find_runs(options: dict[str, Any]) -> list[dict]:
-    """Return the reference runs with the same options, as far as they matter to the loss, whatever their data."""
-    for name, label in SOURCES:
+    """Return the runs, on any data, with the same options as far as they matter to the loss."""
+    for name, label in SOURCES.items():
         entry = Record(RESULTS / f"{name}.json").sets[label]
         if mattering(entry["options"]) == mattering(options):
             return entry["runs"]
@@ -79,10 +79,8 @@ def verdict(loss: float, others: pd.Series) -> str:
     mean, within = others.mean(), critical(len(others)) * others.sem() * (len(others) + 1) ** 0.5
     side = "higher than normal" if loss > mean else "lower than normal"
     where = "normal" if abs(loss - mean) <= within else side
-    return (
-        f"val loss {loss:.4f}; {len(others)} reference runs: {mean:.4f} ± {others.std():.4f}: {where} "
-        f"(19 of 20 seeds end within ± {within:.4f})"
-    )
+    seeds = f"{len(others)} reference runs: {mean:.4f} ± {others.std():.4f}"
+    return f"val loss {loss:.4f}; {seeds}: {where} (19 of 20 seeds end within ± {within:.4f})"
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """An experiment's table in Markdown, and its picture: how far each set lies from the base, seed by seed."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,24 +19,19 @@ UNIT = {"val": "nats per token", "bits_per_byte": "bits per byte"}
 def against(experiment: Experiment, record: Record, label: str, alpha: float = ALPHA) -> Difference:
     """Compare a set with its base."""
     base = experiment.base(label) if label in experiment.sets else next(iter(experiment.sets))
-    return difference(record.losses(label), record.losses(base), experiment.looked, alpha)
+    return difference(record.losses(label), record.losses(base), experiment.planned, alpha)
 
 
 def write_report(experiment: Experiment) -> None:
-    record = experiment.record()
-    done, due = count_runs(experiment, record)
-    if not done or (experiment.sealed and done < due):
+    record, name = experiment.record(), experiment.path.stem
+    if record.runs().empty:
         return
-    parts = [f"# {experiment.path.stem}", experiment.question, table(experiment, record)]
-    parts += [f"![{experiment.question}]({experiment.path.stem}.svg)", *sentences(experiment, record)]
-    parts += [f"{done} of {due} runs are done: {experiment.seeds} seeds of each.", provenance(experiment, record)]
-    write_whole(experiment.path.with_suffix(".md"), "\n\n".join(parts) + "\n")
-    save_svg(experiment.path.with_suffix(".svg"), lambda figure: draw(figure.subplots(), experiment, record))
-
-
-def count_runs(experiment: Experiment, record: Record) -> tuple[int, int]:
-    done = [min(record.losses(label).size, experiment.seeds) for label in experiment.sets]
-    return sum(done), experiment.seeds * len(done)
+    picture, page = experiment.path.with_suffix(".svg"), experiment.path.with_suffix(".md")
+    parts = [f"# {name}", experiment.question, table(experiment, record), f"![{name}]({picture.name})"]
+    parts += [*sentences(experiment, record), provenance(experiment, record)]
+    write_whole(page, "\n\n".join(parts) + "\n")
+    save_svg(picture, lambda figure: draw(figure.subplots(), experiment, record))
+    print(f"written: {page}", file=sys.stderr)
 
 
 def table(experiment: Experiment, record: Record) -> str:
@@ -43,11 +39,11 @@ def table(experiment: Experiment, record: Record) -> str:
     head = f"loss ({UNIT[experiment.metric]}), mean ± sd | less that of {base}, 95% interval"
     rows = [f"| set | {head} | p | seeds | ms/step | steps |", "|---" * 7 + "|"]
     for label, entry in record.sets.items():
-        losses, ms = record.losses(label), entry.get("ms")
+        losses, steps = record.losses(label), entry["options"].get("max_iters", Options.max_iters)
         shown = f"{label} (tried, and taken out)" if label in record.taken_out else label
         pair = describe_difference(against(experiment, record, label), len(losses))
-        steps = f"{entry['options'].get('max_iters', Options.max_iters):,}"
-        rows.append(f"| {shown} | {describe(losses)} | {pair} | {len(losses)} | {f'{ms:.1f}' if ms else ''} | {steps} |")
+        ms = f"{entry['ms']:.1f}" if "ms" in entry else ""
+        rows.append(f"| {shown} | {describe(losses)} | {pair} | {len(losses)} | {ms} | {steps:,} |")
     return "\n".join(rows)
 
 
@@ -77,10 +73,8 @@ def sentences(experiment: Experiment, record: Record) -> list[str]:
     if (k := len(labels)) > 1:
         found = {label: against(experiment, record, label, ALPHA / k).verdict for label in labels}
         sure = [f"{label} {verdict}" for label, verdict in found.items() if verdict in ("helps", "hurts")]
-        lines.append(
-            f"Of {k} changes that do nothing, one or more would seem to do something in {1 - (1 - ALPHA) ** k:.0%} "
-            f"of such comparisons. By intervals that are right together in {1 - ALPHA:.0%}: {', '.join(sure) or 'none'}."
-        )
+        luck = f"Of {k} changes that do nothing, at least one shows something in {1 - (1 - ALPHA) ** k:.0%}"
+        lines.append(f"{luck} of cases. By intervals that are all right in 95%: {', '.join(sure) or 'none'}.")
     return lines
 
 
@@ -90,18 +84,19 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
     ms, theirs = (record.sets[x].get("ms", np.nan) for x in (label, base))
     ending = f"at equal {experiment.equal}; a step takes {ms / theirs:.2f} times as long."
     if found.looked:
-        ending += " The interval holds at every look, since another number of seeds was asked for first."
+        ending += " The interval holds at every look: another number of seeds was asked for first."
     if found.verdict == "diverged":
-        return f"{label}: {found.diverged[1]} of its runs diverged, {found.diverged[0]} of the base's: no gain, {ending}"
+        theirs, ours = found.diverged
+        return f"{label}: no gain, {ours} of its runs and {theirs} of {base} diverged, {ending}"
     if found.verdict != "none":
         return f"{label} {found.verdict} by {size}, {ending}"
     if not any(found.pairs):
-        return f"{label} changes nothing: each seed ends with the base's loss, to the last digit, {ending}"
+        return f"{label}: nothing changes, each seed ends with the same loss, {ending}"
     least = smallest_gain(n, found.spread, n - 1, found.looked)
-    gain = float(f"{least / 2:.1g}")
     seconds = sum(run["seconds"] for x in (label, base) for run in record.sets[x]["runs"]) / n
-    more = say_seeds(gain, found.spread, n - 1, n, seconds)
-    return f"{label}: no difference seen ({found.mean:+.4f} ± {found.half:.4f} {UNIT[experiment.metric]}), {ending} A gain below {least:.2g} would not show with {n} seeds; {more}"
+    more = say_seeds(float(f"{least / 2:.1g}"), found.spread, n - 1, n, seconds)
+    ending = f"{ending} A gain below {least:.2g} would not show with {n} seeds; {more}"
+    return f"{label}: no difference seen, {'-' if found.mean < 0 else '+'}{size}, {ending}"
 
 
 def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: float) -> str:
@@ -114,10 +109,11 @@ def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: floa
 
 def provenance(experiment: Experiment, record: Record) -> str:
     """Say how, where and when the runs were made."""
-    runs = record.table()
+    runs = record.runs()
     days, hours = sorted({runs["date"].min(), runs["date"].max()}), runs["seconds"].sum() / 3600
-    made = f"{len(runs)} runs, {hours:.1f} hours of steps ({' to '.join(days)})"
-    lines = [f"Made by `{experiment.command}`: {made}."]
+    lines = [
+        f"Made by `{experiment.command}`: {len(runs)} runs, {hours:.1f} hours of steps, {' to '.join(days)}."
+    ]
     lines += [f"On {cpu}: {n} runs." for cpu, n in runs["cpu"].value_counts(sort=False).items()]
     lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
     if record.taken_out:
@@ -151,4 +147,6 @@ def draw(axes: Any, experiment: Experiment, record: Record) -> None:
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(experiment.question, fontsize="medium", wrap=True)
-    axes.set(xlabel=f"{UNIT[experiment.metric]} less than {base}, seed by seed (left: better), and 95% intervals")
+    axes.set(
+        xlabel=f"{UNIT[experiment.metric]}, less those of {base}: a dot for each seed, and 95% intervals"
+    )

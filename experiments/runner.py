@@ -22,10 +22,9 @@ from typing import Any, Literal
 from config.command_line import UserError
 from config.files import read_json, write_whole
 from config.options import Options
-from data.dataset import prepare_if_missing
-from experiments.record import Experiment, Record, Variant, check_run, data_mark, machine
-from experiments.report import write_report
-from experiments.snapshot import Process, environment
+from experiments.record import Experiment, Variant, check_run, data_mark, machine
+from experiments.snapshot import environment
+from tools.benchmarks.other_code import OtherCode
 from tools.benchmarks.variants import take_turns
 
 Equal = Literal["steps", "tokens", "time"]
@@ -49,6 +48,7 @@ class Task:
     def words(self) -> list[str]:
         """Return train.py's command line. A run that began with other weights goes on with its own."""
         values = self.variant.options | KEEPING | {"seed": self.seed, "out_dir": str(self.folder)}
+        values["always_save_checkpoint"] = True  # evaluate.py needs the last
         if "init_from" not in values or (self.folder / "checkpoints").exists():
             values["init_from"] = "auto"
         return [f"--{name}={value}" for name, value in values.items()]
@@ -73,7 +73,10 @@ class Task:
 
 
 def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
-    """Train what these sets lack, write each result, and last the report. Return how many runs failed."""
+    """Train what these sets lack, and write each result to the record. Return how many runs failed.
+
+    No loss is shown before the last: who looks at each seed, and stops when it suits, finds luck.
+    """
 
     def keep(task: Task) -> None:
         result = read_json(task.kept)
@@ -81,25 +84,23 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
             value = bits_per_byte(task) if result["diverged"] is None else None
             write_whole(task.kept, json.dumps(result := result | {experiment.metric: value}))
         experiment.record().add(task.label, result)  # as it is by now: others may write it, too
-        loss = "" if experiment.sealed else f": val loss {result['val'] or 'diverged'}"
-        print(f"ended {task}{loss}", file=sys.stderr, flush=True)
+        print(f"ended {task}", file=sys.stderr, flush=True)
 
-    try:
-        record = experiment.record()
-        due = [
-            Task(label, variant, seed, out / "runs" / f"{variant.mark}.seed-{seed}")
-            for seed in range(1, experiment.seeds + 1)
-            for label, variant in experiment.sets.items()
-            if label in labels and seed not in record.losses(label)
-        ]
-        record.check()
-        for task in due:
-            if task.kept.exists():  # of another experiment
-                check_run(task.kept, read_json(task.kept), task.variant.dataset)
-                keep(task)
-        return train_all([task for task in due if not task.kept.exists()], jobs, keep)
-    finally:  # whatever stopped it, the table has what is done
-        write_report(experiment)
+    record = experiment.record()
+    for entry in record.sets.values():
+        for old in entry["runs"]:
+            check_run(record.path, old, entry["options"].get("dataset", Options.dataset))
+    due = [
+        Task(label, variant, seed, out / "runs" / f"{variant.mark}.seed-{seed}")
+        for seed in range(1, experiment.seeds + 1)
+        for label, variant in experiment.sets.items()
+        if label in labels and seed not in record.losses(label)
+    ]
+    for task in due:
+        if task.kept.exists():  # of another experiment
+            check_run(task.kept, read_json(task.kept), task.variant.dataset)
+            keep(task)
+    return train_all([task for task in due if not task.kept.exists()], jobs, keep)
 
 
 def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
@@ -107,7 +108,7 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
 
     Ctrl-C and SIGTERM stop the runs as well, which save checkpoints.
     """
-    waiting, running, failed = deque(due), [], []
+    waiting, running, failed = deque(due), [], 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # which raises KeyboardInterrupt
     try:
         while waiting or running:
@@ -122,16 +123,16 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
                     write_whole(task.kept, json.dumps(result))
                     keep(task)
                 else:
-                    failed.append(task)
-                    print(f"{task}: failed: {task.last_line()}", file=sys.stderr)
+                    failed += 1
+                    print(
+                        f"{task} failed, the next time it is tried again: {task.last_line()}", file=sys.stderr
+                    )
     finally:
         for _, process in running:
             process.terminate()
         for _, process in running:
             process.wait()
-    if failed:
-        print(f"failed: {'; '.join(map(str, failed))}; the same command tries these again", file=sys.stderr)
-    return len(failed)
+    return failed
 
 
 def result_of(task: Task, status: int) -> dict | None:
@@ -165,14 +166,14 @@ def bits_per_byte(task: Task) -> float:
     return read_json(found)["bits_per_byte"]
 
 
-def time_steps(record: Record, sets: dict[str, Variant]) -> None:
-    """Write the median time of a step to the record, if it lacks one. By turns, what else runs slows all alike."""
-    if all("ms" in record.sets[label] for label in sets):
+def time_steps(experiment: Experiment) -> None:
+    """Write the median time of each set's step to the record. By turns, what else runs slows all alike."""
+    record, steps = experiment.record(), []
+    if all("ms" in record.sets[label] for label in experiment.sets):
         return
-    steps = []
-    for label, x in sets.items():
+    for label, x in experiment.sets.items():
         words = [f"--{name}={value}" for name, value in x.options.items()]
-        steps.append(Process(label, x.code.folder, x.dataset, *words))
+        steps.append(OtherCode(label, x.code.folder, words, environment(x.dataset)))
     try:
         times = take_turns(steps, None)
     finally:
@@ -186,8 +187,10 @@ def time_steps(record: Record, sets: dict[str, Variant]) -> None:
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     """Return the experiment with as many steps of each set as take the base's tokens, or time."""
-    record, sets = experiment.record(), {}
-    first = next(iter(experiment.sets))
+    if equal == "steps":
+        return experiment
+    path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
+    first, record, sets = next(iter(experiment.sets)), experiment.record(), {}
 
     def cost(label: str) -> float:
         if equal == "time":
@@ -200,5 +203,8 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
         decay = round(steps * x.options.get("lr_decay_iters", Options.lr_decay_iters) / x.steps)
         schedule = {"max_iters": steps, "lr_decay_iters": decay, "eval_interval": -(-steps // 4)}
         sets[label] = replace(x, options=x.options | schedule)
-    path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
-    return replace(experiment, path=path, sets=sets, equal=equal)
+    made = replace(experiment, path=path, sets=sets, equal=equal)
+    for label in sets:
+        timed = {name: x for name, x in record.sets[label].items() if name in ("ms", "timed")}
+        made.record().set(label, **timed)
+    return made

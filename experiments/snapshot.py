@@ -6,10 +6,8 @@ comments, layout and other files do not count.
 
 import ast
 import io
-import json
 import os
 import subprocess
-import sys
 import tarfile
 from dataclasses import dataclass
 from hashlib import sha256
@@ -55,7 +53,9 @@ def git(*words: str, **environment: str) -> bytes:
     made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=os.environ | environment)
     if made.returncode:
         why = made.stderr.decode(errors="replace").strip().split("\n")[0]
-        raise UserError(f"git {' '.join(words)}: {why}: compare in a clone, with git:<a commit or branch of it>")
+        raise UserError(
+            f"git {' '.join(words)}: {why}: compare in a clone, with git:<a commit or branch of it>"
+        )
     return made.stdout
 
 
@@ -64,8 +64,9 @@ def program(folder: Path) -> dict[str, str]:
     try:
         finder = ModuleFinder([str(folder)])
         finder.run_script(str(folder / "train.py"))
-        paths = sorted(Path(module.__file__) for module in finder.modules.values() if module.__file__)
-        return {str(path.relative_to(folder)): digest(ast.dump(ast.parse(path.read_bytes()))) for path in paths}
+        paths = sorted(Path(x.__file__) for x in finder.modules.values() if x.__file__)  # ty: ignore
+        trees = {str(path.relative_to(folder)): ast.parse(path.read_bytes()) for path in paths}
+        return {name: digest(ast.dump(tree)) for name, tree in trees.items()}
     except (SyntaxError, OSError) as error:
         raise UserError(f"the code to compare cannot be read: {error}") from None
 
@@ -74,30 +75,7 @@ def digest(what: Any) -> str:
     return sha256(repr(what).encode()).hexdigest()[:12]
 
 
-def environment(dataset: str) -> dict[str, str]:
+def environment(dataset: str = "") -> dict[str, str]:
     """Return the variables with which other code finds a data set of this one."""
     folder = dataset_dir(dataset)
     return dict(os.environ) | ({"NANOJAXGPT_DATA": str(folder.parent)} if folder.name == dataset else {})
-
-
-class Process:
-    """One version of the code at work, in a process of its own that waits while it is not its turn."""
-
-    def __init__(self, name: str, code: Path, dataset: str, *words: str):
-        self.name = name
-        # Else the first process would take most of a GPU's memory.
-        variables = environment(dataset) | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-        words = (sys.executable, str(Path(__file__).with_name("child.py")), str(code), *words)
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self.process = subprocess.Popen(words, env=variables, **pipes)
-
-    def run(self, request: Any) -> Any:
-        """Ask for what child.py says. Raises UserError if the process ends."""
-        try:
-            print(json.dumps(request), file=self.process.stdin, flush=True)
-            return json.loads(self.process.stdout.readline())
-        except (BrokenPipeError, ValueError):
-            raise UserError(f"{self.name}: its code cannot do this; the reason stands above") from None
-
-    def close(self) -> None:
-        self.process.communicate()

@@ -40,11 +40,14 @@ class Difference:
         return "helps" if self.mean < 0 else "hurts"
 
 
-def difference(ours: pd.Series, theirs: pd.Series, looked: bool = False, alpha: float = ALPHA) -> Difference:
-    """Compare losses by seed; NaN is that of a run that diverged."""
-    ours, theirs = ours.align(theirs, join="inner")
-    pairs, diverged = (ours - theirs).dropna(), (int(theirs.isna().sum()), int(ours.isna().sum()))
-    half, p = np.inf, np.nan
+def difference(a: pd.Series, b: pd.Series, plan: int | None = None, alpha: float = ALPHA) -> Difference:
+    """Compare a change's losses with the base's by seed, for one look at the planned number of seeds.
+
+    NaN is the loss of a run that diverged.
+    """
+    a, b = a.align(b, join="inner")
+    pairs, diverged = (a - b).dropna(), (int(b.isna().sum()), int(a.isna().sum()))
+    looked, half, p = plan not in (None, len(a)), np.inf, np.nan
     if len(pairs) > 1:
         half = critical(len(pairs), looked, alpha) * pairs.sem()
         flips = {"permutation_type": "samples", "n_resamples": 2**14, "rng": 0}

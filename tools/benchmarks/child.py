@@ -1,21 +1,28 @@
-"""One version of the code, asked by another: `python experiments/child.py <its folder> [train.py's words]`.
+"""One version of the code, asked by another: `python tools/benchmarks/child.py FOLDER [WORDS]`.
 
 It reads requests, a line of JSON each, and answers with one. Lists of train.py's words: the options of each
-that are not its defaults. A number: how many seconds a step takes with the words above, over as many steps.
+that are not its defaults. A number: how many seconds a step takes with WORDS, over as many steps.
 """
 
 import sys
 
-sys.path[0] = sys.argv[1]  # in place of experiments/: all that follows is that version's
+sys.path.pop(0)  # this file's folder
+sys.path.insert(0, sys.argv[1])  # all that follows is that version's
 
 import json
 
+import jax
+
 from config.command_line import command
 from config.options import Options, parse_options
+from parallel.machines import choose_device
+from parallel.mesh import make_mesh
+from runs.load import choose_config, open_dataset, shape_of_weights
+from tools.benchmarks.variants import JaxStep
 
 
 def main(argv: list[str]) -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # which JAX and the options' notes may print to
+    answers, sys.stdout = sys.stdout, sys.stderr  # which notes and JAX may print to
     step = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -32,20 +39,7 @@ def changed(words: list[str]) -> dict:
     return {name: value for name, value in options.items() if value != getattr(Options, name)}
 
 
-def shape_of_weights(init_from: str) -> dict:
-    from runs.load import shape_of_weights  # here: JAX takes long to import
-
-    return shape_of_weights(init_from)
-
-
-def make_step(words: list[str]):
-    import jax
-
-    from parallel.machines import choose_device
-    from parallel.mesh import make_mesh
-    from runs.load import choose_config, open_dataset
-    from tools.benchmarks.variants import JaxStep
-
+def make_step(words: list[str]) -> JaxStep:
     options = parse_options(words, shape_of_weights)
     choose_device(options.device)
     jax.set_mesh(make_mesh("data:1"))
