@@ -89,7 +89,6 @@ def main(argv: list[str]) -> int:
 
 # What is compared
 
-
 COMMIT, CONFIG = "git:.*", r"(?!-).*\.py"
 LEFT_OUT = {*KEEPING, "seed"}
 
@@ -135,10 +134,11 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
         raise UserError("--equal=steps: not all have the same max_iters: give it, or --equal=tokens or time")
     for label, x in variants.items():  # each evaluation takes time
         variants[label] = replace(x, options=x.options | {"eval_interval": -(-x.steps // 4)})
+    slug = re.sub(r"[^\w.]+", "-", " ".join(changes)).strip("-")[:60]
     experiment = Experiment(
-        path=Path(asked.out, digest([(label, x.mark) for label, x in variants.items()]) + ".json"),
+        path=Path(asked.out, f"{slug}.{digest([(label, x.mark) for label, x in variants.items()])}.json"),
         question=f"Does a change of {' '.join(base)} help?",
-        command=shlex.join(["python -m experiments.compare", *base, *(f"--change={x}" for x in changes)]),
+        command=f"python -m experiments.compare {shlex.join([*base, *(f'--change={x}' for x in changes)])}",
         sets=variants,
         seeds=asked.seeds or 5,
         metric=metric_of({x.dataset for x in variants.values()}),

@@ -1,5 +1,6 @@
 """An experiment's table in Markdown, and its picture: how far each set lies from the base, seed by seed."""
 
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -103,7 +104,7 @@ def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: floa
     """Say how many seeds would show a gain, after `done` of them; a seed takes so many seconds."""
     seeds = seeds_to_show(gain, spread, freedom, looked=done > 1)
     number = f"{seeds} seeds" if seeds < MOST else f"more than {MOST:,} seeds"
-    minutes = f" ({(seeds - done) * seconds / 60:.0f} more minutes of steps)" if seconds else ""
+    minutes = f" ({math.ceil((seeds - done) * seconds / 60)} more minutes of steps)" if seconds else ""
     return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}."
 
 
