@@ -116,7 +116,7 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
             for label, options in zip(lines, process.options([*lines.values()]), strict=True):
                 left_out = LEFT_OUT | ({"init_from"} if options.get("init_from") in RESUMING else set())
                 found[label] = Variant(code, {x: options[x] for x in sorted(options.keys() - left_out)})
-    for dataset in {x.dataset for x in found.values()}:
+    for dataset in {x.option("dataset") for x in found.values()}:
         prepare_if_missing(dataset)
     return {label: found[label] for label in sets}
 
@@ -130,10 +130,10 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
     print("\n".join(in_full(base, variants)), file=sys.stderr)
     if same := [label for label in changes if variants[label].mark == variants["base"].mark]:
         raise UserError(f"--change={same[0]}: the base has the same options and code: nothing would change")
-    if asked.equal == "steps" and len({x.steps for x in variants.values()}) > 1:
+    if asked.equal == "steps" and len({x.option("max_iters") for x in variants.values()}) > 1:
         raise UserError("--equal=steps: not all have the same max_iters: give it, or --equal=tokens or time")
     for label, x in variants.items():  # each evaluation takes time
-        variants[label] = replace(x, options=x.options | {"eval_interval": -(-x.steps // 4)})
+        variants[label] = replace(x, options=x.options | {"eval_interval": -(-x.option("max_iters") // 4)})
     slug = re.sub(r"[^\w.]+", "-", " ".join(changes)).strip("-")[:60]
     experiment = Experiment(
         path=Path(asked.out, f"{slug}.{digest([(label, x.mark) for label, x in variants.items()])}.json"),
@@ -141,7 +141,7 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
         command=f"python -m experiments.compare {shlex.join([*base, *(f'--change={x}' for x in changes)])}",
         sets=variants,
         seeds=asked.seeds or 5,
-        metric=metric_of({x.dataset for x in variants.values()}),
+        metric=metric_of({x.option("dataset") for x in variants.values()}),
     )
     if asked.equal == "time" or not asked.power:
         time_steps(experiment)
@@ -203,7 +203,7 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
         ended[name] = runs.set_index("seed").astype(float)
     losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
     seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
-    done, seconds = len(seen), sum(runs["seconds"].mean() for runs in ended.values())
+    done, seconds = len(seen), 2 * pd.concat(ended)["seconds"].mean()
     if done < 2:  # equal seeds vary together: their differences vary less than those of independent runs
         reference = [run["val"] for run in find_runs(experiment.sets["base"].options)]
         seen, spread = losses["base"] if len(losses["base"]) > 1 else pd.Series(reference), 2**0.5

@@ -32,13 +32,8 @@ class Variant:
     def mark(self) -> str:
         return digest((self.code.files, self.options))
 
-    @property
-    def dataset(self) -> str:
-        return self.options.get("dataset", Options.dataset)
-
-    @property
-    def steps(self) -> int:
-        return self.options.get("max_iters", Options.max_iters)
+    def option(self, name: str) -> Any:
+        return self.options.get(name, getattr(Options, name))
 
 
 @dataclass(frozen=True)
@@ -58,10 +53,6 @@ class Experiment:
     def record(self) -> "Record":
         return Record(self.path, self.sets, self.metric)
 
-    def base(self, label: str) -> str:
-        labels = list(self.sets)
-        return labels[labels.index(label) - 1 if self.upward else 0]
-
 
 class Record:
     """The results in a file: by set its `options` and `runs` and, once timed, `ms` of a step.
@@ -78,8 +69,7 @@ class Record:
             # A set whose options have changed begins anew.
             self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
         except (ValueError, KeyError) as error:
-            reason = f"cannot be read as results ({error}): git checkout restores it"
-            raise UserError(f"{path}: {reason}") from None
+            raise UserError(f"{path}: cannot be read as results ({error}): restore it") from None
         self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
     def runs(self) -> pd.DataFrame:
@@ -92,8 +82,8 @@ class Record:
 
     def add(self, label: str, run: dict) -> None:
         """Write a run's result, in place of one of the same seed."""
-        others = [old for old in self.sets[label]["runs"] if old["seed"] != run["seed"]]
-        self.set(label, runs=sorted([*others, run], key=lambda run: run["seed"]))
+        runs = {x["seed"]: x for x in [*self.sets[label]["runs"], run]}
+        self.set(label, runs=[runs[seed] for seed in sorted(runs)])
 
     def set(self, label: str, **values: Any) -> None:
         """Change a set's entry, and write the file: a line for each run, for git."""

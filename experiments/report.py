@@ -18,8 +18,9 @@ UNIT = {"val": "nats per token", "bits_per_byte": "bits per byte"}
 
 
 def against(experiment: Experiment, record: Record, label: str, alpha: float = ALPHA) -> Difference:
-    """Compare a set with its base."""
-    base = experiment.base(label) if label in experiment.sets else next(iter(experiment.sets))
+    """Compare a set with the first, or with the one above it."""
+    labels = list(record.sets)
+    base = labels[max(labels.index(label) - 1, 0) if experiment.upward else 0]
     return difference(record.losses(label), record.losses(base), experiment.planned, alpha)
 
 
@@ -29,9 +30,11 @@ def write_report(experiment: Experiment) -> None:
         return
     picture, page = experiment.path.with_suffix(".svg"), experiment.path.with_suffix(".md")
     parts = [f"# {name}", experiment.question, table(experiment, record), f"![{name}]({picture.name})"]
-    parts += [*sentences(experiment, record), provenance(experiment, record)]
+    if experiment.planned is not None:
+        parts += sentences(experiment, record)
+    parts.append(provenance(experiment, record))
     write_whole(page, "\n\n".join(parts) + "\n")
-    save_svg(picture, lambda figure: draw(figure.subplots(), experiment, record))
+    save_svg(picture, lambda figure: draw(figure, experiment, record))
     print(f"written: {page}", file=sys.stderr)
 
 
@@ -80,10 +83,10 @@ def sentences(experiment: Experiment, record: Record) -> list[str]:
 
 
 def sentence(experiment: Experiment, record: Record, label: str) -> str:
-    found, base = against(experiment, record, label), experiment.base(label)
+    found, base = against(experiment, record, label), next(iter(experiment.sets))
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
-    ms, theirs = (record.sets[x].get("ms", np.nan) for x in (label, base))
-    ending = f"at equal {experiment.equal}; a step takes {ms / theirs:.2f} times as long."
+    ratio = record.sets[label]["ms"] / record.sets[base]["ms"]
+    ending = f"at equal {experiment.equal}; a step takes {ratio:.2f} times as long."
     if found.looked:
         ending += " The interval holds at every look: another number of seeds was asked for first."
     if found.verdict == "diverged":
@@ -101,10 +104,10 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
 
 
 def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: float) -> str:
-    """Say how many seeds would show a gain, after `done` of them; a seed takes so many seconds."""
+    """Say how many seeds would show a gain, after `done` of them; a pair takes so many seconds, if known."""
     seeds = seeds_to_show(gain, spread, freedom, looked=done > 1)
     number = f"{seeds} seeds" if seeds < MOST else f"more than {MOST:,} seeds"
-    minutes = f" ({math.ceil((seeds - done) * seconds / 60)} more minutes of steps)" if seconds else ""
+    minutes = f" ({math.ceil((seeds - done) * seconds / 60)} more minutes of steps)" if seconds > 0 else ""
     return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}."
 
 
@@ -133,19 +136,20 @@ def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
         figure.savefig(path, format="svg", metadata={"Date": None})
 
 
-def draw(axes: Any, experiment: Experiment, record: Record) -> None:
+def draw(figure: Any, experiment: Experiment, record: Record) -> None:
     """Draw a row for each change: a dot for each seed's difference, and the mean with its interval."""
-    labels = [*record.sets][1:]
+    axes, labels = figure.subplots(), [*record.sets][1:]
+    figure.set_figheight(1.6 + 0.4 * len(labels))
     for row, label in enumerate(labels):
         found = against(experiment, record, label)
         color = {"helps": "#2a8a57", "hurts": "#b3261e"}.get(found.verdict, "#6b7280")
-        axes.plot(found.pairs, [row] * len(found.pairs), "o", ms=4, alpha=0.5, color=color)
+        axes.plot(found.pairs, [row - 0.1] * len(found.pairs), "o", ms=4, alpha=0.5, color=color)
         if np.isfinite(found.half):
-            axes.errorbar(found.mean, row + 0.2, xerr=found.half, fmt="D", ms=5, capsize=4, color=color)
+            axes.errorbar(found.mean, row + 0.15, xerr=found.half, fmt="D", ms=5, capsize=4, color=color)
     base = "the row above" if experiment.upward else next(iter(experiment.sets))
     axes.axvline(0, color="black", lw=0.8)
     axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(experiment.question, fontsize="medium", wrap=True)
     axes.set(

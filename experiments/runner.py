@@ -55,7 +55,7 @@ class Task:
 
     def start(self, program: str, words: list[str], jobs: int = 1) -> subprocess.Popen:
         """Start a program of the run's code, with its output in train.log."""
-        variables = environment(self.variant.dataset)
+        variables = environment(self.variant.option("dataset"))
         if jobs > 1:
             variables["PJRT_NPROC"] = str(max(1, (os.cpu_count() or 1) // jobs))  # XLA's threads
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     ]
     for task in due:
         if task.kept.exists():  # of another experiment
-            check_run(task.kept, read_json(task.kept), task.variant.dataset)
+            check_run(task.kept, read_json(task.kept), task.variant.option("dataset"))
             keep(task)
     return train_all([task for task in due if not task.kept.exists()], jobs, keep)
 
@@ -150,10 +150,10 @@ def result_of(task: Task, status: int) -> dict | None:
         "seed": task.seed,
         "val": evaluations[-1][2] if diverged is None else None,
         "diverged": diverged,
-        "steps": task.variant.steps if diverged is None else diverged,
+        "steps": task.variant.option("max_iters") if diverged is None else diverged,
         "seconds": round(KEEPING["log_interval"] * ms / 1e3, 1),
         "evaluations": evaluations,
-        "data": data_mark(task.variant.dataset),
+        "data": data_mark(task.variant.option("dataset")),
         **machine(),
     }
 
@@ -173,7 +173,7 @@ def time_steps(experiment: Experiment) -> None:
         return
     for label, x in experiment.sets.items():
         words = [f"--{name}={value}" for name, value in x.options.items()]
-        steps.append(OtherCode(label, x.code.folder, words, environment(x.dataset)))
+        steps.append(OtherCode(label, x.code.folder, words, environment(x.option("dataset"))))
     try:
         times = take_turns(steps, None)
     finally:
@@ -194,17 +194,14 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     if equal == "steps":
         return experiment
     path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
-    first, record, sets = next(iter(experiment.sets)), experiment.record(), {}
-
-    def cost(label: str) -> float:
-        if equal == "time":
-            return record.sets[label]["ms"]
-        names = ("gradient_accumulation_steps", "batch_size", "block_size")
-        return math.prod(record.sets[label]["options"].get(name, getattr(Options, name)) for name in names)
-
+    record, sets, sizes = experiment.record(), {}, ("gradient_accumulation_steps", "batch_size", "block_size")
+    costs = {label: math.prod(map(x.option, sizes)) for label, x in experiment.sets.items()}
+    if equal == "time":
+        costs = {label: record.sets[label]["ms"] for label in experiment.sets}
+    base = next(iter(costs))
     for label, x in experiment.sets.items():
-        steps = round(experiment.sets[first].steps * cost(first) / cost(label))
-        decay = round(steps * x.options.get("lr_decay_iters", Options.lr_decay_iters) / x.steps)
+        steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
+        decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))
         schedule = {"max_iters": steps, "lr_decay_iters": decay, "eval_interval": -(-steps // 4)}
         sets[label] = replace(x, options=x.options | schedule)
     made = replace(experiment, path=path, sets=sets, equal=equal)

@@ -41,10 +41,7 @@ class Difference:
 
 
 def difference(a: pd.Series, b: pd.Series, plan: int | None = None, alpha: float = ALPHA) -> Difference:
-    """Compare a change's losses with the base's by seed, for one look at the planned number of seeds.
-
-    NaN is the loss of a run that diverged.
-    """
+    """Compare losses by seed, where NaN is that of a run that diverged, for one look at the planned seeds."""
     a, b = a.align(b, join="inner")
     pairs, diverged = (a - b).dropna(), (int(b.isna().sum()), int(a.isna().sum()))
     looked, half, p = plan not in (None, len(a)), np.inf, np.nan
