@@ -81,6 +81,7 @@ def main(argv: list[str]) -> int:
     differences = {label: against(experiment, record, label) for label in changes}
     if asked.json:
         answers = [asdict(x) | {"change": label, "verdict": x.verdict} for label, x in differences.items()]
+        answers = json.loads(json.dumps(answers), parse_constant=lambda _: None)  # JSON has no infinity
         about = {"base": " ".join(base), "equal": asked.equal, "unit": UNIT[experiment.metric]}
         about |= {"ms": {x: record.sets[x]["ms"] for x in experiment.sets}, "changes": answers}  # ty: ignore
         print(json.dumps(about | {"words": sentences(experiment, record)}, indent=1))
