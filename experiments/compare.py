@@ -23,12 +23,12 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pandas as pd
 
 from config.command_line import Count, Name, Positive, UserError, command, show_help, take_options
-from config.files import read_json, write_whole
+from config.files import read_json, refusing, write_whole
 from config.options import RESUMING, Options
 from data.dataset import Dataset, prepare_if_missing
 from data.tokenizer import decoded
@@ -61,11 +61,13 @@ def main(argv: list[str]) -> int:
     if {"--help", "-h"} & {*argv}:
         show_help(CompareOptions)
     parser = ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--change", action="append", default=[])
+    parser.add_argument("--change", action="append", nargs="?", const="", default=[])
     found, words = parser.parse_known_args(argv)
     own, base = take_options(words, CompareOptions)
     asked, changes = CompareOptions(**own), found.change
     if base and base[0].endswith(".toml"):
+        if changes or base[1:] or asked.power or asked.json:
+            raise UserError(f"{base[0]}: a list takes only --only, --seeds, --jobs, --equal and --out")
         return run_list(Path(base[0]), asked)
     experiment = design(base, changes, asked)
     if asked.power:
@@ -79,6 +81,7 @@ def main(argv: list[str]) -> int:
     differences = {label: against(experiment, record, label) for label in changes}
     if asked.json:
         answers = [asdict(x) | {"change": label, "verdict": x.verdict} for label, x in differences.items()]
+        answers = json.loads(json.dumps(answers), parse_constant=lambda _: None)  # JSON has no infinity
         about = {"base": " ".join(base), "equal": asked.equal, "unit": UNIT[experiment.metric]}
         about |= {"ms": {x: record.sets[x]["ms"] for x in experiment.sets}, "changes": answers}  # ty: ignore
         print(json.dumps(about | {"words": sentences(experiment, record)}, indent=1))
@@ -125,7 +128,8 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
     """Return the experiment, said in full and timed. Raises UserError for what cannot be compared."""
     if not changes or {"", "base"} & {*changes}:
         raise UserError("--change: give options, a config, or git:COMMIT; once for each change")
-    sets = {change: changed(base, shlex.split(change)) for change in changes}
+    with refusing(f"--change={changes[-1]}", "close its quotes", ValueError):
+        sets = {change: changed(base, shlex.split(change)) for change in changes}
     variants = read_variants({"base": base} | sets, Path(asked.out))
     print("\n".join(in_full(base, variants)), file=sys.stderr)
     if same := [label for label in changes if variants[label].mark == variants["base"].mark]:
@@ -217,17 +221,16 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
 
 def run_list(path: Path, asked: CompareOptions) -> int:
     """Train what the experiments of a list lack. Their results are beside it, in results/."""
-    lists, failed = tomllib.loads(path.read_text(encoding="utf-8")), 0
-    for name, entry in lists.items():
-        words, sets = shlex.split(entry["all"]), {}
-        for label, own in entry["sets"].items():
-            sets[label] = changed(words, shlex.split(own))
-            words = sets[label] if entry.get("upward") else words
-        if not (labels := [label for label in sets if asked.only in f"{name}: {label}"]):
+    lists, failed = read_list(path), 0
+    chosen = {name: [x for x in sets if asked.only in f"{name}: {x}"] for name, (_, sets) in lists.items()}
+    if not any(chosen.values()):
+        raise UserError(f"--only={asked.only}: {path} has no set with this in its 'experiment: set'")
+    for name, (entry, sets) in lists.items():
+        if not chosen[name]:
             continue
         experiment = Experiment(
             path=path.parent / "results" / f"{name}.json",
-            question=entry["question"],
+            question=entry.get("question", name),
             command=f"python -m experiments.compare {path} --only={name}",
             sets=read_variants(sets, Path(asked.out)),
             seeds=asked.seeds or entry.get("seeds", 5),
@@ -237,10 +240,23 @@ def run_list(path: Path, asked: CompareOptions) -> int:
             time_steps(experiment)
         experiment = at_equal(experiment, asked.equal)
         try:
-            failed += run(experiment, labels, asked.jobs, Path(asked.out))
+            failed += run(experiment, chosen[name], asked.jobs, Path(asked.out))
         finally:  # whatever stopped it, the table has what is done
             write_report(experiment)
     return 2 if failed else 0
+
+
+def read_list(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, list[str]]]]:
+    """Return each experiment of a list by name: its entry, and the words of its sets. Raises UserError."""
+    found = {}
+    with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", ValueError, KeyError):
+        for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
+            words, sets = shlex.split(entry["all"]), {}
+            for label, own in entry["sets"].items():
+                sets[label] = changed(words, shlex.split(own))
+                words = sets[label] if entry.get("upward") else words
+            found[name] = entry, sets
+    return found
 
 
 if __name__ == "__main__":

@@ -94,8 +94,10 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
         return f"{label}: no gain, {ours} of its runs and {theirs} of {base} diverged, {ending}"
     if found.verdict != "none":
         return f"{label} {found.verdict} by {size}, {ending}"
-    if not any(found.pairs):
+    if n and not any(found.pairs):
         return f"{label}: nothing changes, each seed ends with the same loss, {ending}"
+    if not np.isfinite(found.half):
+        return f"{label}: {n} pairs of seeds give no interval, {ending}"
     least = smallest_gain(n, found.spread, n - 1, found.looked)
     seconds = sum(run["seconds"] for x in (label, base) for run in record.sets[x]["runs"]) / n
     more = say_seeds(float(f"{least / 2:.1g}"), found.spread, n - 1, n, seconds)

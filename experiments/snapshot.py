@@ -34,7 +34,7 @@ def take(commit: str, folder: Path) -> Snapshot:
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(dir=folder.resolve()) as temporary:
         if commit:
-            tree, name = commit, git("log", "-1", "--format=%h: %s", commit, "--").decode().strip()
+            tree, name = git("log", "-1", "--format=%T%n%h: %s", commit, "--").decode().strip().split("\n")
         else:
             index = {"GIT_INDEX_FILE": f"{temporary}/index"}  # the user's stays as it is
             git("read-tree", "HEAD", **index)
@@ -42,8 +42,7 @@ def take(commit: str, folder: Path) -> Snapshot:
             tree, name = git("write-tree", **index).decode().strip(), "the working tree"
         copy = Path(temporary, "code")
         tarfile.open(fileobj=io.BytesIO(git("archive", tree))).extractall(copy, filter="data")
-        files = program(copy)
-        found = Snapshot(folder / digest(files), name, files)
+        found = Snapshot(folder / tree[:12], name, program(copy))  # by all files: configs are not imported
         if not found.folder.exists():
             copy.rename(found.folder)
     return found

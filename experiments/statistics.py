@@ -46,7 +46,7 @@ def difference(a: pd.Series, b: pd.Series, plan: int | None = None, alpha: float
     pairs, diverged = (a - b).dropna(), (int(b.isna().sum()), int(a.isna().sum()))
     looked, half, p = plan not in (None, len(a)), np.inf, np.nan
     if len(pairs) > 1:
-        half = critical(len(pairs), looked, alpha) * pairs.sem()
+        half = critical(len(pairs), looked, alpha) * pairs.sem() if pairs.any() else 0.0
         flips = {"permutation_type": "samples", "n_resamples": 2**14, "rng": 0}
         p = stats.permutation_test((pairs.to_numpy(),), np.mean, **flips).pvalue
     return Difference([*pairs], pairs.mean(), half, float(p), pairs.std(), looked, diverged)
@@ -85,7 +85,5 @@ def seeds_to_show(gain: float, spread: float, freedom: int, looked: bool = False
 
 
 def smallest_gain(n: int, spread: float, freedom: int, looked: bool = False) -> float:
-    """Return the gain that n seeds show with CHANCE; inf where none would."""
-    if not np.isfinite(critical(n, looked)):
-        return np.inf
+    """Return the gain that n seeds, enough for an interval, show with CHANCE."""
     return float(brentq(lambda gain: power(n, gain, spread, freedom, looked) - CHANCE, 0, 1e4 * spread))

@@ -34,6 +34,9 @@ class OtherCode:
             print(json.dumps(request), file=self.process.stdin, flush=True)
             return json.loads(self.process.stdout.readline())
         except (BrokenPipeError, ValueError):
+            self.close()
+            if self.process.returncode == 2:  # it has said why, in a line
+                sys.exit(2)
             raise UserError(f"{self.name}: its code does not do this; the reason stands above") from None
 
     def close(self) -> None:
