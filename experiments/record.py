@@ -59,10 +59,6 @@ class Experiment:
     def record(self) -> "Record":
         return Record(self.path, self.sets, self.metric)
 
-    def base(self, label: str) -> str:
-        labels = list(self.sets)
-        return labels[labels.index(label) - 1 if self.upward else 0]
-
 
 class Record:
     """The results in a file: by set its `options` and `runs` and, once timed, `ms` of a step.

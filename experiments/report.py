@@ -17,8 +17,14 @@ UNIT = {"val": "nats per token", "bits_per_byte": "bits per byte"}
 
 def against(experiment: Experiment, record: Record, label: str, alpha: float = ALPHA) -> Difference:
     """Compare a set with its base."""
-    base = experiment.base(label) if label in experiment.sets else next(iter(experiment.sets))
-    return difference(record.losses(label), record.losses(base), experiment.looked, alpha)
+    base = record.losses(base_of(experiment, record, label))
+    return difference(record.losses(label), base, experiment.looked, alpha)
+
+
+def base_of(experiment: Experiment, record: Record, label: str) -> str:
+    """Return the set that this one is compared with; the first with itself."""
+    labels = list(record.sets)  # with those that were taken out
+    return labels[max(0, labels.index(label) - 1) if experiment.upward else 0]
 
 
 def write_report(experiment: Experiment) -> None:
@@ -85,10 +91,11 @@ def sentences(experiment: Experiment, record: Record) -> list[str]:
 
 
 def sentence(experiment: Experiment, record: Record, label: str) -> str:
-    found, base = against(experiment, record, label), experiment.base(label)
+    found, base = against(experiment, record, label), base_of(experiment, record, label)
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
-    ms, theirs = (record.sets[x].get("ms", np.nan) for x in (label, base))
-    ending = f"at equal {experiment.equal}; a step takes {ms / theirs:.2f} times as long."
+    ms = [record.sets[x].get("ms") for x in (label, base)]
+    longer = f"; a step takes {ms[0] / ms[1]:.2f} times as long" if all(ms) else ""
+    ending = f"at equal {experiment.equal}{longer}."
     if found.looked:
         ending += " The interval holds at every look, since another number of seeds was asked for first."
     if found.verdict == "diverged":

@@ -201,4 +201,5 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
         schedule = {"max_iters": steps, "lr_decay_iters": decay, "eval_interval": -(-steps // 4)}
         sets[label] = replace(x, options=x.options | schedule)
     path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
-    return replace(experiment, path=path, sets=sets, equal=equal)
+    command = f"{experiment.command} --equal={equal}"
+    return replace(experiment, path=path, command=command, sets=sets, equal=equal)
