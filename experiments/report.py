@@ -33,10 +33,12 @@ def write_report(experiment: Experiment) -> None:
     if not done or (experiment.sealed and done < due):
         return
     parts = [f"# {experiment.path.stem}", experiment.question, table(experiment, record)]
-    parts += [f"![{experiment.question}]({experiment.path.stem}.svg)", *sentences(experiment, record)]
+    if len(record.sets) > 1:
+        parts.append(f"![{experiment.question}]({experiment.path.stem}.svg)")
+        save_svg(experiment.path.with_suffix(".svg"), lambda figure: draw(figure.subplots(), experiment, record))
+    parts += sentences(experiment, record)
     parts += [f"{done} of {due} runs are done: {experiment.seeds} seeds of each.", provenance(experiment, record)]
     write_whole(experiment.path.with_suffix(".md"), "\n\n".join(parts) + "\n")
-    save_svg(experiment.path.with_suffix(".svg"), lambda figure: draw(figure.subplots(), experiment, record))
 
 
 def count_runs(experiment: Experiment, record: Record) -> tuple[int, int]:
@@ -146,6 +148,7 @@ def save_svg(path: Path, fill: Callable[[Any], None]) -> None:
 def draw(axes: Any, experiment: Experiment, record: Record) -> None:
     """Draw a row for each change: a dot for each seed's difference, and the mean with its interval."""
     labels = [*record.sets][1:]
+    axes.figure.set_figheight(1.2 + 0.22 * len(labels))
     for row, label in enumerate(labels):
         found = against(experiment, record, label)
         color = {"helps": "#2a8a57", "hurts": "#b3261e"}.get(found.verdict, "#6b7280")
@@ -155,7 +158,8 @@ def draw(axes: Any, experiment: Experiment, record: Record) -> None:
     base = "the row above" if experiment.upward else next(iter(experiment.sets))
     axes.axvline(0, color="black", lw=0.8)
     axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
+    axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(experiment.question, fontsize="medium", wrap=True)
-    axes.set(xlabel=f"{UNIT[experiment.metric]} less than {base}, seed by seed (left: better), and 95% intervals")
+    less = f"{UNIT[experiment.metric]} less than {base} (left: better), seeds and 95% intervals"
+    axes.set_xlabel(less, fontsize="small")
