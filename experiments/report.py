@@ -161,5 +161,5 @@ def draw(axes: Any, experiment: Experiment, record: Record) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(experiment.question, fontsize="medium", wrap=True)
-    less = f"{UNIT[experiment.metric]} less than {base} (left: better), seeds and 95% intervals"
+    less = f"loss less that of {base} (left: better), {UNIT[experiment.metric]}: seeds and 95% intervals"
     axes.set_xlabel(less, fontsize="small")
