@@ -71,7 +71,7 @@ class Record:
         try:
             kept = read_json(path)["sets"] if path.exists() else {}
             wanted = {label: x.options for label, x in sets.items()} if sets else {}
-            self.sets = {label: {"options": options, "runs": []} for label, options in wanted.items()}
+            self.sets: dict[str, dict] = {x: {"options": wanted[x], "runs": []} for x in wanted}
             # A set whose options have changed begins anew.
             self.sets |= {label: x for label, x in kept.items() if wanted.get(label) in (x["options"], None)}
         except (ValueError, KeyError) as error:

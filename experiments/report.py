@@ -95,8 +95,8 @@ def sentences(experiment: Experiment, record: Record) -> list[str]:
 def sentence(experiment: Experiment, record: Record, label: str) -> str:
     found, base = against(experiment, record, label), base_of(experiment, record, label)
     n, size = len(found.pairs), f"{abs(found.mean):.4f} ± {found.half:.4f} {UNIT[experiment.metric]}"
-    ms = [record.sets[x].get("ms") for x in (label, base)]
-    longer = f"; a step takes {ms[0] / ms[1]:.2f} times as long" if all(ms) else ""
+    ms, theirs = (record.sets[x].get("ms") for x in (label, base))
+    longer = f"; a step takes {ms / theirs:.2f} times as long" if ms and theirs else ""
     ending = f"at equal {experiment.equal}{longer}."
     if found.looked:
         ending += " The interval holds at every look, since another number of seeds was asked for first."
