@@ -29,12 +29,14 @@ def write_report(experiment: Experiment) -> None:
     if record.runs().empty:
         return
     picture, page = experiment.path.with_suffix(".svg"), experiment.path.with_suffix(".md")
-    parts = [f"# {name}", experiment.question, table(experiment, record), f"![{name}]({picture.name})"]
+    parts = [f"# {name}", experiment.question, table(experiment, record)]
+    if len(record.sets) > 1:
+        save_svg(picture, lambda figure: draw(figure, experiment, record))
+        parts.append(f"![{name}]({picture.name})")
     if experiment.planned is not None:
         parts += sentences(experiment, record)
     parts.append(provenance(experiment, record))
     write_whole(page, "\n\n".join(parts) + "\n")
-    save_svg(picture, lambda figure: draw(figure, experiment, record))
     print(f"written: {page}", file=sys.stderr)
 
 

@@ -204,7 +204,8 @@ def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
         decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))
         schedule = {"max_iters": steps, "lr_decay_iters": decay, "eval_interval": -(-steps // 4)}
         sets[label] = replace(x, options=x.options | schedule)
-    made = replace(experiment, path=path, sets=sets, equal=equal)
+    command = f"{experiment.command} --equal={equal}"
+    made = replace(experiment, path=path, command=command, sets=sets, equal=equal)
     for label in sets:
         timed = {name: x for name, x in record.sets[label].items() if name in ("ms", "timed")}
         made.record().set(label, **timed)

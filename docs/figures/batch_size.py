@@ -2,19 +2,22 @@
 
     python -m docs.figures.batch_size
 
-Drawn from experiments/results/; python -m experiments.batch_size trains what is missing there.
+Drawn from experiments/results/; python -m experiments.compare experiments/batch_size.toml trains what is
+missing there.
 """
 
 import numpy as np
+import pandas as pd
 
 from docs.figures import BLUE, GREY, ORANGE, save
-from experiments.batch_size import EXPERIMENTS, LENGTH, ROWS, TARGET, fit, reached
-from experiments.record import Record
+from experiments.record import RESULTS, Record
+
+TARGET = 2.2  # nats per token
+LENGTH = 64  # tokens in a row
 
 
 def draw(axes) -> None:
-    [experiment] = EXPERIMENTS
-    steps = reached(Record(experiment))
+    steps = reached(Record(RESULTS / "batch_size.json"))
     rows, means = steps.index.to_numpy(), steps.mean(axis=1).to_numpy()
     fewest, critical = fit(rows, means)
     line = np.geomspace(rows[0], rows[-1], 50)
@@ -28,7 +31,7 @@ def draw(axes) -> None:
             one.plot(rows, seen[seed], "o", ms=4, color=GREY)
         one.axvline(critical, color=ORANGE, lw=1, ls="--")
         one.set(xscale="log", yscale="log", xlabel=f"rows of {LENGTH} tokens in a batch")
-        one.set_xticks(ROWS, ROWS, minor=False)
+        one.set_xticks(rows, rows, minor=False)
         one.minorticks_off()
     at = axes[0].get_xaxis_transform()
     axes[0].text(1.08 * critical, 0.92, f"critical batch: {critical:.0f}", transform=at, color=ORANGE)
@@ -38,6 +41,30 @@ def draw(axes) -> None:
     axes[1].set_title("thousands of tokens read by then")
     axes[0].legend(loc="lower left", fontsize="small")
     print(f"fitted: {fewest:.0f} steps at least, critical batch {critical:.0f} rows")
+
+
+def reached(record: Record) -> pd.DataFrame:
+    """Return each run's steps to the target: a row for each batch size whose runs all reach it."""
+    found = {
+        entry["options"]["batch_size"]: [steps_to(run["evaluations"]) for run in entry["runs"]]
+        for entry in record.sets.values()
+    }
+    able = {rows: took for rows, took in found.items() if len(took) > 1 and None not in took}
+    return pd.DataFrame.from_dict(able, orient="index")
+
+
+def steps_to(evaluations: list[list[float]]) -> float | None:
+    """Return the step, between two evaluations, at which the validation loss came to TARGET."""
+    for (a, _, above), (b, _, below) in zip(evaluations, evaluations[1:], strict=False):
+        if above > TARGET >= below:
+            return a + (b - a) * (above - TARGET) / (above - below)
+    return None
+
+
+def fit(rows: np.ndarray, steps: np.ndarray) -> tuple[float, float]:
+    """Return the fewest steps and the critical batch, by least squares of relative errors."""
+    product, fewest = np.polyfit(1 / rows, steps, 1, w=1 / steps)
+    return float(fewest), float(product / fewest)
 
 
 if __name__ == "__main__":

@@ -2,32 +2,27 @@
 
     python -m docs.figures.ladder
 
-Drawn from experiments/results/; python -m experiments.ladder trains what is missing there.
+Drawn from experiments/results/; python -m experiments.compare experiments/ladder.toml trains what is missing
+there.
 """
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from experiments.ladder import EXPERIMENTS
 from experiments.record import RESULTS, Record
-from experiments.report import difference
-from experiments.runner import at_equal_time
+from experiments.statistics import difference
 
 TEXTS = {"shakespeare": BLUE, "python": GREEN}
-
-
-def experiment(name: str):
-    return next(x for x in EXPERIMENTS if x.name == name)
 
 
 def draw_alone(axes) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
     order: list[str] = []
     for i, (text, color) in enumerate(TEXTS.items()):
-        record = Record(experiment(f"ladder_{text}"))
-        base, *labels = record.options
+        record = Record(RESULTS / f"ladder_{text}.json")
+        base, *labels = record.sets
         found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
-        order = order or sorted(found, key=lambda label: -found[label][0])
+        order = order or sorted(found, key=lambda label: -found[label].mean)
         for row, label in enumerate(order):
-            (mean, half), y = found[label], row + 0.15 - 0.3 * i
+            mean, half, y = found[label].mean, found[label].half, row + 0.15 - 0.3 * i
             sure = abs(mean) > half
             axes.plot([mean - half, mean + half], [y, y], color=color, lw=1.2)
             axes.plot(mean, y, "o", ms=5, color=color, mfc=color if sure else "white")
@@ -43,17 +38,16 @@ def draw_alone(axes) -> None:
 
 def draw_up(axes) -> None:
     """Draw the ladder's means, on both texts, and on Shakespeare in equal time."""
-    ours, python = experiment("ladder_shakespeare_up"), experiment("ladder_python_up")
-    for name, base, color, style in (
-        ("shakespeare", ours, BLUE, "o-"),
-        ("shakespeare, equal time", at_equal_time(ours, RESULTS), BLUE, "o:"),
-        ("python", python, GREEN, "o-"),
+    for name, file, color, style in (
+        ("shakespeare", "ladder_shakespeare_up", BLUE, "o-"),
+        ("shakespeare, equal time", "ladder_shakespeare_up_equal_time", BLUE, "o:"),
+        ("python", "ladder_python_up", GREEN, "o-"),
     ):
-        record = Record(base)
-        means = [record.losses(label).dropna().mean() for label in record.options]
+        record = Record(RESULTS / f"{file}.json")
+        means = [record.losses(label).dropna().mean() for label in record.sets]
         axes.plot(means, range(len(means)), style, ms=4, lw=1.2, color=color, label=name)
         print(name, [round(float(mean), 3) for mean in means])
-    axes.set_yticks(range(len(record.options)), list(record.options))
+    axes.set_yticks(range(len(record.sets)), list(record.sets))
     axes.invert_yaxis()
     axes.set(xlabel="val loss (nats)", xlim=(1.3, 2.7))
     axes.legend(loc="center right", fontsize="small")

@@ -2,22 +2,22 @@
 
     python -m docs.figures.stability
 
-Drawn from experiments/results/; python -m experiments.stability trains what is missing there.
+Drawn from experiments/results/; python -m experiments.compare experiments/stability.toml trains what is
+missing there.
 """
 
 from docs.figures import BLUE, GREEN, GREY, ORANGE, save
 from docs.figures.widths import draw_line, losses
-from experiments.record import Record
-from experiments.stability import EXPERIMENTS, LINES, RATES
+from experiments.record import RESULTS, Record
 
-COLORS = dict(zip(LINES, (GREY, BLUE, "#b9a3d9", GREEN, "#111827"), strict=True))
+RATES = (1e-3, 3e-3, 1e-2, 3e-2)
+COLORS = {"without": GREY, "qk_norm": BLUE, "softcap": "#b9a3d9", "z-loss": GREEN, "all three": "#111827"}
 
 
 def draw(axes) -> None:
-    [experiment] = EXPERIMENTS
-    record = Record(experiment)
-    for name, labels in LINES.items():
-        draw_line(axes, losses(record, dict(zip(RATES, labels, strict=True))), name, COLORS[name], ORANGE)
+    record = Record(RESULTS / "stability.json")
+    for name, color in COLORS.items():
+        draw_line(axes, losses(record, {rate: f"{name}, {rate:g}" for rate in RATES}), name, color, ORANGE)
     axes.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
     axes.set_xticks(RATES, [f"{rate:g}" for rate in RATES], minor=False)
     axes.minorticks_off()

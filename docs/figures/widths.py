@@ -2,7 +2,8 @@
 
     python -m docs.figures.widths
 
-Drawn from experiments/results/; python -m experiments.learning_rate trains what is missing there.
+Drawn from experiments/results/; python -m experiments.compare experiments/learning_rate.toml trains what is
+missing there.
 """
 
 import matplotlib
@@ -10,14 +11,23 @@ import numpy as np
 
 from config.command_line import UserError
 from docs.figures import ORANGE, save
-from experiments.learning_rate import EXPERIMENTS, KINDS, RATES, WIDTHS, label, rates
-from experiments.record import Record
+from experiments.record import RESULTS, Record
+
+WIDTHS = (64, 128, 256, 512)
+BASE = 256  # at this width a model in µP is an ordinary one
+RATES = {
+    "learning_rate": (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3, 16e-3),
+    "learning_rate_muon": (2e-3, 4e-3, 8e-3, 16e-3, 32e-3, 64e-3),
+}
 
 
 def losses(record: Record, labels: dict[float, str]) -> dict[float, list[float]]:
-    """Return the final losses by rate, of the rates that were tried with two seeds or more."""
-    found = {rate: list(record.losses(name).dropna()) for rate, name in labels.items()}
-    return {rate: seeds for rate, seeds in found.items() if len(seeds) > 1}
+    """Return the final losses by rate, of the rates with two seeds or more. Raises UserError if none has."""
+    tried = {rate: list(record.losses(x).dropna()) for rate, x in labels.items() if x in record.sets}
+    found = {rate: seeds for rate, seeds in tried.items() if len(seeds) > 1}
+    if not found:
+        raise UserError(f"{record.path}: no two seeds of {', '.join(labels.values())}")
+    return found
 
 
 def draw_line(axes, found: dict[float, list[float]], label: str, color, star) -> None:
@@ -32,19 +42,15 @@ def draw_line(axes, found: dict[float, list[float]], label: str, color, star) ->
 
 def draw(axes) -> None:
     shades = dict(zip(WIDTHS, matplotlib.colormaps["Blues"](np.linspace(0.4, 1, len(WIDTHS))), strict=True))
-    for row, experiment, (optimizer, all_rates) in zip(axes, EXPERIMENTS, RATES.items(), strict=True):
-        record = Record(experiment)
-        for one, kind in zip(row, KINDS, strict=True):
+    for row, optimizer, (file, rates) in zip(axes, ("adamw", "muon"), RATES.items(), strict=True):
+        record = Record(RESULTS / f"{file}.json")
+        for one, kind in zip(row, ("standard", "µP"), strict=True):
             for width in WIDTHS:
-                found = losses(record, {rate: label(kind, width, rate) for rate in rates(optimizer, width)})
-                if found:
-                    draw_line(one, found, str(width), shades[width], ORANGE)
-            if not one.lines:
-                raise UserError(
-                    f"{experiment.name}: no results: python -m experiments.learning_rate makes them"
-                )
+                name = f"{'standard' if width == BASE else kind}, width {width}"
+                found = losses(record, {rate: f"{name}, {rate:g}" for rate in rates})
+                draw_line(one, found, str(width), shades[width], ORANGE)
             one.set(xscale="log", xlabel="learning rate", ylabel="val loss (nats)")
-            one.set_xticks(all_rates, [f"{rate:g}" for rate in all_rates], minor=False, fontsize=8)
+            one.set_xticks(rates, [f"{rate:g}" for rate in rates], minor=False, fontsize=8)
             one.minorticks_off()
             one.set_title(f"{optimizer}, {kind}")
             one.legend(title="width", fontsize="small")
