@@ -23,7 +23,7 @@ from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
@@ -147,7 +147,7 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
         seeds=asked.seeds or 5,
         metric=metric_of({x.option("dataset") for x in variants.values()}),
     )
-    if asked.equal == "time" or not asked.power:
+    if not asked.power:
         time_steps(experiment)
     return at_equal(experiment, asked.equal)
 
@@ -221,13 +221,8 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
 
 def run_list(path: Path, asked: CompareOptions) -> int:
     """Train what the experiments of a list lack. Their results are beside it, in results/."""
-    lists, failed = read_list(path), 0
-    chosen = {name: [x for x in sets if asked.only in f"{name}: {x}"] for name, (_, sets) in lists.items()}
-    if not any(chosen.values()):
-        raise UserError(f"--only={asked.only}: {path} has no set with this in its 'experiment: set'")
-    for name, (entry, sets) in lists.items():
-        if not chosen[name]:
-            continue
+    failed = 0
+    for name, (entry, sets, labels) in read_list(path, asked.only).items():
         experiment = Experiment(
             path=path.parent / "results" / f"{name}.json",
             question=entry.get("question", name),
@@ -236,18 +231,16 @@ def run_list(path: Path, asked: CompareOptions) -> int:
             seeds=asked.seeds or entry.get("seeds", 5),
             upward=entry.get("upward", False),
         )
-        if asked.equal == "time":
-            time_steps(experiment)
         experiment = at_equal(experiment, asked.equal)
         try:
-            failed += run(experiment, chosen[name], asked.jobs, Path(asked.out))
+            failed += run(experiment, labels, asked.jobs, Path(asked.out))
         finally:  # whatever stopped it, the table has what is done
             write_report(experiment)
     return 2 if failed else 0
 
 
-def read_list(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, list[str]]]]:
-    """Return each experiment of a list by name: its entry, and the words of its sets. Raises UserError."""
+def read_list(path: Path, only: str = "") -> dict[str, tuple[dict, dict[str, list[str]], list[str]]]:
+    """Return by name each experiment's entry, the words of its sets, and those to train. Raises UserError."""
     found = {}
     with refusing(f"{path}: cannot be read as a list", "see experiments/ladder.toml", ValueError, KeyError):
         for name, entry in tomllib.loads(path.read_text(encoding="utf-8")).items():
@@ -255,7 +248,10 @@ def read_list(path: Path) -> dict[str, tuple[dict[str, Any], dict[str, list[str]
             for label, own in entry["sets"].items():
                 sets[label] = changed(words, shlex.split(own))
                 words = sets[label] if entry.get("upward") else words
-            found[name] = entry, sets
+            if labels := [label for label in sets if only in f"{name}: {label}"]:
+                found[name] = entry, sets, labels
+    if not found:
+        raise UserError(f"--only={only}: {path} has no set with this in its 'experiment: set'")
     return found
 
 

@@ -72,10 +72,6 @@ class Record:
             raise UserError(f"{path}: cannot be read as results ({error}): restore it") from None
         self.taken_out = self.sets.keys() - wanted.keys() if sets else set()
 
-    def runs(self) -> pd.DataFrame:
-        """Return a row for each run of any set."""
-        return pd.DataFrame([run for entry in self.sets.values() for run in entry["runs"]])
-
     def losses(self, label: str) -> pd.Series:
         """Return a set's final validation losses by seed; NaN for a run that diverged."""
         return pd.Series({run["seed"]: run[self.metric] for run in self.sets[label]["runs"]}, dtype=float)

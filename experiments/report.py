@@ -26,7 +26,7 @@ def against(experiment: Experiment, record: Record, label: str, alpha: float = A
 
 def write_report(experiment: Experiment) -> None:
     record, name = experiment.record(), experiment.path.stem
-    if record.runs().empty:
+    if not any(entry["runs"] for entry in record.sets.values()):
         return
     picture, page = experiment.path.with_suffix(".svg"), experiment.path.with_suffix(".md")
     parts = [f"# {name}", experiment.question, table(experiment, record)]
@@ -117,11 +117,10 @@ def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: floa
 
 def provenance(experiment: Experiment, record: Record) -> str:
     """Say how, where and when the runs were made."""
-    runs = record.runs()
+    runs = pd.DataFrame([run for entry in record.sets.values() for run in entry["runs"]])
     days, hours = sorted({runs["date"].min(), runs["date"].max()}), runs["seconds"].sum() / 3600
-    lines = [
-        f"Made by `{experiment.command}`: {len(runs)} runs, {hours:.1f} hours of steps, {' to '.join(days)}."
-    ]
+    made = f"{len(runs)} runs, {hours:.1f} hours of steps, {' to '.join(days)}"
+    lines = [f"Made by `{experiment.command}`: {made}."]
     lines += [f"On {cpu}: {n} runs." for cpu, n in runs["cpu"].value_counts(sort=False).items()]
     lines += [f"Versions: {found}." for found in sorted(set(runs["versions"]))]
     if record.taken_out:
@@ -156,6 +155,4 @@ def draw(figure: Any, experiment: Experiment, record: Record) -> None:
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(experiment.question, fontsize="medium", wrap=True)
-    axes.set(
-        xlabel=f"{UNIT[experiment.metric]}, less those of {base}: a dot for each seed, and 95% intervals"
-    )
+    axes.set_xlabel(f"loss less that of {base} in {UNIT[experiment.metric]}, by seed, and 95% intervals")

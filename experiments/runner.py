@@ -166,47 +166,44 @@ def bits_per_byte(task: Task) -> float:
     return read_json(found)["bits_per_byte"]
 
 
-def time_steps(experiment: Experiment) -> None:
-    """Write the median time of each set's step to the record. By turns, what else runs slows all alike."""
-    record, steps = experiment.record(), []
-    if all("ms" in record.sets[label] for label in experiment.sets):
-        return
-    for label, x in experiment.sets.items():
-        words = [f"--{name}={value}" for name, value in x.options.items()]
-        steps.append(OtherCode(label, x.code.folder, words, environment(x.option("dataset"))))
-    try:
-        times = take_turns(steps, None)
-    finally:
-        for step in steps:
-            step.close()
-    about = machine()
-    timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
-    first, *_ = times.values()
-    for label, found in times.items():
-        ratio = median(
-            ours / theirs for ours, theirs in zip(found, first, strict=True)
-        )  # of neighbours in time
-        record.set(label, ms=round(1e3 * median(first) * ratio, 2), timed=timed)
+def time_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
+    """Return the times of a step, which the record keeps. By turns, what else runs slows all alike."""
+    record, sets = experiment.record(), experiment.sets
+    if any("ms" not in record.sets[label] for label in sets):
+        steps = []
+        for label, x in sets.items():
+            words = [f"--{name}={value}" for name, value in x.options.items()]
+            steps.append(OtherCode(label, x.code.folder, words, environment(x.option("dataset"))))
+        try:
+            times = take_turns(steps, None)
+        finally:
+            for step in steps:
+                step.close()
+        about, (first, *_) = machine(), times.values()
+        timed = f"on {about['date']} on {about['cpu']}, {about['versions'].partition(', equinox')[0]}"
+        for label, found in times.items():
+            ratio = median(a / b for a, b in zip(found, first, strict=True))  # of neighbours in time
+            record.set(label, ms=round(1e3 * median(first) * ratio, 2), timed=timed)
+    return {label: {name: record.sets[label][name] for name in ("ms", "timed")} for label in sets}
 
 
 def at_equal(experiment: Experiment, equal: Equal) -> Experiment:
     """Return the experiment with as many steps of each set as take the base's tokens, or time."""
     if equal == "steps":
         return experiment
-    path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
-    record, sets, sizes = experiment.record(), {}, ("gradient_accumulation_steps", "batch_size", "block_size")
+    times, sizes = time_steps(experiment), ("gradient_accumulation_steps", "batch_size", "block_size")
     costs = {label: math.prod(map(x.option, sizes)) for label, x in experiment.sets.items()}
     if equal == "time":
-        costs = {label: record.sets[label]["ms"] for label in experiment.sets}
-    base = next(iter(costs))
+        costs = {label: timed["ms"] for label, timed in times.items()}
+    sets, base = {}, next(iter(costs))
     for label, x in experiment.sets.items():
         steps = round(experiment.sets[base].option("max_iters") * costs[base] / costs[label])
         decay = round(steps * x.option("lr_decay_iters") / x.option("max_iters"))
         schedule = {"max_iters": steps, "lr_decay_iters": decay, "eval_interval": -(-steps // 4)}
         sets[label] = replace(x, options=x.options | schedule)
+    path = experiment.path.with_stem(f"{experiment.path.stem}_equal_{equal}")
     command = f"{experiment.command} --equal={equal}"
     made = replace(experiment, path=path, command=command, sets=sets, equal=equal)
-    for label in sets:
-        timed = {name: x for name, x in record.sets[label].items() if name in ("ms", "timed")}
+    for label, timed in times.items():
         made.record().set(label, **timed)
     return made

@@ -20,6 +20,7 @@ from config.command_line import UserError
 from data.dataset import dataset_dir
 
 ROOT = Path(__file__).resolve().parents[1]
+CODE = ("*.py", "*.csv")  # files that programs need
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ def take(commit: str, folder: Path) -> Snapshot:
         else:
             index = {"GIT_INDEX_FILE": f"{temporary}/index"}  # the user's stays as it is
             git("read-tree", "HEAD", **index)
-            git("add", "--all", "*.py", "*.csv", **index)
+            git("add", "--all", *CODE, **index)
             tree, name = git("write-tree", **index).decode().strip(), "the working tree"
         copy = Path(temporary, "code")
-        tarfile.open(fileobj=io.BytesIO(git("archive", tree))).extractall(copy, filter="data")
+        tarfile.open(fileobj=io.BytesIO(git("archive", tree, *CODE))).extractall(copy, filter="data")
         found = Snapshot(folder / tree[:12], name, program(copy))  # by all files: configs are not imported
         if not found.folder.exists():
             copy.rename(found.folder)
