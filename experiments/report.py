@@ -99,7 +99,7 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
     if n and not any(found.pairs):
         return f"{label}: nothing changes, each seed ends with the same loss, {ending}"
     if not np.isfinite(found.half):
-        return f"{label}: {n} pairs of seeds give no interval, {ending}"
+        return f"{label}: too few pairs of seeds ({n}) for an interval, {ending}"
     least = smallest_gain(n, found.spread, n - 1, found.looked)
     seconds = sum(run["seconds"] for x in (label, base) for run in record.sets[x]["runs"]) / n
     more = say_seeds(float(f"{least / 2:.1g}"), found.spread, n - 1, n, seconds)
