@@ -110,8 +110,9 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
 def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: float) -> str:
     """Say how many seeds would show a gain, after `done` of them; a pair takes so many seconds, if known."""
     seeds = seeds_to_show(gain, spread, freedom, looked=done > 1)
+    more = (seeds - done) * seconds / 60
     number = f"{seeds} seeds" if seeds < MOST else f"more than {MOST:,} seeds"
-    minutes = f" ({math.ceil((seeds - done) * seconds / 60)} more minutes of steps)" if seconds > 0 else ""
+    minutes = f" ({math.ceil(more)} more minutes of steps)" if more > 0 else ""
     return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}."
 
 
