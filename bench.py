@@ -56,7 +56,7 @@ from tools.planning.speeds import describe_cpu
 
 # Options that PyTorch's step here does not have.
 JAX_ALONE = (
-    *("optimizer", "attention_gate", "mup_base_width", "document_mask", "window", "position", "norm"),
+    *("optimizer", "mup_base_width", "document_mask", "window", "position", "norm"),
     *("norm_eps", "n_kv_head", "tie_embeddings", "lora_rank", "qk_norm", "head_dim", "qkv_bias"),
 )
 

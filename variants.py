@@ -12,18 +12,16 @@ from dataclasses import dataclass
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Linear, Norm, Stream, is_linear
+from model import GPT, Attend, Attention, DropoutKey, GPTConfig, Norm, Stream, is_linear
 
 
 @dataclass(frozen=True)
 class VariantConfig(GPTConfig):
     """A GPTConfig with the flags of the ideas below."""
 
-    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
     mup_base_width: int = 0  # n_embd of the model whose learning rates were tuned; 0: no µP
     mup_base_n_head: int = 0  # n_head of that model; 0: as many as this one has
 
@@ -40,34 +38,7 @@ class VariantConfig(GPTConfig):
 
     def build(self, key: PRNGKeyArray) -> GPT:
         model = GPT(self, key=key)
-        if self.attention_gate:
-            model = add_gates(model, self)
-        if self.mup_base_width:
-            model = mup(model, self)
-        return model
-
-
-class Gated(eqx.Module):
-    """Scale each head's output by 2 sigmoid(gate logits), which starts as 1 (arXiv:2505.06708)."""
-
-    wrapped: Attention
-    head_gate: Linear  # D -> H, a vector for each head, and no matrix to Muon or LoRA
-
-    def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
-        gate = 2 * jax.nn.sigmoid(self.head_gate(x))[..., None]  # (B, T, H, 1)
-
-        def gated(*heads):
-            y = attend(*heads)
-            return y * gate.astype(y.dtype)
-
-        return self.wrapped(x, gated, key)
-
-
-def add_gates(model: GPT, config: VariantConfig) -> GPT:
-    """Give each head a gate with weights of 0."""
-    one = Linear(config, config.n_embd, config.n_head, key=jax.random.key(0))
-    gates = jax.tree.map(lambda x: jnp.zeros((config.n_layer, *x.shape)), one)
-    return eqx.tree_at(lambda m: m.blocks.attn, model, Gated(model.blocks.attn, gates))
+        return mup(model, self) if self.mup_base_width else model
 
 
 # µP, the maximal update parametrisation (arXiv:2203.03466, table 8): learning rates tuned at one width suit
@@ -96,7 +67,7 @@ class ScaledNorm(eqx.Module):
 class Scaled(eqx.Module):
     """Attention whose queries are divided by a constant, after their norm."""
 
-    wrapped: Attention | Gated
+    wrapped: Attention
     divisor: float = eqx.field(static=True)
 
     def __call__(self, x: Stream, attend: Attend, key: DropoutKey = None) -> Stream:
@@ -139,8 +110,8 @@ def mup_rates(options, matrices: GPT) -> optax.GradientTransformation:
     def scale(path, x, is_matrix):
         if path[0].name != "blocks" or path[-1].name == "lora_b" or not is_matrix:
             return x
-        matrix = path[-1].name == "weight" and path[-2].name != "head_gate"
+        weight = path[-1].name == "weight"  # and not an adapter's A
         outputs = r if x.ndim == 4 else n  # Muon's matrix in (L, in, heads, C) is a head's
-        return x / (n / math.sqrt(outputs) if matrix and options.optimizer == "muon" else n)
+        return x / (n / math.sqrt(outputs) if weight and options.optimizer == "muon" else n)
 
     return optax.stateless(lambda updates, _: jax.tree_util.tree_map_with_path(scale, updates, matrices))

@@ -79,13 +79,12 @@ class Options(ModelShape):
     document_mask: bool = False  # tokens attend to their own document alone; end-of-text begins one
     # model
     vocab_size: Count | None = None  # tokens the model knows; None: those of the data set
-    attention_gate: bool = False  # scale each head's output by a gate, from the block's input
     mup_base_width: NonNegativeInt = 0  # n_embd that the rate was tuned at, for µP; 0: no µP
     mup_base_n_head: NonNegativeInt = 0  # n_head of the model with that n_embd; 0: this one's
     # LoRA (arXiv:2106.09685): train small adapters beside the weights
     lora_rank: NonNegativeInt = 0  # rank of the adapters; 0: train the weights themselves
     lora_alpha: Positive = 32.0  # an adapter's output is scaled by alpha / rank
-    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: all but head_gate
+    lora_targets: Name = "all"  # layers with adapters, as in c_q,c_v; all: all linear ones
     # optimizer
     optimizer: Literal["adamw", "muon"] = "adamw"  # direction of a step: see training/optimizer.py
     learning_rate: Positive = 6e-4  # highest learning rate
@@ -127,7 +126,8 @@ class Options(ModelShape):
         if not isinstance(values, dict):
             raise UserError(f"{origin}: expected a JSON object of options")
         gone = ("profile", "lora_base_dtype", "show_sharding")  # options until 11/2026
-        kept = {name: value for name, value in values.items() if name not in gone}
+        off = ("attention_gate", False)  # with True it was another model: refused
+        kept = {name: value for name, value in values.items() if name not in gone and (name, value) != off}
         return cls(**check_values(kept, f"{origin}: ", cls))
 
 
@@ -147,7 +147,7 @@ class ModelOptions:
 
 
 # What a resumed run makes of an option: it keeps these,
-VARIANTS = ("attention_gate", "mup_base_width", "mup_base_n_head")  # ideas in variants.py
+VARIANTS = ("mup_base_width", "mup_base_n_head")  # ideas in variants.py
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 FIXED = (*SHAPE, "lora_rank", "lora_alpha", "lora_targets", "optimizer")
 # and does not take over these, which say what one command does, or where. The others may change.

@@ -57,7 +57,7 @@ def new_folder(path: Path) -> Generator[Path]:
 
 
 # The options that decide a model's family. So do biases, unless the family has them: they may be 0.
-DECIDING = "mlp position norm qkv_bias qk_norm window n_kv_head head_dim n_hidden attention_gate".split()
+DECIDING = "mlp position norm qkv_bias qk_norm window n_kv_head head_dim n_hidden".split()
 
 
 def which_family(config: GPTConfig) -> Family:
@@ -106,7 +106,7 @@ def write_config(family: Family, config: GPTConfig) -> dict[str, Any]:
 def resolved(config: GPTConfig) -> dict[str, Any]:
     """Return a config's fields, with numbers in place of None."""
     derived = {"n_kv_head": config.kv_heads, "head_dim": config.head_size, "n_hidden": config.hidden}
-    return {"attention_gate": False} | vars(config) | derived
+    return vars(config) | derived
 
 
 def write_model(folder: Path, model: GPT, family: Family, tokenizer: dict | None) -> None:

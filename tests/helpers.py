@@ -46,8 +46,8 @@ DEADLINE = 240  # seconds: PyTorch without a compiler takes 75 on a slow machine
 SPEED_FIELDS = {"ms", "data_ms", "memory_mb", "tokens_per_second"}
 
 
-# Options of a model that neither GPT-2 nor Llama has.
-MODERN = dict(mlp="relu2", position="rope", norm="rmsnorm", attention_gate=True)
+# Options of a model that is neither GPT-2 nor Llama.
+MODERN = dict(mlp="relu2", position="rope", norm="rmsnorm", qk_norm=True)
 
 
 def slowly(*values) -> list:
@@ -216,7 +216,7 @@ def named_arrays(tree) -> dict[str, np.ndarray]:
 
 
 def moved(tree, amount: float = 0.01):
-    """Move every element of a tree's arrays, so that none is what it starts as: gates of 0, weights of 1."""
+    """Move every element of a tree's arrays, so that none is what it starts as: adapters of 0, norms of 1."""
     return jax.tree.map(lambda x: x + amount * np.cos(np.arange(x.size)).reshape(x.shape), tree)
 
 

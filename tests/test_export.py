@@ -146,7 +146,7 @@ def test_transformers_computes_the_same_logits_and_the_way_back_gives_the_same_b
         (dict(n_head=32), ["for LlamaForCausalLM: rope needs an even head size"]),
         (dict(mlp="gelu", bias=True, n_kv_head=2), ["for GPT2LMHeadModel: n_kv_head=2, not 4;"]),
         (dict(mlp="gelu", bias=True, window=4), ["for GPT2LMHeadModel: window=4, not None;"]),
-        (LLAMA | dict(attention_gate=True), ["for LlamaForCausalLM: attention_gate=True, not False;"]),
+        (LLAMA | dict(mlp="relu2"), ["for LlamaForCausalLM: mlp=relu2, not swiglu;"]),
     ],
 )
 def test_another_shape_names_the_options_in_the_way(shape, says):

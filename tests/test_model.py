@@ -260,7 +260,7 @@ def use(config, key):
     cache, length = Cache.empty(config, 2, config.block_size), jnp.zeros(2, jnp.int32)
     forward_with_cache(model, unstack_blocks(model), tokens, cache, length)
 
-modern = dict(mlp="relu2", attention_gate=True, mup_base_width=8)
+modern = dict(mlp="relu2", mup_base_width=8)
 for variant in (dict(mlp="gelu", bias=True), llama, modern):
     plain, fast = (Compute(), None, jax.random.key(0)), (Fast("bfloat16"), 16, jax.random.PRNGKey(0))
     for compute, eot, key in (plain, fast):

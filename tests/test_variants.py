@@ -1,4 +1,4 @@
-"""The ideas of variants.py: what a gate and µP compute, and that a plain run does without the file."""
+"""The ideas of variants.py: what µP computes, and that a plain run does without the file."""
 
 from dataclasses import replace
 from functools import cache
@@ -24,7 +24,7 @@ from tests.models import TINY, changed, forward, large, random_tokens
 from training.optimizer import is_matrix
 from training.state import create_state, model_config
 from training.step import compile_step
-from variants import mup_rates
+from variants import Scaled, ScaledNorm, mup_rates
 
 V, BASE = 32, 32
 OPTIONS = replace(
@@ -44,19 +44,6 @@ def trained(options, steps):
     return state
 
 
-def test_a_gate_starts_as_1_and_scales_what_each_head_has_read():
-    without, gated = (changed(TINY, attention_gate=gate).build(jax.random.key(0)) for gate in (False, True))
-    assert len(jax.tree.leaves(gated)) == len(jax.tree.leaves(without)) + 1
-    tokens = random_tokens(TINY)
-    assert distance(forward(gated, tokens), forward(without, tokens)) < FLOAT32_ROUNDING
-    attn = jax.tree.map(lambda x: x[0], large(changed(TINY, attention_gate=True)).blocks.attn)
-    x, read = jax.random.normal(jax.random.key(1), (2, 2, 5, TINY.n_embd))
-    read = read.reshape(2, 5, TINY.n_head, -1)  # what attention is made to give
-    gate = 2 / (1 + np.exp(-np.asarray(x @ attn.head_gate.weight, np.float64)))
-    expected = (gate[..., None] * read).reshape(x.shape) @ np.asarray(attn.wrapped.c_proj.weight)
-    assert distance(attn(x, lambda *_: read), expected) < FLOAT32_ROUNDING
-
-
 @pytest.mark.parametrize("bias", [False, True])
 def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the_same(bias):
     config = changed(TINY, qk_norm=True, bias=bias, mup_base_width=8, mup_base_n_head=1)
@@ -67,9 +54,9 @@ def test_without_its_multipliers_a_model_in_mup_is_a_plain_one_that_computes_the
 
 
 def test_arrays_of_wrapped_layers_keep_their_names():
-    config = changed(TINY, attention_gate=True, mup_base_width=8)
-    names = [list(arrays_by_name(each.build(jax.random.key(0)))) for each in (TINY, config)]
-    assert sorted(names[1]) == sorted([*names[0], "blocks.attn.head_gate.weight"])
+    plain, wrapped = (each.build(jax.random.key(0)) for each in (TINY, changed(TINY, mup_base_width=8)))
+    assert type(wrapped.blocks.attn) is Scaled and type(wrapped.ln_f) is ScaledNorm
+    assert list(arrays_by_name(wrapped)) == list(arrays_by_name(plain))
 
 
 def test_at_the_bases_width_a_model_in_mup_is_an_ordinary_one():
@@ -92,14 +79,13 @@ def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
 
 
 def test_with_muon_the_rates_of_matrices_fall_with_the_root_of_the_width_and_all_others_as_with_adam():
-    options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon", attention_gate=True)
+    options = replace(OPTIONS, n_embd=4 * BASE, mup_base_width=BASE, optimizer="muon")
     model = model_config(options, V).build(jax.random.key(0))
     ones = jax.tree.map(np.ones_like, model)
     matrices = jax.tree_util.tree_map_with_path(is_matrix, model)
     scaled, _ = mup_rates(options, matrices).update(ones, optax.EmptyState())
     rates = arrays_by_name(scaled)
     assert (rates["blocks.mlp.c_fc.weight"] == 1 / 2).all()
-    assert (rates["blocks.attn.head_gate.weight"] == 1 / 4).all()
     assert (rates["blocks.attn.c_q.weight"] == 1 / 2).all()  # of heads 4 times as wide
     assert (scaled.wte == 1).all() and (scaled.blocks.ln_1.weight == 1).all()
 

@@ -59,7 +59,7 @@ def add_adapters(model: GPT, options: Options, key: PRNGKeyArray) -> GPT:
 def chosen_layers(text: str, layers: dict[str, Linear]) -> set[str]:
     """Return the layers whose names end with one given, as in mlp.c_proj, or "all". Raises UserError."""
     if text == "all":
-        return {name for name in layers if not name.endswith("head_gate")}
+        return set(layers)
     chosen = set()
     for given in text.split(","):
         found = {name for name in layers if f".{name}".endswith(f".{given.strip()}")}

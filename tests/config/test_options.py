@@ -81,7 +81,8 @@ def error(*argv):
 def test_defaults_are_nanogpts_and_pass_their_own_checks():
     assert parse_options(flags(NANOGPT_DEFAULTS)) == parse_options([]) == Options()
     assert Options.from_json(vars(Options()), origin="defaults") == Options()
-    assert Options.from_json(vars(Options()) | {"profile": None}, origin="an older run") == Options()
+    gone = {"profile": None, "attention_gate": False}
+    assert Options.from_json(vars(Options()) | gone, origin="an older run") == Options()
 
 
 def test_config_files_apply_in_order_and_the_command_line_wins_wherever_it_stands(config):
@@ -275,6 +276,7 @@ def test_the_newest_manifest_that_is_whole_counts(run):
         ('{"n_embd": 32', "cannot be read as options"),
         ("[]", "expected a JSON object"),
         ('{"n_embed": 32}', "n_embed is not an option"),
+        ('{"attention_gate": true}', "attention_gate is not an option"),  # a model that is gone
         ('{"n_embd": "32"}', "n_embd is '32': it should be a valid integer"),
     ],
 )

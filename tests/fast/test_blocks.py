@@ -69,12 +69,12 @@ CASES = {
     "gelu, rmsnorm": dict(mlp="gelu", norm="rmsnorm"),
     "adapters": {},
     "a bias, which is not folded": dict(bias=True),
-    "a gate": dict(attention_gate=True),
+    "µP, norms of queries": dict(mup_base_width=8, qk_norm=True),
 }
 
 
 def a_block(case):
-    """The first block of a model, in which no norm's weight is 1, and no adapter and no gate is 0."""
+    """The first block of a model, in which no norm's weight is 1, and no adapter is 0."""
     model = changed(TINY, n_kv_head=2, **CASES[case]).build(jax.random.key(0))
     if case == "adapters":
         model = add_adapters(model, Options(lora_rank=2), jax.random.key(2))

@@ -60,8 +60,7 @@ RARE = [
 
 
 def new_model(options):
-    model = create_state(model_config(options, V), options).model
-    return moved(model) if options.attention_gate else model  # else gates have no gradient to their input
+    return create_state(model_config(options, V), options).model
 
 
 @pytest.mark.parametrize("variant, mesh", PAIRS + slowly(*RARE))

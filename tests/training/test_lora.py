@@ -111,11 +111,10 @@ def test_merged_is_w_plus_a_b_and_computes_the_same(variant):
         ("c_proj", {"attn.c_proj", "mlp.c_proj"}),
         ("attn.c_proj, c_fc", {"attn.c_proj", "mlp.c_fc"}),
         ("all", {*(f"attn.{name}" for name in ("c_q", "c_k", "c_v", "c_proj")), "mlp.c_fc", "mlp.c_proj"}),
-        ("head_gate", {"attn.head_gate"}),  # of few outputs: only if it is named
     ],
 )
 def test_targets_are_the_ends_of_names(targets, layers):
-    options = replace(GPT2, attention_gate=True, lora_targets=targets, **LORA)
+    options = replace(GPT2, lora_targets=targets, **LORA)
     model = add_adapters(base(options), options, jax.random.key(0))
     assert {
         name[len("blocks.") : -len(".lora_a")] for name in arrays_by_name(partition_trainable(model)[0])

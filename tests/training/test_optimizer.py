@@ -114,11 +114,11 @@ def first_updates(options, model, gradients):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_in_mup_hidden_matrices_have_learning_rates_of_their_own(optimizer):
-    model = everything(attention_gate=True)
-    gradients, gate = random_like(model, 1), "blocks.attn.head_gate.weight"
+    model = everything()
+    gradients = random_like(model, 1)
     options = replace(STEPS, optimizer=optimizer, n_embd=EVERYTHING.n_embd, weight_decay=0.0)
     # The model is four times as wide as its base. Muon's steps are half as large: a constant spectral norm.
-    factors = dict.fromkeys(MATRICES, 1 / 2 if "muon" in optimizer else 1 / 4) | {gate: 1 / 4}
+    factors = dict.fromkeys(MATRICES, 1 / 2 if "muon" in optimizer else 1 / 4)
     # Where the base's heads are as wide, those of queries, keys and values grow on the input's side alone.
     as_wide = factors | {name: 1 / 4 for name in MATRICES if name.split(".")[-2] in ("c_q", "c_k", "c_v")}
 
