@@ -249,7 +249,8 @@ def decoded(pieces: Iterable[np.ndarray], description: dict | None) -> Iterator[
     """Decode tokens piece by piece, without those around documents; nothing if they are not text."""
     if description is None:
         return
-    decode, start, eot = from_json(description).stream(), document_start(description), end_of_text(description)
+    start, eot = document_start(description), end_of_text(description)
+    decode = from_json(description).stream()
     for ids in pieces:
         yield decode(ids[(ids != start) & (ids != eot)])
     yield decode([], final=True)

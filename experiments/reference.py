@@ -77,8 +77,7 @@ def mattering(values: dict[str, Any]) -> dict[str, Any]:
 def verdict(loss: float, others: pd.Series) -> str:
     """Say where the validation loss at the end of a run lies among those of other seeds."""
     mean, within = others.mean(), critical(len(others)) * others.sem() * (len(others) + 1) ** 0.5
-    side = "higher than normal" if loss > mean else "lower than normal"
-    where = "normal" if abs(loss - mean) <= within else side
+    where = "normal" if abs(loss - mean) <= within else f"{'higher' if loss > mean else 'lower'} than normal"
     seeds = f"{len(others)} reference runs: {mean:.4f} ± {others.std():.4f}"
     return f"val loss {loss:.4f}; {seeds}: {where} (19 of 20 seeds end within ± {within:.4f})"
 
