@@ -22,7 +22,7 @@ import evaluate
 import train
 from config.options import Options
 from data.dataset import Dataset
-from data.tokenizer import CharTokenizer, TiktokenTokenizer, from_json
+from data.tokenizer import CharTokenizer, TiktokenTokenizer, decoded, from_json
 from data.writer import write_dataset
 from runs.checkpoint import Manifest
 from runs.load import load_run
