@@ -1,4 +1,4 @@
-"""Train the best small model here: the CPU Shakespeare run with what experiments/ladder.py found to help.
+"""Train the best small model here: the CPU Shakespeare run with what experiments/ladder.toml found to help.
 
 A step takes about 1.3 times as long, so 1,000 steps take less time than its 2,000.
 """

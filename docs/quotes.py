@@ -12,10 +12,9 @@ that begins with the other; with one text alone it is that line.
     <!-- quote: config/quickstart.py: learning_rate ... warmup_iters -->
     <!-- quote: config/quickstart.py -->
 
-A table or a list below such a mark is the only one of another page, as the experiments write them.
+A table below such a mark is the only one of another page, as experiments.compare writes them.
 
     <!-- table: experiments/results/optimizers.md -->
-    <!-- list: experiments/results/optimizers.md -->
 
 A table below `bench` and a command is what `bench.py --json=docs/benchmarks.json` wrote for it last.
 
@@ -38,8 +37,7 @@ from docs.pages import FENCE, ROOT, pages
 from tools.benchmarks.report import read_report
 
 NOTES_TO_TOOLS = re.compile(r"  # (?:ty: ignore|noqa).*$", re.M)  # no reader wants them
-STARTS = {"table": "|", "list": "- "}  # of the lines that each kind has
-LINES = re.compile(r"^<!-- (?P<kind>table|list): (?P<path>\S+) -->\n(?:\n(?:(?:\||- )[^\n]*\n)+)?", re.M)
+TABLE = re.compile(r"^<!-- table: (?P<path>\S+) -->\n(?:\n(?:\|[^\n]*\n)+)?", re.M)
 BENCH = re.compile(r"^<!-- bench: (?P<words>.+) -->\n(?:\n(?:\|[^\n]*\n)+\n\*[^\n]*\*\n)?", re.M)
 REPORTS = re.compile(r"^<!-- reports: (?P<folder>\S+) -->\n(?:\n(?:\|[^\n]*\n)+)?", re.M)
 FIGURES = {  # of a variant in benchmarks.json: its column and format
@@ -104,13 +102,13 @@ def part_of(lines: list[str], part: str, mark: str) -> list[str]:
     return lines[start : end + 1]
 
 
-def lines_from(kind: str, path: str, root: Path = ROOT) -> str:
-    """Return the lines of a page's table or list. Raises LookupError if it has none."""
+def table_of(path: str, root: Path = ROOT) -> str:
+    """Return the lines of a page's table. Raises LookupError if it has none."""
     if not (root / path).is_file():
-        raise LookupError(f"{kind}: {path}: there is no such file")
-    found = [line for line in (root / path).read_text().splitlines() if line.startswith(STARTS[kind])]
+        raise LookupError(f"table: {path}: there is no such file")
+    found = [line for line in (root / path).read_text().splitlines() if line.startswith("|")]
     if not found:
-        raise LookupError(f"{kind}: {path}: the file has no {kind}")
+        raise LookupError(f"table: {path}: the file has no table")
     return "\n".join(found) + "\n"
 
 
@@ -156,9 +154,8 @@ def renewed(page: str, root: Path = ROOT) -> str:
             return fence[0]
         return f"<!-- {mark} -->\n```python\n{quote(mark, root)}```"
 
-    def renew_lines(match: re.Match) -> str:
-        kind, path = match["kind"], match["path"]
-        return f"<!-- {kind}: {path} -->\n\n{lines_from(kind, path, root)}"
+    def renew_table(match: re.Match) -> str:
+        return f"<!-- table: {match['path']} -->\n\n{table_of(match['path'], root)}"
 
     def renew_bench(match: re.Match) -> str:
         return f"<!-- bench: {match['words']} -->\n\n{bench_table(match['words'], root)}"
@@ -166,7 +163,7 @@ def renewed(page: str, root: Path = ROOT) -> str:
     page = REPORTS.sub(
         lambda x: f"<!-- reports: {x['folder']} -->\n\n{reports_table(x['folder'], root)}", page
     )
-    return BENCH.sub(renew_bench, LINES.sub(renew_lines, FENCE.sub(renew, page)))
+    return BENCH.sub(renew_bench, TABLE.sub(renew_table, FENCE.sub(renew, page)))
 
 
 def main(argv: list[str]) -> int:
