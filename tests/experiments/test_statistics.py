@@ -1,4 +1,4 @@
-"""The statistics of experiments/, as a statistician would test them: against SciPy, integrals and simulations."""
+"""The statistics of experiments/, as a statistician tests them: against SciPy, integrals and simulations."""
 
 from functools import cache
 from itertools import product
@@ -51,7 +51,10 @@ def test_seeds_are_paired_by_number_and_a_run_that_diverged_is_in_no_pair_and_no
     found = difference(ours, base)
     assert found.pairs == pytest.approx([-1.0, -0.99, -1.0]) and found.verdict == "helps"
     assert difference(base, ours).verdict == "hurts"
-    for a, b, diverged in ((ours, base.replace(2.0, np.nan), (1, 0)), (ours.replace(1.0, np.nan), base, (0, 1))):
+    for a, b, diverged in (
+        (ours, base.replace(2.0, np.nan), (1, 0)),
+        (ours.replace(1.0, np.nan), base, (0, 1)),
+    ):
         found = difference(a, b)
         assert (len(found.pairs), found.diverged, found.verdict) == (2, diverged, "diverged")
     assert difference(ours[:1], base).verdict == "none"  # no figure comes from one seed
@@ -127,12 +130,14 @@ rounded_seeds_to_show = cache(seeds_to_show)
     [(0.01, 0.008, False), (0.02, 0.012, False), (0.01, 0.012, True), (0.02, 0.012, True)],
 )
 def test_a_planted_gain_is_found_as_often_as_promised(gain, spread, looked):
-    """Five pairs say how many seeds would show it. These are fresh ones, or join the five for another look."""
+    """Five pairs say how many seeds would show it. These are new, or join the five for another look."""
     rng, count, found = np.random.default_rng(1), 600, 0
     for _ in range(count):
         base, ours = comparisons(rng, 1, 5, gain, spread)
         pilot = (ours - base)[0]
-        n = rounded_seeds_to_show(gain, float(f"{pilot.std(ddof=1):.2g}"), 4, looked)  # few are to be computed
+        n = rounded_seeds_to_show(
+            gain, float(f"{pilot.std(ddof=1):.2g}"), 4, looked
+        )  # few are to be computed
         base, ours = comparisons(rng, 1, max(n - 5 * looked, 0), gain, spread)
         pairs = np.append(pilot if looked else [], ours - base)
         found += -pairs.mean() > critical(len(pairs), looked) * stats.sem(pairs)
