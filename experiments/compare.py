@@ -191,20 +191,19 @@ def plan(experiment: Experiment, out: Path) -> int:
     """Return how many seeds of these sets were asked for first, and keep it; 0 if not the same for all."""
     path, (base, *others) = out / "seeds.json", (x.mark for x in experiment.sets.values())
     first = read_json(path) if path.exists() else {}
-    counts = {first.setdefault(f"{base}.{mark}", experiment.seeds) for mark in others}
+    pairs = {f"{base}.{mark}": any(out.glob(f"runs/{mark}.seed-*/result.json")) for mark in others}
+    first |= {pair: experiment.seeds for pair, ended in pairs.items() if not (ended and pair in first)}
     write_whole(path, json.dumps(first, indent=1) + "\n")
+    counts = {first[pair] for pair in pairs}
     return counts.pop() if len(counts) == 1 else 0
 
 
 def needed(experiment: Experiment, label: str, gain: float, asked: CompareOptions) -> str:
     """Say how many seeds would show a gain, from the spread of the runs that have ended. Raises UserError."""
-    ended = {}
+    ended, columns = {}, ["seed", "seconds", experiment.metric]
     for name in ("base", label):
         paths = Path(asked.out, "runs").glob(f"{experiment.sets[name].mark}.seed-*/result.json")
-        runs = pd.DataFrame(
-            [read_json(path) for path in paths], columns=["seed", "seconds", experiment.metric]
-        )
-        ended[name] = runs.set_index("seed").astype(float)
+        ended[name] = pd.DataFrame(map(read_json, paths), columns=columns).set_index("seed").astype(float)
     losses = {name: runs[experiment.metric].dropna() for name, runs in ended.items()}
     seen, spread = (losses[label] - losses["base"]).dropna(), 1.0
     done, seconds = len(seen), 2 * pd.concat(ended)["seconds"].mean()
