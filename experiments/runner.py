@@ -92,7 +92,8 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
             for label, variant in experiment.sets.items()
             if label in labels and seed not in record.losses(label)
         ]
-        record.check()
+        if due:
+            record.check()
         for task in due:
             if task.kept.exists():  # of another experiment
                 check_run(task.kept, read_json(task.kept), task.variant.dataset)
