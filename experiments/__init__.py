@@ -1,1 +1,1 @@
-"""The evidence behind the defaults: small programs that train many runs, resume and draw."""
+"""Did a change help? The command that says so, and the evidence behind the defaults."""

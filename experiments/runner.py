@@ -87,15 +87,15 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
         print(f"ended {task}", file=sys.stderr, flush=True)
 
     record = experiment.record()
-    for entry in record.sets.values():
-        for old in entry["runs"]:
-            check_run(record.path, old, entry["options"].get("dataset", Options.dataset))
     due = [
         Task(label, variant, seed, out / "runs" / f"{variant.mark}.seed-{seed}")
         for seed in range(1, experiment.seeds + 1)
         for label, variant in experiment.sets.items()
         if label in labels and seed not in record.losses(label)
     ]
+    for entry in record.sets.values() if due else ():
+        for old in entry["runs"]:
+            check_run(record.path, old, entry["options"].get("dataset", Options.dataset))
     for task in due:
         if task.kept.exists():  # of another experiment
             check_run(task.kept, read_json(task.kept), task.variant.option("dataset"))
