@@ -95,12 +95,12 @@ def test_two_sets_by_two_seeds_are_trained_once_and_a_failed_run_is_named(experi
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["SIGTERM", "SIGKILL"])
-def test_a_killed_list_goes_on_where_its_run_was(tiny_data, tmp_path, number):
+def test_a_killed_list_goes_on_where_its_run_was(repository, tiny_data, tmp_path, number):
     long = SIZE | {"dataset": tiny_data, "max_iters": 1500, "lr_decay_iters": 1500, "eval_interval": 100}
     words = " ".join(f"--{name}={value}" for name, value in long.items())
     (tmp_path / "small.toml").write_text(f'[small]\nall = "{words}"\nseeds = 1\n[small.sets]\nit = ""\n')
     command = "-m", "experiments.compare", tmp_path / "small.toml", f"--out={tmp_path / 'out'}"
-    process = start_python(*command)
+    process = start_python(*command, cwd=repository)
     wait_until(lambda: any(newest_checkpoint(path) for path in tmp_path.glob("out/runs/*")), process)
     (folder,) = tmp_path.glob("out/runs/*")
     process.send_signal(number)
@@ -111,7 +111,7 @@ def test_a_killed_list_goes_on_where_its_run_was(tiny_data, tmp_path, number):
     process.communicate()
     stopped_at = newest_checkpoint(folder)  # of SIGTERM: the run was asked to stop as well, and saved
     assert 0 < stopped_at < 1500 and not (tmp_path / "results" / "small.json").exists()
-    assert start_python(*command).wait() == 0
+    assert start_python(*command, cwd=repository).wait() == 0
     assert f"resuming at iter {stopped_at}" in (folder / "train.log").read_text()
     (one,) = Record(tmp_path / "results" / "small.json").sets["it"]["runs"]
     assert one["steps"] == 1500 and [step for step, _, _ in one["evaluations"]] == list(range(0, 1501, 100))
