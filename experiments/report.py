@@ -2,6 +2,7 @@
 
 import math
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,7 +153,7 @@ def draw(figure: Any, experiment: Experiment, record: Record) -> None:
             axes.errorbar(found.mean, row + 0.15, xerr=found.half, fmt="D", ms=5, capsize=4, color=color)
     base = "the row above" if experiment.upward else next(iter(experiment.sets))
     axes.axvline(0, color="black", lw=0.8)
-    axes.set_yticks(range(len(labels)), labels)
+    axes.set_yticks(range(len(labels)), [textwrap.fill(label, 30) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
     axes.set_title(experiment.question, fontsize="medium", wrap=True)
