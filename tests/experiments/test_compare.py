@@ -12,10 +12,11 @@ from scipy import stats
 
 import evaluate
 import train
+from config.files import write_whole
 from data.tokenizer import CharTokenizer
 from data.writer import load_tokenizer, write_text
 from experiments import reference, snapshot
-from experiments.compare import CompareOptions, design, main, metric_of, needed
+from experiments.compare import CompareOptions, design, main, metric_of, needed, plan
 from experiments.record import data_mark, machine
 from experiments.reference import read_options
 from experiments.report import say_seeds
@@ -33,16 +34,17 @@ def words(**options) -> list[str]:
     return [f"--{name}={value}" for name, value in (OPTIONS | options).items()]
 
 
-def end(experiment, losses, seconds=6.0) -> None:
-    """Write runs of each set to the record, as if they had ended so; None diverged."""
-    record = experiment.record()
+def end(experiment, losses) -> None:
+    """Have runs of these sets end so, None diverged, and steps be timed."""
     for label, found in losses.items():
-        data = {"data": data_mark(experiment.sets[label].options["dataset"])}
+        variant = experiment.sets[label]
+        data = {"data": data_mark(variant.option("dataset"))}
         for seed, loss in enumerate(found, 1):
-            run = {"seed": seed, "val": loss, "diverged": None if loss else 3, "seconds": seconds}
-            record.add(label, run | data | machine())
+            result = {"seed": seed, "val": loss, "diverged": None if loss else 3, "seconds": 60.0}
+            path = experiment.path.parent / "runs" / f"{variant.mark}.seed-{seed}" / "result.json"
+            write_whole(path, json.dumps(result | data | machine()))
     for label in experiment.sets:
-        record.set(label, ms=2.0 if label == "base" else 3.0, timed="now")
+        experiment.record().set(label, ms=2.0 if label == "base" else 3.0, timed="now")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +61,10 @@ def designed(tiny_data, repository, tmp_path_factory):
 @pytest.fixture
 def compared(designed):
     """The words of a comparison, and its experiment, of which nothing is trained or timed."""
-    for path in designed[1].path.parent.glob("*.json"):
+    out = designed[1].path.parent
+    for path in out.glob("*.json"):
         path.unlink()
+    shutil.rmtree(out / "runs", ignore_errors=True)
     return designed
 
 
@@ -98,6 +102,8 @@ def test_an_answer_is_a_sentence_a_table_and_a_status(compared, capfd, ours, ver
 
 def test_another_number_of_seeds_than_the_first_has_an_interval_for_every_look(compared, capfd):
     argv, experiment = compared
+    for n in (9, 4):  # nothing is seen yet
+        assert plan(replace(experiment, seeds=n), experiment.path.parent) == n
     found = []
     for n in (4, 6):
         end(experiment, {"base": [2.0] * n, RATE: [1.8, 1.9, 1.82, 1.85, 1.83, 1.88][:n]})
@@ -113,14 +119,7 @@ def test_another_number_of_seeds_than_the_first_has_an_interval_for_every_look(c
 def test_power_is_of_pairs_or_of_the_base_or_of_references(compared, tmp_path, monkeypatch):
     """A difference of two runs that do not vary together has the spread of one, times the root of 2."""
     _, experiment = compared
-    asked = CompareOptions(jobs=2, out=str(tmp_path / "out"))
-
-    def ended(label, losses):
-        for seed, loss in enumerate(losses, 1):
-            folder = tmp_path / "out" / "runs" / f"{experiment.sets[label].mark}.seed-{seed}"
-            folder.mkdir(parents=True)
-            (folder / "result.json").write_text(json.dumps({"seed": seed, "val": loss, "seconds": 60.0}))
-
+    asked = CompareOptions(jobs=2, out=str(experiment.path.parent))
     none = refusal(needed, experiment, RATE, 0.1, asked)
     assert none.startswith("--power: no two seeds of the base are there")
     path, label = tmp_path / "known.json", "as it is"
@@ -131,10 +130,10 @@ def test_power_is_of_pairs_or_of_the_base_or_of_references(compared, tmp_path, m
     spread = np.std([2.0, 2.1, 2.2, 2.3], ddof=1) * 2**0.5
     said = needed(experiment, RATE, 0.1, asked)
     assert said == f"{RATE}: {say_seeds(0.1, spread, 3, 0, 0)}" and "minutes" not in said
-    ended("base", BASE)
+    end(experiment, {"base": BASE})
     said = needed(experiment, RATE, 0.1, asked)
     assert said == f"{RATE}: {say_seeds(0.1, 0.1 * 2**0.5, 2, 0, 60.0)}" and "more minutes" in said
-    ended(RATE, [1.9, 2.15, 2.0])
+    end(experiment, {RATE: [1.9, 2.15, 2.0]})
     spread = np.std([0.1, 0.05, 0.1], ddof=1)
     assert needed(experiment, RATE, 0.1, asked) == f"{RATE}: {say_seeds(0.1, spread, 2, 3, 60.0)}"
 
