@@ -9,16 +9,9 @@ import pytest
 from scipy import stats
 from scipy.integrate import quad
 
-from experiments.statistics import (
-    ALPHA,
-    CHANCE,
-    PRIOR,
-    critical,
-    difference,
-    power,
-    seeds_to_show,
-    smallest_gain,
-)
+from experiments.statistics import ALPHA, CHANCE, critical, difference, power, seeds_to_show, smallest_gain
+
+PRIOR = 3.0  # the variance of a gain in spreads
 
 
 def binomial(chance: float, count: int) -> float:
@@ -51,12 +44,8 @@ def test_seeds_are_paired_by_number_and_a_run_that_diverged_is_in_no_pair_and_no
     found = difference(ours, base)
     assert found.pairs == pytest.approx([-1.0, -0.99, -1.0]) and found.verdict == "helps"
     assert difference(base, ours).verdict == "hurts"
-    for a, b, diverged in (
-        (ours, base.replace(2.0, np.nan), (1, 0)),
-        (ours.replace(1.0, np.nan), base, (0, 1)),
-    ):
-        found = difference(a, b)
-        assert (len(found.pairs), found.diverged, found.verdict) == (2, diverged, "diverged")
+    for found in (difference(ours, base.replace(2.0, np.nan)), difference(ours.replace(1.0, np.nan), base)):
+        assert (len(found.pairs), sum(found.diverged), found.verdict) == (2, 1, "diverged")
     assert difference(ours[:1], base).verdict == "none"  # no figure comes from one seed
 
 
@@ -74,13 +63,7 @@ def bayes_factor(t: float, n: int) -> float:
 def test_an_interval_for_every_look_ends_where_the_bayes_factor_says(n):
     for alpha in (ALPHA, ALPHA / 2):
         assert bayes_factor(critical(n, looked=True, alpha=alpha), n) == pytest.approx(1 / alpha, rel=1e-4)
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_so_few_seeds_have_no_interval_for_every_look(n):
-    """The factor rises with t, to a limit that is below 1 / ALPHA."""
-    assert critical(n, looked=True) == np.inf
-    assert bayes_factor(20.0, n) < bayes_factor(40.0, n) < 1 / ALPHA
+    assert critical(3, looked=True) == np.inf and bayes_factor(20, 3) < bayes_factor(40, 3) < 1 / ALPHA
 
 
 @pytest.mark.parametrize("n", [3, 5, 10])
@@ -142,12 +125,3 @@ def test_a_planted_gain_is_found_as_often_as_promised(gain, spread, looked):
         pairs = np.append(pilot if looked else [], ours - base)
         found += -pairs.mean() > critical(len(pairs), looked) * stats.sem(pairs)
     assert found / count > CHANCE - binomial(CHANCE, count)
-
-
-@pytest.mark.parametrize("looked", [False, True])
-def test_a_known_spread_promises_no_fewer_seeds_than_it_takes(looked):
-    rng, count, gain, spread = np.random.default_rng(2), 4_000, 0.01, 0.012
-    n = seeds_to_show(gain, spread, 10**6, looked)
-    base, ours = comparisons(rng, count, n, gain, spread)
-    shown = -(ours - base).mean(axis=1) > critical(n, looked) * stats.sem(ours - base, axis=1)
-    assert CHANCE - binomial(CHANCE, count) < shown.mean() < CHANCE + 0.05
