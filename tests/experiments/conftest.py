@@ -1,4 +1,4 @@
-"""Shared by tests of experiments: a repository of the code as it is now, and steps timed for moments."""
+"""Shared by tests of experiments: options of a short run, and a repository of the code as it is now."""
 
 import shutil
 import subprocess
@@ -7,12 +7,19 @@ import pytest
 
 from experiments import snapshot
 from tests.helpers import ROOT
-from tools.benchmarks import variants
+
+OPTIONS = dict(n_layer=1, n_head=1, n_embd=8, block_size=4, batch_size=2, gradient_accumulation_steps=1)
+OPTIONS |= dict(learning_rate=0.01, warmup_iters=1, max_iters=6, lr_decay_iters=6, eval_iters=1)
+OPTIONS |= dict(dtype="float32", device="cpu")
 
 
-def git(folder, *words) -> None:
+def words(**options) -> list[str]:
+    return [f"--{name}={value}" for name, value in (OPTIONS | options).items()]
+
+
+def git(folder, *command) -> None:
     me = "-c", "user.name=Me", "-c", "user.email=me@example.org"
-    subprocess.run(["git", "-C", folder, *me, *words], check=True, capture_output=True)
+    subprocess.run(["git", "-C", folder, *me, *command], check=True, capture_output=True)
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +29,8 @@ def repository(tmp_path_factory):
     left_out = shutil.ignore_patterns("docs", "tests", "results", "*.bin", "out*", ".*", "__pycache__")
     shutil.copytree(ROOT, folder, ignore=left_out)
     (folder / ".gitignore").write_text("__pycache__\n")
-    git(folder, "init", "--initial-branch=main")
-    git(folder, "add", "--all")
-    git(folder, "commit", "--message=As it is")
+    for command in (["init", "--initial-branch=main"], ["add", "--all"], ["commit", "--message=As it is"]):
+        git(folder, *command)
     return folder
 
 
@@ -34,9 +40,3 @@ def clone(repository, tmp_path, monkeypatch):
     shutil.copytree(repository, tmp_path / "clone")
     monkeypatch.setattr(snapshot, "ROOT", tmp_path / "clone")
     return tmp_path / "clone"
-
-
-@pytest.fixture
-def soon(monkeypatch):
-    monkeypatch.setattr(variants, "BUDGET", 0.1)
-    monkeypatch.setattr(variants, "BLOCK", 0.02)

@@ -8,8 +8,7 @@ import pytest
 from experiments import snapshot
 from experiments.compare import main
 from experiments.snapshot import take
-from tests.experiments.conftest import git
-from tests.experiments.test_compare import words
+from tests.experiments.conftest import git, words
 from tests.helpers import refusal, start_python, wait_until
 
 
@@ -34,46 +33,48 @@ def test_code_is_the_same_while_train_py_is_the_same_program(clone, tmp_path):
     edit(clone / "model.py", "import math", "import math\n\nimport new")
     (clone / "new.py").write_text("x = 1\n")
     taken.append(take("", tmp_path / "code"))
-    assert {name for name, _ in taken[1].files.items() ^ taken[2].files.items()} == {"model.py", "new.py"}
+    assert changed(*taken[1:]) == {"model.py", "new.py"}
     status = subprocess.run(["git", "status", "--porcelain"], cwd=clone, capture_output=True, text=True)
     assert "?? new.py" in status.stdout  # the user's index is as it was
 
 
-def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(clone, tmp_path, monkeypatch):
+def changed(a, b) -> set[str]:
+    return {name for name, _ in a.files.items() ^ b.files.items()}
+
+
+@pytest.fixture
+def idea(clone):
+    """The clone, with a branch that has another model and another option."""
     git(clone, "checkout", "-b", "idea")
+    edit(clone / "config" / "options.py", "    grad_clip: ", "    sharpness: Positive = 1.0\n    grad_clip: ")
     edit(clone / "model.py", "0.02 * jax.random.normal(wte_key", "0.04 * jax.random.normal(wte_key")
     git(clone, "commit", "--all", "--message=Larger embeddings")
     git(clone, "checkout", "main")
+    return clone
+
+
+def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_path, monkeypatch):
     ours, theirs = take("", tmp_path / "code"), take("idea", tmp_path / "code")
     assert ours.name == "the working tree" and theirs.name.endswith(": Larger embeddings")
-    assert {name for name, _ in ours.files.items() ^ theirs.files.items()} == {"model.py"}
+    assert {name for name, _ in ours.files.items() ^ theirs.files.items()} == {
+        "config/options.py",
+        "model.py",
+    }
     assert "0.04 * jax" in (theirs.folder / "model.py").read_text()
     assert "bad revision 'nowhere'" in refusal(take, "nowhere", tmp_path / "code")
-    edit(clone / "train.py", "import jax\n", "import jax as\n")
+    edit(idea / "train.py", "import jax\n", "import jax as\n")
     assert "the code to compare cannot be read: invalid syntax" in refusal(take, "", tmp_path / "code")
     monkeypatch.setattr(snapshot, "ROOT", tmp_path)
     assert "not a git repository" in refusal(take, "", tmp_path / "code")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(clone, tmp_path, tiny_data):
-    git(clone, "checkout", "-b", "idea")
-    option = "    grad_clip: NonNegative = 1.0"
-    edit(clone / "config" / "options.py", option, f"    sharpness: Positive = 1.0\n{option}")
-    edit(clone / "model.py", "0.02 * jax.random.normal(wte_key", "0.04 * jax.random.normal(wte_key")
-    git(clone, "commit", "--all", "--message=Larger embeddings")
-    git(clone, "checkout", "main")
-    argv = [
-        *words(dataset=tiny_data),
-        "--change=git:idea --sharpness=2",
-        "--seeds=2",
-        f"--out={tmp_path / 'out'}",
-    ]
-    process = start_python("-m", "experiments.compare", *argv, "--json", cwd=clone)
+def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea, tmp_path, tiny_data):
+    argv = [*words(dataset=tiny_data), "--change=git:idea --sharpness=2", f"--out={tmp_path / 'out'}"]
+    process = start_python("-m", "experiments.compare", *argv, "--seeds=2", "--json", cwd=idea)
     wait_until(lambda: any(tmp_path.glob("out/runs/*")), process)
     for name in ("train.py", "model.py"):
-        (clone / name).write_text("raise SystemExit(5)\n")
+        (idea / name).write_text("raise SystemExit(5)\n")
     printed, err = process.communicate()
     (change,) = json.loads(printed)["changes"]
     assert process.returncode in (0, 1, 3) and len(change["pairs"]) == 2 and all(change["pairs"])

@@ -114,7 +114,7 @@ rounded_seeds_to_show = cache(seeds_to_show)
 )
 def test_a_planted_gain_is_found_as_often_as_promised(gain, spread, looked):
     """Five pairs say how many seeds would show it. These are new, or join the five for another look."""
-    rng, count, found = np.random.default_rng(1), 600, 0
+    rng, count, found = np.random.default_rng(1), 400, 0
     for _ in range(count):
         base, ours = comparisons(rng, 1, 5, gain, spread)
         pilot = (ours - base)[0]
