@@ -70,7 +70,7 @@ def test_a_commit_is_taken_as_it_is_and_one_that_is_none_is_refused(idea, tmp_pa
 
 @pytest.mark.slow
 def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea, tmp_path, tiny_data):
-    argv = [*words(dataset=tiny_data), "--change=git:idea --sharpness=2", f"--out={tmp_path / 'out'}"]
+    argv = [*words(dataset=tiny_data), "--change=git:idea --sharpness=2.5", f"--out={tmp_path / 'out'}"]
     process = start_python("-m", "experiments.compare", *argv, "--seeds=2", "--json", cwd=idea)
     wait_until(lambda: any(tmp_path.glob("out/runs/*")), process)
     for name in ("train.py", "model.py"):
@@ -80,7 +80,8 @@ def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea
     assert process.returncode in (0, 1, 3) and len(change["pairs"]) == 2 and all(change["pairs"])
     assert "code of the working tree\n" in err and ": Larger embeddings:\n" in err
     assert (
-        "    sharpness: None becomes 2\n" in err and "    other code in config/options.py, model.py\n" in err
+        "    sharpness: None becomes 2.5\n" in err
+        and "    other code in config/options.py, model.py\n" in err
     )
 
 
