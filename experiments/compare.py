@@ -48,9 +48,9 @@ class CompareOptions:
     purpose: ClassVar[str] = "Say with several seeds whether changes of a base lower its loss."
 
     change: Name = ""  # options, a config, git:COMMIT, or several in quotes; give it once for each change
-    seeds: Count | None = None  # of each, fixed before you look; None: 5, or the list's
-    jobs: Count = 1  # runs at once
-    equal: Equal = "steps"  # what the base and a change have alike
+    seeds: Count | None = None  # how many seeds each has: choose before you look; None: 5, or the list's
+    jobs: Count = 1  # how many runs train at once
+    equal: Equal = "steps"  # what a change and the base share
     power: Positive | None = None  # only say how many seeds would show a gain of this size
     json: bool = False  # print the answer as JSON
     only: str = ""  # of a list: only experiments and sets with this in "experiment: set"
@@ -71,7 +71,8 @@ def main(argv: list[str]) -> int:
         return run_list(Path(base[0]), asked)
     experiment = design(base, changes, asked)
     if asked.power:
-        print("\n".join(needed(experiment, label, asked.power, asked) for label in changes))
+        lines = [needed(experiment, label, asked.power, asked) for label in changes]
+        print(json.dumps(lines) if asked.json else "\n".join(lines))
         return 0
     experiment = replace(experiment, planned=plan(experiment, Path(asked.out)))
     if run(experiment, ["base", *changes], asked.jobs, Path(asked.out)):
@@ -127,11 +128,10 @@ def read_variants(sets: dict[str, list[str]], out: Path) -> dict[str, Variant]:
 def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experiment:
     """Return the experiment, said in full and timed. Raises UserError for what cannot be compared."""
     if not changes or {"", "base"} & {*changes}:
-        raise UserError("--change: give options, a config, or git:COMMIT; once for each change")
+        raise UserError(f"{' '.join(base)}: give --change=, once for each: options, a config, or git:COMMIT")
     with refusing(f"--change={changes[-1]}", "close its quotes", ValueError):
         sets = {change: changed(base, shlex.split(change)) for change in changes}
     variants = read_variants({"base": base} | sets, Path(asked.out))
-    print("\n".join(in_full(base, variants)), file=sys.stderr)
     if same := [label for label in changes if variants[label].mark == variants["base"].mark]:
         raise UserError(f"--change={same[0]}: the base has the same options and code: nothing would change")
     if asked.equal == "steps" and len({x.option("max_iters") for x in variants.values()}) > 1:
@@ -141,12 +141,13 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
     slug = re.sub(r"[^\w.]+", "-", " ".join(changes)).strip("-")[:60]
     experiment = Experiment(
         path=Path(asked.out, f"{slug}.{digest([(label, x.mark) for label, x in variants.items()])}.json"),
-        question=f"Does a change of {' '.join(base)} help?",
+        question="\n".join(in_full(base, variants)),
         command=f"python -m experiments.compare {shlex.join([*base, *(f'--change={x}' for x in changes)])}",
         sets=variants,
         seeds=asked.seeds or 5,
         metric=metric_of({x.option("dataset") for x in variants.values()}),
     )
+    print(experiment.question, file=sys.stderr)
     if not asked.power:
         time_steps(experiment)
     return at_equal(experiment, asked.equal)
@@ -155,7 +156,7 @@ def design(base: list[str], changes: list[str], asked: CompareOptions) -> Experi
 def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
     """Say where the options and the code of each change differ from the base's."""
     ours = variants["base"]
-    yield f"base: {' '.join(base)}, code of {ours.code.name}"
+    yield f"base: {' '.join(base)} --eval_interval={ours.option('eval_interval')}, code of {ours.code.name}"
     for label, variant in [*variants.items()][1:]:
         yield f"{label}, code of {variant.code.name}:"
         for name in sorted(ours.options.keys() | variant.options.keys()):
@@ -163,7 +164,7 @@ def in_full(base: list[str], variants: dict[str, Variant]) -> Iterator[str]:
             if a != b:
                 yield f"    {name}: {a} becomes {b}"
         if files := {name for name, _ in ours.code.files.items() ^ variant.code.files.items()}:
-            yield f"    other code in {', '.join(sorted(files))}"
+            yield f"    differs in {', '.join(sorted(files))}"
 
 
 def metric_of(names: set[str]) -> str:
@@ -180,11 +181,9 @@ def text_of(dataset: Dataset) -> str:
     """Return a hash of a data set's validation text. Raises UserError where its tokens are not text."""
     if dataset.meta.tokenizer is None:
         raise UserError(f"{dataset.folder}: its tokens are not text: there are no bits per byte to compare")
-    tokens, found, piece = dataset.tokens("val"), sha256(), 2**16
+    tokens, piece = dataset.tokens("val"), 2**16
     pieces = (tokens.read([i], min(piece, len(tokens) - i))[0] for i in range(0, len(tokens), piece))
-    for text in decoded(pieces, dataset.meta.tokenizer):
-        found.update(text.encode())
-    return found.hexdigest()
+    return sha256("".join(decoded(pieces, dataset.meta.tokenizer)).encode()).hexdigest()
 
 
 def plan(experiment: Experiment, out: Path) -> int:
@@ -212,7 +211,7 @@ def needed(experiment: Experiment, label: str, gain: float, asked: CompareOption
         seen, spread = losses["base"] if len(losses["base"]) > 1 else pd.Series(reference), 2**0.5
     if len(seen) < 2:
         raise UserError("--power: no two seeds of the base are there: give --seeds=2 without --power first")
-    return f"{label}: {say_seeds(gain, spread * seen.std(), len(seen) - 1, done, seconds / asked.jobs)}"
+    return f"{label}: {say_seeds(gain, spread * seen.std(), len(seen) - 1, done, seconds)}"
 
 
 # A list of sets

@@ -97,8 +97,7 @@ def check_run(path: Path, run: dict, dataset: str) -> None:
     data, versions = data_mark(dataset), machine()["versions"]
     for what, had, has in ((dataset, run.get("data"), data), ("versions", run["versions"], versions)):
         if had and has and had != has:
-            advice = "put that back, or move the file away to begin anew"
-            raise UserError(f"{path}: a run had other {what} ({had}, not {has}): {advice}")
+            raise UserError(f"{path}: a run had {what} {had}, not {has}: restore it, or move the file")
 
 
 def data_mark(dataset: str) -> str | None:

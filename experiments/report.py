@@ -43,7 +43,7 @@ def write_report(experiment: Experiment) -> None:
 
 def table(experiment: Experiment, record: Record) -> str:
     base = "the row above" if experiment.upward else next(iter(experiment.sets))
-    head = f"loss ({UNIT[experiment.metric]}), mean ± sd | less that of {base}, 95% interval"
+    head = f"loss ({UNIT[experiment.metric]}), mean ± sd | difference from {base}, 95% interval"
     rows = [f"| set | {head} | p | seeds | ms/step | steps |", "|---" * 7 + "|"]
     for label, entry in record.sets.items():
         losses, steps = record.losses(label), entry["options"].get("max_iters", Options.max_iters)
@@ -80,8 +80,10 @@ def sentences(experiment: Experiment, record: Record) -> list[str]:
     if (k := len(labels)) > 1:
         found = {label: against(experiment, record, label, ALPHA / k).verdict for label in labels}
         sure = [f"{label} {verdict}" for label, verdict in found.items() if verdict in ("helps", "hurts")]
-        luck = f"Of {k} changes that do nothing, at least one shows something in {1 - (1 - ALPHA) ** k:.0%}"
-        lines.append(f"{luck} of cases. By intervals that are all right in 95%: {', '.join(sure) or 'none'}.")
+        luck = (
+            f"Luck alone moves one of {k} such intervals off 0 in {1 - (1 - ALPHA) ** k:.0%} of comparisons."
+        )
+        lines.append(f"{luck} By intervals that hold together in 95%: {', '.join(sure) or 'none'}.")
     return lines
 
 
@@ -91,12 +93,13 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
     ratio = record.sets[label]["ms"] / record.sets[base]["ms"]
     ending = f"at equal {experiment.equal}; a step takes {ratio:.2f} times as long."
     if found.looked:
-        ending += " The interval holds at every look: another number of seeds was asked for first."
+        ending += " Another number of seeds was planned: this interval is wider, and holds at every look."
     if found.verdict == "diverged":
         theirs, ours = found.diverged
         return f"{label}: no gain, {ours} of its runs and {theirs} of {base} diverged, {ending}"
     if found.verdict != "none":
-        return f"{label} {found.verdict} by {size}, {ending}"
+        least = ", the least that these seeds can give" if found.p <= 2.01 / 2**n else ""
+        return f"{label} {found.verdict} by {size} (p = {found.p:.2g}{least}), {ending}"
     if n and not any(found.pairs):
         return f"{label}: nothing changes, each seed ends with the same loss, {ending}"
     if not np.isfinite(found.half):
@@ -104,7 +107,7 @@ def sentence(experiment: Experiment, record: Record, label: str) -> str:
     least = smallest_gain(n, found.spread, n - 1, found.looked)
     seconds = sum(run["seconds"] for x in (label, base) for run in record.sets[x]["runs"]) / n
     more = say_seeds(float(f"{least / 2:.1g}"), found.spread, n - 1, n, seconds)
-    ending = f"{ending} A gain below {least:.2g} would not show with {n} seeds; {more}"
+    ending = f"{ending} {n} seeds show a gain of {least:.2g} with a chance of {CHANCE:.0%}; {more}"
     return f"{label}: no difference seen, {'-' if found.mean < 0 else '+'}{size}, {ending}"
 
 
@@ -112,9 +115,10 @@ def say_seeds(gain: float, spread: float, freedom: int, done: int, seconds: floa
     """Say how many seeds would show a gain, after `done` of them; a pair takes so many seconds, if known."""
     seeds = seeds_to_show(gain, spread, freedom, looked=done > 1)
     more = (seeds - done) * seconds / 60
-    number = f"{seeds} seeds" if seeds < MOST else f"more than {MOST:,} seeds"
+    number = f"{seeds} seeds" if seeds < MOST else f"{MOST:,} seeds or more"
     minutes = f" ({math.ceil(more)} more minutes of steps)" if more > 0 else ""
-    return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}."
+    look = ", when looked at again" if done > 1 else ""
+    return f"{number}{minutes} would show {gain:g} with a chance of {CHANCE:.0%}{look}."
 
 
 def provenance(experiment: Experiment, record: Record) -> str:
@@ -156,5 +160,5 @@ def draw(figure: Any, experiment: Experiment, record: Record) -> None:
     axes.set_yticks(range(len(labels)), [textwrap.fill(label, 30) for label in labels])
     axes.set_ylim(len(labels) - 0.5, -0.5)
     axes.grid(axis="x", alpha=0.3)
-    axes.set_title(experiment.question, fontsize="medium", wrap=True)
-    axes.set_xlabel(f"loss less that of {base} in {UNIT[experiment.metric]}, by seed, and 95% intervals")
+    axes.set_title(experiment.question.splitlines()[0], fontsize="medium", wrap=True)
+    axes.set_xlabel(f"difference from {base} in {UNIT[experiment.metric]} (left is better), 95% intervals")

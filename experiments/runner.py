@@ -24,7 +24,7 @@ from config.files import read_json, write_whole
 from config.options import Options
 from experiments.record import Experiment, Variant, check_run, data_mark, machine
 from experiments.snapshot import environment
-from tools.benchmarks.other_code import OtherCode
+from tools.benchmarks.other_code import OtherCode, check_losses
 from tools.benchmarks.variants import take_turns
 
 Equal = Literal["steps", "tokens", "time"]
@@ -73,18 +73,15 @@ class Task:
 
 
 def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
-    """Train what these sets lack, and write each result to the record. Return how many runs failed.
+    """Train what these sets lack, and show no loss, lest one stops when it suits. Return how many failed."""
 
-    No loss is shown before the last: who looks at each seed, and stops when it suits, finds luck.
-    """
-
-    def keep(task: Task) -> None:
+    def keep(task: Task, done: str = "ended") -> None:
         result = read_json(task.kept)
         if experiment.metric not in result:
             value = bits_per_byte(task) if result["diverged"] is None else None
             write_whole(task.kept, json.dumps(result := result | {experiment.metric: value}))
         experiment.record().add(task.label, result)  # as it is by now: others may write it, too
-        print(f"ended {task}", file=sys.stderr, flush=True)
+        print(f"{done} {task}", file=sys.stderr, flush=True)
 
     record = experiment.record()
     due = [
@@ -99,7 +96,7 @@ def run(experiment: Experiment, labels: list[str], jobs: int, out: Path) -> int:
     for task in due:
         if task.kept.exists():  # of another experiment
             check_run(task.kept, read_json(task.kept), task.variant.option("dataset"))
-            keep(task)
+            keep(task, "reused")
     return train_all([task for task in due if not task.kept.exists()], jobs, keep)
 
 
@@ -124,10 +121,10 @@ def train_all(due: list[Task], jobs: int, keep: Callable[[Task], None]) -> int:
                     keep(task)
                 else:
                     failed += 1
-                    print(
-                        f"{task} failed, the next time it is tried again: {task.last_line()}", file=sys.stderr
-                    )
+                    print(f"{task} failed, to be tried again: {task.last_line()}", file=sys.stderr)
     finally:
+        if running:
+            print("stopped: the same command goes on", file=sys.stderr)
         for _, process in running:
             process.terminate()
         for _, process in running:
@@ -174,7 +171,10 @@ def time_steps(experiment: Experiment) -> dict[str, dict[str, Any]]:
         for label, x in sets.items():
             words = [f"--{name}={value}" for name, value in x.options.items()]
             steps.append(OtherCode(label, x.code.folder, words, environment(x.option("dataset"))))
+        print("timing a step of each, by turns", file=sys.stderr, flush=True)
         try:
+            if len({str(x.code.files) for x in sets.values()}) > 1:
+                check_losses(steps)
             times = take_turns(steps, None)
         finally:
             for step in steps:

@@ -52,10 +52,8 @@ def take(commit: str, folder: Path) -> Snapshot:
 def git(*words: str, **environment: str) -> bytes:
     made = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, env=os.environ | environment)
     if made.returncode:
-        why = made.stderr.decode(errors="replace").strip().split("\n")[0]
-        raise UserError(
-            f"git {' '.join(words)}: {why}: compare in a clone, with git:<a commit or branch of it>"
-        )
+        why = made.stderr.decode(errors="replace").strip().split("\n")[0].removeprefix("fatal: ")
+        raise UserError(f"git: {why}: give git:<a commit or branch>, in a clone that has it")
     return made.stdout
 
 

@@ -2,7 +2,7 @@
 
 Runs of one seed begin with the same weights and see the same batches, so losses are subtracted seed by seed.
 The mean difference has Student's interval, which is wide for few seeds. It holds for one look, at a number of
-seeds that was fixed beforehand. Who looks, adds seeds and looks again needs one that holds at every look.
+seeds that was fixed beforehand. If you look, add seeds and look again, you need one that holds at every look.
 """
 
 from dataclasses import dataclass

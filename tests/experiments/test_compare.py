@@ -65,7 +65,12 @@ def compared(designed):
 @pytest.mark.parametrize(
     "ours, verdict, status, said",
     [
-        ([1.9, 2.1, 2.01], "helps", 0, f"{RATE} helps by 0.0967 ± 0.0143 nats per token, at equal steps; "),
+        (
+            [1.9, 2.1, 2.01],
+            "helps",
+            0,
+            f"{RATE} helps by 0.0967 ± 0.0143 nats per token (p = 0.25, the least that th",
+        ),
         *slowly(
             ([2.2, 2.4, 2.3], "hurts", 3, f"{RATE} hurts by 0.2000 ± 0.0000 nats per token"),
             ([1.9, 2.1, None], "diverged", 1, f"{RATE}: no gain, 1 of its runs and 0 of base diverged, "),
@@ -120,10 +125,10 @@ def test_power_is_of_pairs_or_of_the_base_or_of_references(compared, tmp_path, m
     assert said == f"{RATE}: {say_seeds(0.1, spread, 2, 0, 0)}" and "minutes" not in said
     end(experiment, {"base": BASE})
     said = needed(experiment, RATE, 0.1, asked)
-    assert said == f"{RATE}: {say_seeds(0.1, 0.1 * 2**0.5, 2, 0, 60.0)}" and "more minutes" in said
+    assert said == f"{RATE}: {say_seeds(0.1, 0.1 * 2**0.5, 2, 0, 120.0)}" and "more minutes" in said
     end(experiment, {RATE: [1.9, 2.15, 2.0]})
     spread = np.std([0.1, 0.05, 0.1], ddof=1)
-    assert needed(experiment, RATE, 0.1, asked) == f"{RATE}: {say_seeds(0.1, spread, 2, 3, 60.0)}"
+    assert needed(experiment, RATE, 0.1, asked) == f"{RATE}: {say_seeds(0.1, spread, 2, 3, 120.0)}"
 
 
 @pytest.mark.slow
@@ -144,14 +149,14 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
 @pytest.mark.parametrize(
     "change, said",
     [
-        ([], "--change: give options, a config, or git:COMMIT"),
-        (["--change"], "--change: give options, a config, or git:COMMIT"),
+        ([], "give --change=, once for each: options, a config, or git:COMMIT"),
+        (["--change"], "give --change=, once for each: options, a config, or git:COMMIT"),
         (["--change=it's"], "--change=it's (No closing quotation)"),
         (["--change=--learning_rat=1"], "--learning_rat is not an option"),
         *slowly(
             (["--change=--max_iters=12"], "--equal=steps: not all have the same max_iters"),
             (["--change=--wandb_log=True"], "--wandb_log=True: the base has the same options and code"),
-            (["--change=git:nowhere"], "fatal: bad revision 'nowhere'"),
+            (["--change=git:nowhere"], "git: bad revision 'nowhere'"),
             (["--change=--n_head=3"], "n_embd=8 must be a multiple of n_head=3"),
             (["--change=--dataset=nowhere"], "dataset=nowhere: there is no "),
         ),

@@ -80,8 +80,7 @@ def test_a_branch_has_its_own_options_and_no_edit_reaches_what_is_under_way(idea
     assert process.returncode in (0, 1, 3) and len(change["pairs"]) == 2 and all(change["pairs"])
     assert "code of the working tree\n" in err and ": Larger embeddings:\n" in err
     assert (
-        "    sharpness: None becomes 2.5\n" in err
-        and "    other code in config/options.py, model.py\n" in err
+        "    sharpness: None becomes 2.5\n" in err and "    differs in config/options.py, model.py\n" in err
     )
 
 
