@@ -91,8 +91,6 @@ def main(argv: list[str]) -> int:
     return min(STATUS[x.verdict] for x in differences.values())
 
 
-# What is compared
-
 COMMIT, CONFIG = "git:.*", r"(?!-).*\.py"
 LEFT_OUT = {*KEEPING, "seed"}
 
@@ -249,7 +247,7 @@ def read_list(path: Path, only: str = "") -> dict[str, tuple[dict, dict[str, lis
             if labels := [label for label in sets if only in f"{name}: {label}"]:
                 found[name] = entry, sets, labels
     if not found:
-        raise UserError(f"--only={only}: {path} has no set with this in its 'experiment: set'")
+        raise UserError(f"{path}: it has no set with {only!r} in its 'experiment: set'")
     return found
 
 

@@ -23,7 +23,7 @@ RESULTS = ROOT / "experiments" / "results"
 
 @dataclass(frozen=True)
 class Variant:
-    """What the runs of a set share."""
+    """All runs of a set train with this code and these options."""
 
     code: Snapshot
     options: dict[str, Any]  # that are not train.py's defaults

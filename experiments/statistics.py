@@ -1,4 +1,4 @@
-"""What paired seeds say of a difference: its interval, its p, and how many seeds would show a gain.
+"""Judge a difference by paired seeds: give its interval, its p, and how many seeds would show a gain.
 
 Runs of one seed begin with the same weights and see the same batches, so losses are subtracted seed by seed.
 The mean difference has Student's interval, which is wide for few seeds. It holds for one look, at a number of

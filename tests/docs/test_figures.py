@@ -1,4 +1,4 @@
-"""What figures make of results: the law that losses were made by is found in them again."""
+"""Figures find in results the law by which their losses were made."""
 
 import json
 import re

@@ -59,7 +59,7 @@ def compared(designed):
     return designed
 
 
-# What it answers
+# Answers
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_nothing_is_answered_before_all_runs_have_ended(clone, tiny_data, tmp_pa
     assert not experiment.path.with_suffix(".md").exists()
 
 
-# What it refuses
+# Refusals
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_list_that_cannot_be_used_is_refused_in_a_line(tmp_path):
         path.write_text(text)
         assert said in refusal(main, [str(path)])
     path.write_text('[a]\nall = ""\n[a.sets]\nit = ""\n')
-    assert f"--only=a: other: {path} has no set" in refusal(main, [str(path), "--only=a: other"])
+    assert f"{path}: it has no set with 'a: other'" in refusal(main, [str(path), "--only=a: other"])
     for word in ("--change=--qk_norm=True", "--qk_norm=True", "--json"):
         assert "a list takes only" in refusal(main, [str(path), word])
 

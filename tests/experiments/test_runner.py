@@ -48,7 +48,7 @@ def recorded(experiment, losses, **changes) -> Record:
     return experiment.record()
 
 
-# What is trained
+# Training
 
 
 @pytest.mark.parametrize("changes", [{"data": "0123456789ab"}, {"versions": "Python 2.7"}])
