@@ -27,7 +27,8 @@ from config.files import cache_folder, refusing
 from data.tokenizer import END_OF_TEXT, check_description
 
 DATA = Path(__file__).resolve().parent
-SMALL_DATASETS = ("python_char", "shakespeare", "shakespeare_char")  # are prepared when they are missing
+# These are prepared when they are missing.
+SMALL_DATASETS = ("book_char", "python_char", "shakespeare", "shakespeare_char")
 FORMAT = 1  # the version of meta.json; another version is refused
 SPLITS = ("train", "val")
 
