@@ -294,7 +294,7 @@ def document_starts(tokens: Tokens, start: int, indices: Positions, begun: Array
 
 
 class Attention(eqx.Module):
-    """Each token reads from itself and from the tokens before it."""
+    """Each token attends to itself and to the tokens before it."""
 
     c_q: Linear  # D -> (H, C)
     c_k: Linear  # D -> (K, C)
@@ -357,7 +357,7 @@ class MLP(eqx.Module):
 
 
 class Block(eqx.Module):
-    """Attention, then an MLP: each reads a normalised copy of the residual stream x, and is added to x."""
+    """Attention, then an MLP. Each takes a normalised copy of the residual stream x, and is added to x."""
 
     ln_1: Norm
     attn: Attention

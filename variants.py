@@ -46,7 +46,7 @@ class VariantConfig(GPTConfig):
 #
 #     hidden matrices at the start               divided by sqrt(n)                              mup
 #     queries                                    divided by sqrt(r): scores are q k^T / C        Scaled
-#     features, which the head reads             divided by n                                    ScaledNorm
+#     features, the head's input                 divided by n                                    ScaledNorm
 #     learning rate of hidden matrices           divided by n; with Muon, by sqrt(n), and by     mup_rates
 #                                                n / sqrt(r) for queries, keys and values
 #     embeddings, head, and all other rates      the base's

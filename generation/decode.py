@@ -1,4 +1,4 @@
-"""From a prompt to its continuation: `prefill` reads tokens into the cache, `decode` draws new ones.
+"""From a prompt to its continuation: `prefill` fills the cache with its tokens, `decode` draws new ones.
 
 Both take the cache's memory for their result, and compile once for each shape: each row has settings of its
 own, which are data, and a setting that no row uses costs no time. transformers and OpenAI's API define them.
@@ -20,7 +20,7 @@ from generation.cache import Cache, forward_with_cache, shard_cache, unstack_blo
 from model import GPT, Block, is_linear
 
 CHUNK = 32  # a call of `decode` draws at most so many tokens for a row
-PREFILL_CHUNK = 128  # a call of `prefill` reads at most so many tokens of a prompt
+PREFILL_CHUNK = 128  # tokens of a prompt that a call of `prefill` takes at most
 
 Setting = float | Float[Array, "B 1"]
 
@@ -179,7 +179,7 @@ def prepare(model: GPT, vocab_size: int) -> Decoder:
 
 @partial(jax.jit, donate_argnames="cache")
 def prefill(decoder: Decoder, cache: Cache, tokens: Int[Array, "W T"], length: Int[Array, " W"]) -> Cache:
-    """Read tokens after the `length` of each row. Padding is read too, and overwritten before it matters."""
+    """Cache tokens after the `length` of each row. Padding is cached too, and overwritten before it matters."""
     _, cache = forward_with_cache(*decoder, tokens, cache, length)
     return shard_cache(cache)
 
@@ -188,7 +188,7 @@ def prefill(decoder: Decoder, cache: Cache, tokens: Int[Array, "W T"], length: I
 def decode(
     decoder: Decoder, cache: Cache, rows: Rows, n: Int[Array, ""]
 ) -> tuple[Int[Array, "W CHUNK"], Cache]:
-    """Read the last token and draw the next, n times. Only the first `left` new tokens of a row are valid."""
+    """Take the last token and draw the next, n times. Only the first `left` new tokens of a row are valid."""
 
     def draw_next(i, state):
         tokens, token, cache = state
@@ -208,7 +208,7 @@ def draw_token(
     token: Int[Array, " W"],
     i: Int[Array, ""],
 ) -> tuple[Int[Array, " W"], Float[Array, "W 1 V"], Cache]:
-    """Read each row's last token, and draw the next after i `tokens` of this call. Return its logits, too."""
+    """Take each row's last token, and draw the next after i `tokens` of this call. Return its logits, too."""
     rows = jax.tree.map(jnp.asarray, rows)
     length = rows.length + jnp.minimum(i, rows.left)
     x, cache = forward_with_cache(*decoder, token[:, None], cache, length)
@@ -246,7 +246,7 @@ def generate(
     context, made, unread = prompt[:, -S:], 0, True
     while made < max_new_tokens:
         if unread:
-            cache = read(decoder, cache, context[:, :-1])  # `decode` reads the last token
+            cache = read(decoder, cache, context[:, :-1])  # `decode` takes the last token
         rows.token[:] = context[:, -1]
         rows.length[:] = length = context.shape[1] - 1
         rows.made[:] = made

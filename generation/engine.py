@@ -25,8 +25,8 @@ from generation.decode import CHUNK, GREEDY, PLAIN, PREFILL_CHUNK, Rows, Setting
 from generation.slots import Likelihood, decode_slots, prefill_slots
 from model import GPT
 
-PREFILL_CHUNKS = 16, PREFILL_CHUNK  # a call reads so many tokens of a prompt
-SHORT_PROMPTS = 8  # a call reads so many short prompts together
+PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens of a prompt that a call prefills at most
+SHORT_PROMPTS = 8  # short prompts that a call prefills together
 MIN_BUCKET = 32  # the shortest bucket (see `Engine`) has so many tokens
 MIN_DRAWN = 8  # a bucket must have space for so many more tokens, if they are to come
 FIRST = 3  # a short request needs so many programs for its first tokens
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
     """The new tokens of the sequence in a slot."""
 
     slot: int
-    tokens: Int[np.ndarray, " n"]  # the new tokens; none while the prompt is read
+    tokens: Int[np.ndarray, " n"]  # the new tokens; none during prefill
     likelihood: Likelihood | None  # of the new tokens, (n,) and (n, 20), if it was asked for
     prompt: Likelihood | None  # of the prompt's next tokens, if it was asked for
     finished: bool  # whether the slot is free again
@@ -70,7 +70,7 @@ class Sequence(NamedTuple):
 class Engine:
     """A model, a cache of `slots` rows, and the sequences in it. Only one thread may use it.
 
-    Attention reads the cache up to a bucket, the shortest of a few lengths that holds all sequences.
+    Queries attend to a bucket of the cache, the shortest of a few lengths that holds all sequences.
     """
 
     def __init__(self, model: GPT, slots: int, vocab_size: int | None = None):
@@ -83,7 +83,7 @@ class Engine:
         self.buckets = [bucket for i in (1, 4, 8, 12, 16) if (bucket := self.block_size * i // 16) >= least]
         self.slots = slots
         self.sequences: dict[int, Sequence] = {}  # by their slots
-        self.unread: list[int] = []  # slots whose prompt is not read yet, in order
+        self.unread: list[int] = []  # slots whose prompt is not prefilled yet, in order
         self.rows = Rows.empty(slots, self.vocab_size)
         self.no_tally = {W: on_device(Tally.empty(W, self.vocab_size)) for W in self.widths}
         self.wants_logprobs = np.zeros(slots, bool)
@@ -147,7 +147,7 @@ class Engine:
             self.unread.remove(slot)
 
     def step(self, most: int = CHUNK) -> list[Piece]:
-        """Prefill a chunk of unread prompts, and draw up to `most` tokens for each read sequence."""
+        """Prefill a chunk of waiting prompts, and draw up to `most` tokens for each prefilled sequence."""
         if not self.unread:
             return self.draw(most)
         pieces, n = [], 0
@@ -160,7 +160,7 @@ class Engine:
         return pieces + self.draw(1)
 
     def _next_to_read(self) -> tuple[list[int], int]:
-        """Return the slots of several short prompts, or of the first prompt, and how many tokens to read."""
+        """Return the slots of several short prompts, or of the first prompt, and how many tokens to prefill."""
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
             return short + short[-1:] * (self.short_prompts - len(short)), self.prompt_chunks[0]
@@ -173,11 +173,11 @@ class Engine:
         return entire and not self.sequences[slot].request.prompt_logprobs
 
     def to_read(self, slot: int) -> int:
-        """Return how many tokens are left to prefill: all but the last, which `decode` reads."""
+        """Return how many tokens are left to prefill: all but the last, which `decode` takes."""
         return len(self.sequences[slot].context) - 1 - int(self.rows.length[slot])
 
     def prefill(self, slots: list[int], T: int) -> list[Piece]:
-        """Read up to T tokens of each slot's prompt, and note which are read to the end."""
+        """Prefill up to T tokens of each slot's prompt, and note which prompts are complete."""
         pieces = self._prefill_chunk(slots, T) if T else []
         for slot in dict.fromkeys(slots):
             if not self.to_read(slot):
@@ -188,9 +188,11 @@ class Engine:
         return pieces
 
     def _prefill_chunk(self, slots: list[int], T: int) -> list[Piece]:
-        """Read T tokens of each slot's context. Only a single slot gets log-probabilities."""
+        """Prefill T tokens of each slot's context. Only a single slot gets log-probabilities."""
         R, lengths = len(slots), self.rows.length
-        first = np.minimum(lengths[slots], self.block_size - T)  # a last chunk may begin with tokens read
+        first = np.minimum(
+            lengths[slots], self.block_size - T
+        )  # a last chunk may begin with tokens in the cache
         tokens, following = np.zeros((2, R, T), np.int32)
         for row, slot in enumerate(slots):
             to_read = self.sequences[slot].context[first[row] : first[row] + T + 1]
@@ -214,7 +216,7 @@ class Engine:
         return jax.device_get(likelihood)
 
     def draw(self, most: int = CHUNK) -> list[Piece]:
-        """Draw up to `most` tokens for each sequence whose prompt is read."""
+        """Draw up to `most` tokens for each sequence whose prompt is prefilled."""
         for slot, sequence in self.sequences.items():
             if slot not in self.unread:
                 to_make = sequence.request.max_new_tokens - self.rows.made[slot]

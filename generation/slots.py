@@ -1,4 +1,4 @@
-"""`prefill` and `decode` for an engine: a cache whose rows, its slots, are read and extended apart.
+"""`prefill` and `decode` for an engine: a cache whose rows, its slots, are prefilled and extended apart.
 
 What generation/decode.py does to the entire cache, these do to some slots and to the first `bucket` tokens
 of each. They also return log-probabilities, if a request wants them.

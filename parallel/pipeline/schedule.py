@@ -99,7 +99,7 @@ class Schedule:
         return when
 
     def _ready(self, task: Task, when: dict[Task, int], tick: int) -> bool:
-        """Tell whether what the task reads from another rank is there."""
+        """Tell whether the task's input from another rank is there."""
         kind, stage, microbatch = task
         before = stage - 1 if kind == "fwd" else stage + 1
         return before in (-1, self.stages) or when.get(Task(kind, before, microbatch), tick) < tick
