@@ -179,7 +179,7 @@ def prepare(model: GPT, vocab_size: int) -> Decoder:
 
 @partial(jax.jit, donate_argnames="cache")
 def prefill(decoder: Decoder, cache: Cache, tokens: Int[Array, "W T"], length: Int[Array, " W"]) -> Cache:
-    """Cache tokens after the `length` of each row. Padding is cached too, and overwritten before it matters."""
+    """Cache tokens after the `length` of each row. Padding is cached too, and overwritten in time."""
     _, cache = forward_with_cache(*decoder, tokens, cache, length)
     return shard_cache(cache)
 

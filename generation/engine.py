@@ -25,7 +25,7 @@ from generation.decode import CHUNK, GREEDY, PLAIN, PREFILL_CHUNK, Rows, Setting
 from generation.slots import Likelihood, decode_slots, prefill_slots
 from model import GPT
 
-PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens of a prompt that a call prefills at most
+PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens in a chunk of a prompt
 SHORT_PROMPTS = 8  # short prompts that a call prefills together
 MIN_BUCKET = 32  # the shortest bucket (see `Engine`) has so many tokens
 MIN_DRAWN = 8  # a bucket must have space for so many more tokens, if they are to come
@@ -160,7 +160,7 @@ class Engine:
         return pieces + self.draw(1)
 
     def _next_to_read(self) -> tuple[list[int], int]:
-        """Return the slots of several short prompts, or of the first prompt, and how many tokens to prefill."""
+        """Return the slots of several short prompts, or of the first one, and how many tokens to prefill."""
         short = list(islice(takewhile(self._is_short, self.unread), self.short_prompts))
         if len(short) > 1:
             return short + short[-1:] * (self.short_prompts - len(short)), self.prompt_chunks[0]
@@ -190,9 +190,7 @@ class Engine:
     def _prefill_chunk(self, slots: list[int], T: int) -> list[Piece]:
         """Prefill T tokens of each slot's context. Only a single slot gets log-probabilities."""
         R, lengths = len(slots), self.rows.length
-        first = np.minimum(
-            lengths[slots], self.block_size - T
-        )  # a last chunk may begin with tokens in the cache
+        first = np.minimum(lengths[slots], self.block_size - T)  # a last chunk may overlap
         tokens, following = np.zeros((2, R, T), np.int32)
         for row, slot in enumerate(slots):
             to_read = self.sequences[slot].context[first[row] : first[row] + T + 1]
