@@ -7,12 +7,12 @@
     python bench.py config/train_shakespeare_char_cpu.py --decode     sampling, with and without a cache
     python bench.py config/quickstart.py --serve                      the server, once that has trained
 
-It takes train.py's config files and options too, and `--steps=N`: the timed steps of each variant, without
-which there are about 10 seconds' worth, at least 3. `--vocab_size` need not be given for a prepared data set.
+It takes train.py's config files and options too. `--steps=N` is how many steps of each variant are timed; the
+default is about 10 seconds' worth, and at least 3. `--vocab_size` need not be given for a prepared data set.
 `--json=FILE` appends the figures, the command and the machine to a file, as one line of JSON. `--report=FILE`
 writes a report for docs/measured/, with the losses of ten fixed steps beside those that they should be.
 
-What was planned stands beside what was measured: the same step, by tools/planning at this machine's rates.
+It prints each measured step beside the planned one, which tools/planning computes by this machine's rates.
 
 Variants take turns, a block of about half a second each, so that other programs slow all of them alike. A
 block is timed as one, because train.py does not wait for the device after every step either.
@@ -89,11 +89,11 @@ def main(argv: list[str]) -> None:
         check_writable(Path(path))
     if bench.vs:
         check_twin(options)
-        # Else JAX takes three quarters of a GPU's memory at once.
+        # Otherwise JAX takes three quarters of a GPU's memory at once.
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     choose_device(options.device)
     with jax.set_mesh(make_mesh(options.mesh)):
-        losses = ten_losses() if bench.report else None  # first: a mesh that does not suit them is refused
+        losses = ten_losses() if bench.report else None  # first: it refuses a mesh that does not suit it
         figures = report_serving(options) if bench.serve else measure(bench, options)
         if bench.json:
             with naming(Path(bench.json)), open(bench.json, "ab") as file:
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> None:
 
 
 def check_twin(options: Options) -> None:
-    """Raise UserError without PyTorch, and for options with which its step would be another one than ours."""
+    """Raise UserError without PyTorch, and for options with which its step would differ from ours."""
     if importlib.util.find_spec("torch") is None:
         raise UserError("--vs=torch needs PyTorch, which only tests and benchmarks use: pip install torch")
     changed = [name for name in JAX_ALONE if getattr(options, name) != getattr(Options, name)]

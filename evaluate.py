@@ -5,8 +5,8 @@
     python evaluate.py --out_dir=out --split=train --json=result.json
 
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
-begin `stride` tokens apart, and each counts the predictions that the one before has not made. So all tokens,
-except at the very beginning, are predicted from at least block_size - stride tokens before them.
+begin `stride` tokens apart, and each counts the predictions that the one before has not made. Except at
+the very beginning, each token is predicted from at least block_size - stride tokens before it.
 """
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
@@ -45,10 +45,10 @@ class EvaluateOptions(ModelOptions):
 
     dataset: Name | None = None  # folder below data/ that holds the split; None: what the run was trained on
     split: Literal["val", "train"] = "val"  # split of the data set
-    block_size: Count | None = None  # tokens read at once, at most; None: all that the model can
+    block_size: Count | None = None  # tokens of a window; None: as many as the model takes
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
     batch_size: Count = 8  # rows computed at once, by all devices together
-    add_special_tokens: bool = True  # False: leave out what begins documents alone, as Llama's <s>
+    add_special_tokens: bool = True  # False: leave out a token that only begins documents, as Llama's <s>
     json: Name | None = None  # file to write the result to as well
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher

@@ -48,14 +48,14 @@ def main(argv: list[str]) -> None:
     options = ExportOptions(**given(argv, ExportOptions))
     choose_device("auto")
     export = {"transformers": export_model, "peft": export_adapters}[options.format]
-    # A print may fail, and must not take the folder away: notes go to stderr, the rest comes afterwards.
+    # A print that fails must not undo the folder: notes go to stderr, and the rest is printed afterwards.
     with new_folder(Path(options.to)) as folder, redirect_stdout(sys.stderr):
         written = export(options, folder)
     print(written, flush=True)
 
 
 def export_model(options: ExportOptions, folder: Path) -> str:
-    """Write weights, tokenizer and model card. Like the other writers, return what was written in words."""
+    """Write weights, tokenizer and model card. Return in words what was written, as the other writers do."""
     model, manifest, iteration = load_run(options.out_dir, options.checkpoint, dtype="float32")
     family = which_family(model.config)
     write_model(folder, model, family, manifest.tokenizer)

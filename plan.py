@@ -6,10 +6,10 @@
     python plan.py config/quickstart.py --on=here                    this machine
     python plan.py config/train_gpt2.py --budget=50 --until=val3.28  which devices do it, the cheapest first
 
-Compiles the very step that train.py would run, with the device's own compiler, which needs no device. The
-step is not run: every figure is a plan, and none is measured. What the figures count: docs/planning.md.
+It compiles the step that train.py would run with the device's own compiler, which needs no device. The step
+is not run: every figure is planned, and none is measured. docs/planning.md says what the figures count.
 
-Takes train.py's config files and options (without --vocab_size, the vocabulary is the data set's, or 50304
+It takes train.py's config files and options (without --vocab_size, the vocabulary is the data set's, or 50304
 if that is not prepared), and these of its own:
 
     --on=DEVICE       RTX4090, L4, A100-40GB, A100, H100-PCIe, H100, H200, B200, with :N for N of them;
@@ -18,7 +18,7 @@ if that is not prepared), and these of its own:
     --budget=DOLLARS  instead of --on: find the devices that should train the model for no more,
     --hours=HOURS     or in no more time,
     --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or
-                      has read as many tokens, as in 10e9; without this, for max_iters steps
+                      has seen as many tokens, as in 10e9; without this, for max_iters steps
     --for=CONFIG      a config file, as without the option's name
     --show_sharding   instead of --on: print what each device of --mesh, on this machine, holds of each array
 
@@ -206,7 +206,7 @@ def run_table(planned: Planned, cost: Cost) -> str:
         "tokens/s": lambda s: options.tokens_per_step / s,
         f"hours, {steps:,} steps": lambda s: steps * s / 3600,
     }
-    if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:  # its peak; all weights learn
+    if planned.config.compute.dtype == "bfloat16" and not options.lora_rank:  # else its peak or FLOPs differ
         flops = options.tokens_per_step * flops_per_token(planned.config, options.block_size) / target.count
         figures[f"MFU, % of {peak}"] = lambda s: 100 * flops / s / device.peak
     if device.price:
@@ -218,7 +218,7 @@ def run_table(planned: Planned, cost: Cost) -> str:
         lines.append(f"{name:32}{short(of(cost.hidden_seconds)):>9}{spread}")
     tokens = options.tokens_per_step * steps
     each = short(tokens / count_parameters(planned.config))
-    # A FLOP teaches most at 20 (arXiv:2203.15556).
+    # At 20 tokens per parameter a FLOP lowers the loss most (arXiv:2203.15556).
     lines.append(f"{'tokens':32}{short(tokens / 1e9):>9}  billion, {each} per parameter (Chinchilla: 20)")
     if device.price:
         source = f"{device.price_source}, {PRICES_READ}"

@@ -56,16 +56,16 @@ class SampleOptions(ModelOptions):
     purpose: ClassVar[str] = "Write text with a trained model."
 
     start: str = "\n"  # prompt, or FILE:prompt.txt
-    add_special_tokens: bool = True  # put around the prompt what the tokenizer does, as Llama's <s>
+    add_special_tokens: bool = True  # begin the prompt as the tokenizer does, as with Llama's <s>
     num_samples: Count = 10  # samples to draw
     max_new_tokens: Count = 500  # tokens in each, after the prompt
     temperature: NonNegative = 0.8  # below 1: less random, above: more; 0: always the likeliest token
     top_k: TopK = 200  # draw from the top_k likeliest tokens; 0 or -1: from all
-    top_p: TopP = 1.0  # draw from the fewest that together reach top_p
-    min_p: Fraction = 0.0  # draw from those at least min_p times as likely as the likeliest
+    top_p: TopP = 1.0  # draw from the fewest tokens whose probabilities add up to top_p
+    min_p: Fraction = 0.0  # draw from tokens at least min_p times as likely as the likeliest
     repetition_penalty: Repetition = 1.0  # above 1: tokens of the prompt and the text become less likely
     presence_penalty: Penalty = 0.0  # is subtracted from the logits of tokens of the text
-    frequency_penalty: Penalty = 0.0  # is subtracted as often as they are in it
+    frequency_penalty: Penalty = 0.0  # is subtracted for each time that they occur in it
     logit_bias: Biases = ""  # is added to the logits of tokens, as in 13:-100,262:2.5
     stop_token_ids: TokenIds = ""  # a sample ends before one of these tokens, as in 50256,13
     prompt_logprobs: bool = False  # first write each token of the prompt with its log-probability, in nats
@@ -131,7 +131,7 @@ def write_logprobs(model: GPT, prompt: Int[np.ndarray, " T"], tokenizer: Tokeniz
 
 
 def write_samples(text: str, chunks: Iterator[np.ndarray], tokenizer: Tokenizer, ends: list[int]) -> None:
-    """Write the prompt and each sample, up to a token of `ends`. Chunks are the next (B, n) tokens of all."""
+    """Write the prompt and each sample, up to a token of `ends`. A chunk has the next (B, n) tokens."""
     print(text, end="", flush=True)
     decode, written = tokenizer.stream(), 0
     for drawn in accumulate(chunks, lambda before, new: np.concatenate([before, new], axis=1)):

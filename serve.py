@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
 
         def work() -> None:
             try:
-                from tools.serving.app import serve  # with JAX, which takes seconds
+                from tools.serving.app import serve  # here, because it imports JAX, which takes seconds
 
                 serve(options, server)
             except BaseException as error:
@@ -48,11 +48,11 @@ def main(argv: list[str]) -> None:
             server.stop_work()
     if server.error:
         raise server.error
-    os._exit(0)  # a thread that still loads or compiles would hold it up, or crash while Python ends
+    os._exit(0)  # a thread that still loads or compiles would delay the exit, or crash while Python ends
 
 
 def listen(options: ServeOptions) -> socket.socket:
-    """Open the port, before anything is loaded. Raises UserError, also where others need no key."""
+    """Open the port before anything is loaded. Raises UserError, also if others could ask without a key."""
     if options.host not in LOOPBACK and options.api_key is None:
         raise UserError(f"--host={options.host} lets other machines ask: give an --api_key, for them to send")
     try:

@@ -33,7 +33,7 @@ from training.step import StepBatches, compile_step
 def main(argv: list[str]) -> int:
     """Read the options, choose the devices, and train or evaluate. Return the exit status."""
     options = parse_options(argv, shape_of_weights, saved_options)
-    if options.deterministic:  # a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
+    if options.deterministic:  # then a GPU adds in a fixed order, in cuDNN too (openxla/xla#12520, #14125)
         add_xla_flag("--xla_gpu_deterministic_ops", "true")
     with on_devices(options), nullcontext() if options.eval_only else locked(options.out_dir):
         run = open_run(options)
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
                     print(", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items()))
                 return stop_asked()
             step = compile_step(state, run.options)
-            reuse_freed_memory(step)  # faster on a CPU
+            reuse_freed_memory(step)  # a step is then faster on a CPU
             status = train(run, state, manifest, step, evaluate, stop_asked)
         if run.checkpoints.latest() is None:
             print("no checkpoint was saved: the validation loss was never below that of iter 0")

@@ -3,7 +3,7 @@
 `options.py` has those of train.py, `command_line.py` reads every command's, `files.py` opens and writes
 files, and `devices.csv` has GPUs and TPUs. The other files are experiments.
 
-A command imports this first: what goes wrong while it imports JAX, which takes seconds, is one line, too.
+A command imports this first, so that an error while JAX is imported, which takes seconds, is one line, too.
 """
 
 import os

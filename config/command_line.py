@@ -2,7 +2,7 @@
 
 A command's options are a frozen dataclass. A later source wins: the defaults, config files, `--key=value` (or
 `--key value`). pydantic checks the values, tyro prints the help. A config file is Python, and may do all that
-the user may. This file imports neither JAX nor NumPy, which take long.
+the user may. This file imports neither JAX nor NumPy, which take seconds.
 """
 
 import ast
@@ -46,7 +46,7 @@ def command(main: Callable[[list[str]], int | None]) -> None:
     """Run a command's `main(argv)`, and exit with its status; after a user's mistake with 2 and one line."""
     if isinstance(sys.stdout, TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a character that a terminal does not have becomes "?"
-    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py has it
+    if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # as config/__init__.py sets it
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if sys.unraisablehook is sys.__unraisablehook__:
         sys.unraisablehook = repeat_ctrl_c
@@ -56,12 +56,12 @@ def command(main: Callable[[list[str]], int | None]) -> None:
         if status:
             sys.exit(status)
     except BrokenPipeError:  # the reader has closed, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the exit would fail to flush it
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the exit would fail to flush it
         sys.exit(141)
     except KeyboardInterrupt:
         with suppress(OSError):
             sys.stdout.flush()
-        # Not sys.exit: threads that still compile would hold it up, or crash while Python ends.
+        # Not sys.exit: threads that still compile would delay it, or crash while Python ends.
         os._exit(130)  # as a shell expects after Ctrl-C; training handles its own and saves first
     except Exception as error:
         if (line := in_one_line(error)) is None:
@@ -81,7 +81,7 @@ def repeat_ctrl_c(lost: Any) -> None:
 def in_one_line(error: BaseException) -> str | None:
     """Say what the user can mend: a UserError, a file, too little memory. None: show the traceback."""
     if os.environ.get("NANOJAXGPT_DEBUG"):
-        error.__suppress_context__ = False  # `raise ... from None` hides the error before
+        error.__suppress_context__ = False  # shows the error that `raise ... from None` hides
         return None
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error):  # as XLA says it
         error = UserError(
@@ -105,7 +105,7 @@ def matching(pattern: str, expected: str) -> AfterValidator:
 
 
 INT32 = 2**31  # devices count in int32
-FLOAT32 = 3.4e38  # devices compute inf with more
+FLOAT32 = 3.4e38  # a larger value becomes inf on a device
 UTF8 = r"(?!~(/|$))[^\x00\ud800-\udfff]+"
 Name = Annotated[str, AfterValidator(os.path.expanduser), matching(UTF8, "a name in UTF-8")]
 Count = Annotated[int, Field(ge=1, lt=INT32)]
@@ -184,7 +184,7 @@ def parse_text(text: str, kind: Any) -> Any:
 
 
 def run_config(path: str, cls: type[Any], known: dict[str, Any]) -> dict[str, Any]:
-    """Run a config file as nanoGPT does, which reads `known` values. Return its options. Raises UserError."""
+    """Run a config file, which may use `known` values as in nanoGPT. Return its options. Raises UserError."""
     if not os.path.isfile(path):
         raise UserError(f"{path}: there is no such config file")
     names = vars(builtins) | {name: import_module(name) for name in ("math", "os", "sys", "time")} | known

@@ -146,11 +146,11 @@ class ModelOptions:
             raise UserError(f"--checkpoint={self.checkpoint}: {self.init_from} is no run: use --out_dir")
 
 
-# What a resumed run makes of an option: it keeps these,
+# A resumed run must have the values of FIXED that it began with.
 VARIANTS = ("mup_base_width", "mup_base_n_head")  # ideas in variants.py
 SHAPE = (*(field.name for field in fields(ModelShape) if field.name != "dropout"), *VARIANTS)
 FIXED = (*SHAPE, "lora_rank", "lora_alpha", "lora_targets", "optimizer")
-# and does not take over these, which say what one command does, or where. The others may change.
+# It does not take over these, which say what one command does, or where. The others may change.
 NOT_RESUMED = (
     *("out_dir", "eval_only", "init_from", "overwrite", "compilation_cache"),
     *("coordinator", "num_processes", "process_id"),

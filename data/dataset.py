@@ -1,6 +1,6 @@
 """A data set: its folder, its `meta.json`, the tokens of its splits, and batches of them.
 
-A split is one file, mapped into memory and read on demand, so it may be larger than the memory. Batch i is a
+A split is one file, mapped into memory and read on demand: it may be larger than the memory. Batch i is a
 pure function of (seed, split, i): a resumed run needs no loader state, and every host makes the same batch.
 No thread makes batches in advance: the accelerator is still busy with the step before.
 """
@@ -27,7 +27,7 @@ from config.files import cache_folder, refusing
 from data.tokenizer import END_OF_TEXT, check_description
 
 DATA = Path(__file__).resolve().parent
-# These are prepared when they are missing.
+# prepare_if_missing prepares these.
 SMALL_DATASETS = ("book_char", "python_char", "shakespeare", "shakespeare_char")
 FORMAT = 1  # the version of meta.json; another version is refused
 SPLITS = ("train", "val")

@@ -1,6 +1,6 @@
 """Write a data set of any size: documents are read, tokenized in parallel and written as they stream.
 
-An end-of-text token ends each document. Its hash decides a document's split, so that copies stay together.
+An end-of-text token ends each document. A document's hash decides its split, so that copies stay together.
 `.prepare.json` records how much is safely on disk: after a kill the same command goes on from there, and its
 files are the same to the byte.
 """
@@ -99,8 +99,8 @@ def write_tokens(
     path: Path, progress: Progress, batches: Iterator[DocumentBatch], num_proc: int, settings: tuple
 ) -> None:
     """Tokenize documents with the settings of `start_worker`, write them, and save `progress` to `path`."""
-    # A fork of a process with threads, as the readers have them, may hang.
-    with naming(Path("/dev/shm")):  # Linux keeps their locks there
+    # A fork may hang, because the readers of documents have started threads.
+    with naming(Path("/dev/shm")):  # Linux keeps the locks of the processes there
         pool = ProcessPoolExecutor(num_proc, multiprocessing.get_context("spawn"), start_worker, settings)
     try:
         with pool, tqdm(initial=progress.documents, unit=" documents", disable=None) as bar:

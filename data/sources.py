@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from config.command_line import UserError
 from config.files import decode_text, refusing
 
-BATCH = 2**20  # bytes of documents in a batch, about: a third of a second of tokenizing
-ROWS = 256  # of Parquet in a batch
+BATCH = 2**20  # bytes of documents in a batch, about, which take a third of a second to tokenize
+ROWS = 256  # rows of Parquet in a batch
 LONGEST = 2**24  # bytes of a document in a text file; a longer one is cut at a line's end
 SEPARATOR = b"<|endoftext|>"  # between documents in a text file, on a line of its own
 
@@ -128,9 +128,9 @@ def _read_parquet_file(path: str, start: Position) -> Iterator[tuple[Records, Po
 
 def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tuple[Records, Position]]:
     """Yield the column "text" of `datasets.load_dataset(**dataset)`. An error names the `source`."""
-    import datasets  # here: it takes over a second
+    import datasets  # here, because it takes over a second
 
-    datasets.logging.set_verbosity(logging.CRITICAL)  # errors are raised, too
+    datasets.logging.set_verbosity(logging.CRITICAL)  # because it raises its errors, too
     what = f'{source}: cannot be read as Parquet with a column "text"'
     # Any library down to the network may raise its own kind of error.
     with refusing(what, "the same command goes on from here", Exception):
@@ -141,7 +141,7 @@ def _stream_parquet(source: str, start: Position, **dataset: Any) -> Iterator[tu
         if start is not None:
             stream.load_state_dict(start)
         for table in stream.iter(batch_size=ROWS):
-            # As bytes: as text, one document that is not UTF-8 would fail the batch.
+            # The text is read as bytes: otherwise a document that is not UTF-8 would fail its whole batch.
             yield table["text"].cast("large_binary").to_pylist(), stream.state_dict()
 
 

@@ -297,7 +297,7 @@ def describe(theirs: Any, ends: list) -> dict[str, Any] | None:
         "chat_template": template.get("default") if isinstance(template, dict) else template,
     }
     description = {"type": "tokenizers", "json": backend.to_str(), "uses": uses}
-    if (eot := end_of_text(description)) is not None:  # any text that it can encode shows its start
+    if (eot := end_of_text(description)) is not None:  # its encoding shows what begins any text
         encoded = backend.encode(backend.id_to_token(eot))
         uses["document_start"] = encoded.ids[0] if encoded.special_tokens_mask[0] else None
     words = json.dumps(sorted(vocabulary.items())).encode()

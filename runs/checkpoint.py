@@ -1,6 +1,6 @@
 """Checkpoints of a run and their manifests: written atomically, and restored bit for bit.
 
-Orbax stores arrays by name (`blocks.attn.c_q.weight`), so that restoring runs no code of theirs. The manifest
+Orbax stores arrays by name (`blocks.attn.c_q.weight`), so that restoring runs no stored code. The manifest
 beside them has a checksum of each. A LoRA run stores its adapters; the manifest names the base model.
 """
 
@@ -163,7 +163,7 @@ def quiet() -> Generator[None]:
 
 class Manager(ocp.CheckpointManager):
     def reached_preemption(self, step: int) -> bool:
-        """Leave the signals that JAX knows of to runs/process.py: one of two that ask takes the other's."""
+        """Leave the signals that JAX knows of to runs/process.py: of two handlers one takes the other's."""
         return False
 
 
@@ -184,7 +184,7 @@ class Checkpoints:
             best_fn=val_loss,  # so that the metrics are stored
             best_mode="min",
             create=False,
-            # Orbax's threads would wait for minutes where a folder cannot be made.
+            # Otherwise Orbax's threads wait for minutes if a folder cannot be made.
             async_options=ocp.AsyncOptions(create_directories_asynchronously=False),
             multiprocessing_options=ocp.options.MultiprocessingOptions(**({} if shared else alone)),
         )
@@ -194,9 +194,9 @@ class Checkpoints:
 
     @contextmanager
     def working(self) -> Generator[None]:
-        """Within, Orbax works in silence. A disk that fails is a UserError."""
+        """Within, Orbax logs nothing, and a disk that fails raises UserError."""
         what = f"{self.folder}: cannot be read or written"
-        # TensorStore's errors of a disk are ValueErrors.
+        # TensorStore reports the errors of a disk as ValueErrors.
         with quiet(), refusing(what, "mend that, and start again", OSError, ValueError):
             yield
 
@@ -349,7 +349,7 @@ def checksums(items: dict[str, dict[str, jax.Array]]) -> dict[str, dict[str, int
 
 
 def checksum(x: Shaped[Array, "..."]) -> UInt32[Array, ""]:
-    """Sum the hashes of all elements, each with its place, by MurmurHash3's bijective last step.
+    """Sum the hashes of all elements, each with its position, by MurmurHash3's bijective last step.
 
     The sum is the same on any mesh, and any change of one element changes it.
     """

@@ -67,7 +67,7 @@ def load_run(
     checkpoints = Checkpoints(out_dir)
     chosen = checkpoints.find(checkpoint)
     manifest = checkpoints.manifest(chosen)
-    options = replace(manifest.options, dtype=dtype, attention="auto")  # not as where it was trained
+    options = replace(manifest.options, dtype=dtype, attention="auto")  # another machine may have trained it
     config = model_config(options, manifest.vocab_size, document_start(manifest.tokenizer))
     shapes = state_shapes(config, options).model
     base = load_base(checkpoints, manifest, shapes)

@@ -36,7 +36,7 @@ def flops_per_token(config: GPTConfig, T: int) -> int:
 
     A matrix of P parameters takes 6 P, a layer's attention 12 T H C: like nanoGPT and PaLM (arXiv:2204.02311,
     appendix B), this counts the causal half that a good kernel skips, and for a window twice the keys that a
-    token reads on average.
+    token attends to on average.
     """
     model = eqx.filter_eval_shape(config.build, jax.random.key(0))
     arrays = jax.tree.leaves_with_path(model)
@@ -69,7 +69,7 @@ class Metrics:
         self.pending = None  # the step whose metrics are not read yet
 
     def step(self, iteration: int, metrics: dict[str, jax.Array]) -> None:
-        """Note a step that has just been started, and read the one before: so the device never waits."""
+        """Note a step that has just been started, and read the one before, so that the device never waits."""
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]

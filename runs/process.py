@@ -60,7 +60,7 @@ def stop_signals() -> Generator[Callable[[], int]]:
     """Within, SIGINT, SIGTERM and SIGHUP only make the function yielded return 128 + their number, not 0.
 
     A second SIGINT or SIGTERM ends the run; a terminal that closes sends SIGHUP several times, which stays
-    ignored under nohup. Of many processes, JAX tells all at the same call: all call equally often.
+    ignored under nohup. JAX tells all of many processes at the same call: all call equally often.
     """
     together = jax.process_count() > 1
     calls = count(1)

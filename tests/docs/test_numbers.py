@@ -1,0 +1,107 @@
+"""Every measured number in the prose of a page has its source beside it.
+
+A measured number is a decimal number, or an integer or a number word with a unit (ms, minutes, %, GB,
+tokens/s, bits, nats, dollars, "times as", an x that follows at once). Fences, `code`, formulas in $, comments
+and the targets of links are not prose. Versions (of three parts, or after a program's name), a byte's 8 bits
+and a 95% interval are not measured.
+
+A source is a fence, an image (another test asks for its command), a table that docs.quotes fills, a command
+or a file of results in `code`: in the same block, or in the one before or after. A block is what empty lines
+enclose: a paragraph, a list, a table. A link to https://, to benchmarks.md or to a section of a page is a
+source of its own block. A sentence, or a row of a table, that shows the arithmetic needs none: it has = or ≈,
+or an operator between two numbers.
+"""
+
+import re
+
+import pytest
+
+from docs.pages import FENCE, ROOT, pages
+
+UNITS = (
+    "[mnµ]?s|(?:milli|micro)?seconds?|minutes?|hours?|days?|%|[kMGT]i?B|[kMGT]?bytes|tokens/s|[GT]?FLOPs?|bits?|nats?"
+    r"|dollars|times\s(?:as|the|longer|faster|slower|more|less|smaller|larger)"
+)
+WORDS = "two|three|four|five|six|seven|eight|nine|ten|twelve|fifteen|twenty|thirty|forty|fifty"
+NUMBER = re.compile(
+    r"(?<![\w.:/^$-])(?:\$\d[\d,.]*|\d[\d,]*\.\d+(?![\w.]*\.\d)|\d[\d,]*[x×](?![\w ]*\d)|"
+    rf"(?:\d[\d,]*|{WORDS})\s?(?:{UNITS})(?!\w))"
+)
+NO_PROSE = re.compile(r"`[^`]*`|<!--.*?-->|\]\([^)]*\)|\$[^$\d][^$]*\$|\$\$.*?\$\$|<[^<>]*>", re.S)
+VERSION = (
+    r"(?:Python|JAX|PyTorch|NumPy|Zen|CUDA|Llama|Qwen)[ -]\d+(?:\.\d+)*(?:(?:, | and | to | or )\d\.\d+)*"
+)
+NOT_MEASURED = re.compile(rf"\b(?:{VERSION}|(?:8|eight) bits\b|9\d% interval)")
+PROGRAM = r"(?:python|bash|modal|pip|xz|curl|[\w/]+\.py)\s+[^`\s]"
+SOURCE = re.compile(
+    rf"^```|^<!-- (?:quote|table|bench|reports): |!\[|`(?:{PROGRAM}|[\w-]+/[\w/.-]+\.(?:toml|json|csv|md)`)",
+    re.M,
+)
+LINKED = re.compile(r"\]\((?:https://|[^)\s#]*benchmarks\.md|[^)\s#]+#)")
+ARITHMETIC = re.compile(r"[=≈]|[\d)²³] [-+*/×·] [\d(]")
+SENTENCES = re.compile(r"(?<=[.?!:])\s+(?=[A-Z*(\[`])|\n(?=[|-])")
+PAGES = [*pages(), ROOT / "CONTRIBUTING.md", ROOT / "experiments/README.md"]
+
+
+def blocks(page: str) -> list[tuple[int, str]]:
+    """Return (line, text) of each block; a mark belongs to the table below it, and a fence is one block."""
+    page = FENCE.sub(lambda m: re.sub(r"\n\n+", lambda gap: "\n" + " \n" * (len(gap[0]) - 1), m[0]), page)
+    page = re.sub(r"^(<!--.*-->)\n\n(?=\|)", r"\1\n \n", page, flags=re.M)
+    page = re.sub(r"^</?(?:details|summary).*$", "", page, flags=re.M)
+    return [(page.count("\n", 0, m.start()) + 1, m[0]) for m in re.finditer(r"(?:.+\n?)+", page)]
+
+
+def unsourced(page: str) -> list[str]:
+    """Return "line: numbers: sentence" for each sentence whose measured numbers have no source."""
+    found, parts = [], blocks(page)
+    sourced = [False, *(bool(SOURCE.search(text)) for _, text in parts), False]
+    for i, (line, text) in enumerate(parts):
+        if any(sourced[i : i + 3]) or LINKED.search(text):
+            continue
+        for sentence in SENTENCES.split(text):
+            plain = NOT_MEASURED.sub("", NO_PROSE.sub(" ", sentence))
+            numbers = [] if ARITHMETIC.search(sentence) else [m[0] for m in NUMBER.finditer(plain)]
+            if numbers:
+                at = line + text[: text.index(sentence)].count("\n")
+                found.append(f"{at}: {', '.join(numbers)}: {' '.join(sentence.split())}")
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_measured_number_of_a_page_has_its_source_beside_it(page):
+    assert unsourced(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "It takes 5 ms.",
+        "A loss of 1.25.\n",
+        "It takes ten minutes.",
+        "It costs $50, and is 3x faster.",
+        "It is three times as fast.",
+        "Of them 38% are new.\n\nA paragraph between.\n\n```pycon\n>>> 1\n```\n",
+        "| a | 1.5 |\n|---|---|\n| b | 2 = 1 + 1 |\n",
+        "It takes 5 ms.\n\nIt is fast ([Kaplan](https://arxiv.org/abs/2001.08361)).",
+        "# Section\n\n12 MB are left, as `train.py` prints, see [the page](page.md).\n",
+    ],
+)
+def test_a_number_without_a_source_is_found(page):
+    assert len(unsourced(page)) == 1
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        "It takes 5 ms, as `python bench.py config/a.py` prints.",
+        "It takes 5 ms.\n\n```console\n$ python bench.py\n\n5 ms\n```\n",
+        "![A curve](images/a.svg)\n\nIt falls to 1.25.",
+        "<!-- table: experiments/results/a.md -->\n\n| a |\n|---|\n| 1.5 |\n\nIt is 1.5.",
+        "It is 1.5 ([Kaplan](https://arxiv.org/abs/2001.08361)).",
+        "It is 1.5 ([chapter 2](02-loss.md#the-ladder)).",
+        "Of 8 bits, 6.5 bits remain: 8 - 1.5 = 6.5 bits.",
+        "Python 3.11 to 3.13, JAX 0.10.2, arXiv:2001.08361, in 2026, `--lr=0.5`, 4 layers, (8, 4), 8 x 4.",
+    ],
+)
+def test_a_number_with_a_source_or_not_measured_is_passed_over(page):
+    assert unsourced(page) == []
