@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from docs.figures import batch_size, isoflop
+from docs.figures import batch_size, isoflop, ladder
 from experiments.record import RESULTS, Record
 from runs.metrics import flops_per_token
 from training.state import model_config
@@ -58,6 +58,17 @@ def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
 
 def test_losses_that_only_fall_have_no_lowest_size():
     assert np.isnan(isoflop.lowest(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.5, 1.0])))
+
+
+def test_the_ladder_compares_with_the_row_above_and_brackets_what_may_be_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "RESULTS", tmp_path)
+    rows = {"nanoGPT": (2.0, 2.1), "+ rate x4": (1.5, 1.61), "+ muon": (1.4, 1.72)}
+    runs = {x: [{"seed": i, "val": loss} for i, loss in enumerate(y)] for x, y in rows.items()}
+    write(tmp_path / "ladder_book_up.json", {x: {"options": {}, "runs": y} for x, y in runs.items()})
+    lines = ladder.findings(ladder.UP).splitlines()
+    assert lines[1].split() == ["+", "rate", "x4", "not", "run", "yet", "-0.4950", "±", "0.0635"]
+    assert lines[2].split()[-3:] == ["(+0.0050", "±", "1.3342)"]
+    assert lines[3].count("not run yet") == 2
 
 
 def test_the_critical_batch_is_that_of_the_law():
