@@ -98,7 +98,8 @@ def choose_device(device: str) -> None:
     wait_for_simulated_devices()
     accelerator = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if device == "cpu" or device == "auto" and not accelerator:
-        # LLVM's level 1 instead of 3: it compiles sooner, and steps are as fast (docs/history.md).
+        # LLVM's level 1 compiles sooner than level 3: the quickstart's first start takes 13 s instead of 16
+        # on a Xeon's two cores. A step of the CPU Shakespeare run takes 100 ms of CPU time at both levels.
         add_xla_flag("--xla_backend_optimization_level", 1)
     # A CPU then computes on the main thread, where alone the C library keeps large freed blocks.
     jax.config.update("jax_cpu_enable_async_dispatch", False)

@@ -12,11 +12,12 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from docs.figures import BLUE, GREY, ORANGE, save
 from experiments.record import RESULTS, Record
 
-SYMBOLS = 96  # in the text
+SYMBOLS, LAYERS, CONTEXT = 96, 4, 64  # in the text; in each model; tokens in a row
 CHINCHILLA = 0.49  # the exponent, from 0.462 to 0.534 (10th and 90th percentiles): table 2, approach 2
 DRAWS = 1000  # of the seeds, for the errors
 
@@ -28,13 +29,19 @@ def read(path: Path = RESULTS / "isoflop.json") -> pd.DataFrame:
         x = entry["options"]
         row = {
             "budget": float(label.split()[0]),  # of "3e11 FLOPs, width 16"
-            "parameters": 12 * x["n_layer"] * x["n_embd"] ** 2 + SYMBOLS * x["n_embd"],
+            "width": x["n_embd"],
+            "parameters": parameters(x["n_embd"]),
             "tokens": x["max_iters"] * x["batch_size"] * x["block_size"],
             "losses": record.losses(label).dropna().to_numpy(),
         }
         rows.append(row)
     found = pd.DataFrame(rows).sort_values(["budget", "parameters"], ignore_index=True)
     return found.groupby("budget").filter(lambda sizes: sizes.losses.map(len).min() > 1)
+
+
+def parameters(width: float) -> float:
+    """Return the weights of the blocks' matrices and of the embedding, which is the lm_head as well."""
+    return 12 * LAYERS * width**2 + SYMBOLS * width
 
 
 def minima(sizes: pd.DataFrame, losses) -> np.ndarray:
@@ -62,21 +69,49 @@ def redraw(losses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 
 def findings(sizes: pd.DataFrame) -> str:
-    """Say what is best at each budget, and how it grows."""
+    """Say what is best at each budget, how it grows, and how far that may be off."""
     budgets, log_best = sizes.budget.unique(), minima(sizes, sizes.losses.map(np.mean))
-    lines, rng = [], np.random.default_rng(0)
-    for budget, best in zip(budgets, log_best, strict=True):
-        x = sizes[sizes.budget == budget]
-        tokens = np.exp(np.interp(best, np.log(x.parameters), np.log(x.tokens)) - best)
-        lines.append(
-            f"{flops(budget)}: best at {np.exp(best):9,.0f} parameters, {tokens:2.0f} tokens for each"
-        )
+    lines = ["    budget     best N   D/N  C/6N²  4 times off  exponent"]
+    for i, (budget, best) in enumerate(zip(budgets, log_best, strict=True)):
+        of = sizes[sizes.budget == budget]
+        off = np.polyfit(np.log(of.parameters), of.losses.map(np.mean), 2)[0] * np.log(4) ** 2
+        n = np.exp(best)
+        ratios = f"{tokens(budget, n) / n:4.1f}  {budget / 6 / n**2:5.1f}"
+        grown = f"{exponent(budgets[i - 1 : i + 1], log_best[i - 1 : i + 1]):10.2f}" if i else ""
+        lines.append(f"{flops(budget)}  {n:9,.0f}  {ratios}  {off:+11.3f}{grown}")
+    return "\n".join([*lines, *doubts(sizes)])
+
+
+def doubts(sizes: pd.DataFrame) -> list[str]:
+    """Fit the exponent again: to other seeds, budgets, sizes, and to another count of parameters."""
+    budgets, means = sizes.budget.unique(), sizes.losses.map(np.mean)
+    log_best, rng = minima(sizes, means), np.random.default_rng(0)
     drawn = exponent(budgets, minima(sizes, [redraw(losses, rng) for losses in sizes.losses]))
     low, high = np.nanquantile(drawn, (0.1, 0.9))
-    slope = exponent(budgets, log_best)
-    return "\n".join(
-        [*lines, f"best size ~ budget^{slope:.2f} ({low:.2f} to {high:.2f} in 80% of {DRAWS} draws)"]
-    )
+    line = stats.linregress(np.log(budgets), log_best)
+    half = stats.t.ppf(0.975, len(budgets) - 2) * line.stderr
+    without = [exponent(np.delete(budgets, i), np.delete(log_best, i)) for i in range(len(budgets))]
+    by_size = sizes.groupby("budget").parameters
+    left = sizes.parameters > by_size.transform("min"), sizes.parameters < by_size.transform("max")
+    fewer = [sizes[rows].reset_index(drop=True) for rows in left]
+    small, large = (exponent(budgets, minima(x, x.losses.map(np.mean))) for x in fewer)
+    bare = sizes.assign(parameters=sizes.parameters - SYMBOLS * sizes.width)
+    ends = exponent(budgets[:3], log_best[:3]), exponent(budgets[-3:], log_best[-3:])
+    return [
+        f"best size ~ budget^{line.slope:.2f}",
+        f"  other seeds: {low:.2f} to {high:.2f} (80% of {DRAWS} draws)",
+        f"  the line through the stars: {line.slope - half:.2f} to {line.slope + half:.2f} (95%)",
+        f"  one budget left out: {min(without):.2f} to {max(without):.2f}, the last: {without[-1]:.2f}",
+        f"  the first three budgets: {ends[0]:.2f}, the last three: {ends[1]:.2f}",
+        f"  without each budget's smallest model: {small:.2f}, without its largest: {large:.2f}",
+        f"  the embedding not counted: {exponent(budgets, minima(bare, means)):.2f}",
+    ]
+
+
+def tokens(budget: float, n: float) -> float:
+    """Return how many tokens a budget buys for n parameters, whose width says what attention takes."""
+    width = (np.sqrt(SYMBOLS**2 + 48 * LAYERS * n) - SYMBOLS) / (24 * LAYERS)  # as n = parameters(width)
+    return budget / (6 * n + 12 * LAYERS * CONTEXT * width)
 
 
 def flops(budget: float) -> str:
@@ -97,21 +132,26 @@ def draw(axes) -> None:
         valleys.plot(line, np.polyval(parabola, np.log(line)), lw=1.2, color=color, label=flops(budget))
         valleys.plot(np.exp(best), np.polyval(parabola, best), "*", ms=9, color=ORANGE)
     valleys.plot([], [], "*", ms=9, color=ORANGE, label="minimum")
-    valleys.set(xscale="log", xlabel="parameters", ylabel="val loss (nats)")
+    valleys.set(xscale="log", xlabel="parameters N", ylabel="val loss (nats)")
     valleys.set_xticks([2e4, 1e5, 5e5, 2.5e6], ["20k", "100k", "500k", "2.5M"])
     valleys.set_title("five sizes at each budget")
     valleys.legend(fontsize="small", loc="upper right")
 
-    powers = {"ours": exponent(budgets, log_best), "Chinchilla's slope": CHINCHILLA}
-    for (name, power), color in zip(powers.items(), (BLUE, GREY), strict=True):
-        line = np.exp(log_best.mean() + power * (np.log(budgets) - np.log(budgets).mean()))
-        growth.plot(budgets, line, lw=1.2, color=color, label=f"{name}: budget^{power:.2f}")
+    spans = {"all six stars": (slice(None), "-"), "the first three": (slice(3), ":")}
+    spans["the last three"] = slice(-3, None), "--"
+    for name, (span, style) in spans.items():
+        power, rest = np.polyfit(np.log(budgets[span]), log_best[span], 1)
+        growth.plot(
+            budgets, np.exp(rest) * budgets**power, style, lw=1.2, color=BLUE, label=f"{name}: {power:.2f}"
+        )
+    line = np.exp(log_best.mean() + CHINCHILLA * (np.log(budgets) - np.log(budgets).mean()))
+    growth.plot(budgets, line, lw=1.2, color=GREY, label=f"Chinchilla's slope: {CHINCHILLA:.2f}")
     growth.plot(budgets, np.exp(log_best), "*", ms=9, color=ORANGE)
-    growth.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best number of parameters")
+    growth.set(xscale="log", yscale="log", xlabel="budget (FLOPs)", ylabel="best N")
     growth.set_xticks(budgets, [flops(budget).removesuffix(" FLOPs") for budget in budgets])
     growth.set_yticks([5e4, 1e5, 2e5, 4e5, 8e5, 1.6e6], ["50k", "100k", "200k", "400k", "800k", "1.6M"])
     growth.set_title("the best size by budget")
-    growth.legend(fontsize="small")
+    growth.legend(fontsize="small", title="exponent", title_fontsize="small")
     for one in axes:
         one.minorticks_off()
     print(findings(sizes))

@@ -6,58 +6,95 @@ Drawn from experiments/results/; python -m experiments.compare experiments/ladde
 there.
 """
 
-from docs.figures import BLUE, GREEN, GREY, ORANGE, save
-from experiments.record import RESULTS, Record
-from experiments.statistics import difference
+import tomllib
 
-TEXTS = {"shakespeare": BLUE, "python": GREEN}
+from docs.figures import BLUE, GREEN, GREY, ORANGE, ROOT, save
+from experiments.record import RESULTS, Record
+from experiments.statistics import Difference, difference
+
+TEXTS = {"shakespeare": BLUE, "book": GREEN}
+ALONE = {text: f"ladder_{text}" for text in TEXTS}
+UP = {text: f"ladder_{text}_up" for text in TEXTS}
+UP_IN_TIME = {text: f"ladder_{text}_up_equal_time" for text in TEXTS}
+MISSING = "not run yet"
+
+
+def sets(name: str) -> list[str]:
+    """Return the labels of an experiment's sets that the code still has, the base first."""
+    lists = tomllib.loads((ROOT / "experiments" / "ladder.toml").read_text())
+    return [*lists[name.removesuffix("_equal_time")]["sets"]]
+
+
+def differences(name: str) -> dict[str, Difference]:
+    """Return how each set that has been run differs from the base, or on the ladder from the set above."""
+    (base, *labels), record, found = sets(name), Record(RESULTS / f"{name}.json"), {}
+    above = dict(zip(labels, [base, *labels] if "_up" in name else [base] * len(labels), strict=False))
+    for label, other in above.items():
+        if {label, other} <= record.sets.keys():
+            pair = difference(record.losses(label), record.losses(other))
+            if len(pair.pairs) > 1:
+                found[label] = pair
+    return found
+
+
+def say(found: Difference | None) -> str:
+    """Return a difference and its interval, in brackets if that contains 0."""
+    if found is None:
+        return MISSING
+    text = f"{found.mean:+.4f} ± {found.half:.4f}"
+    return text if abs(found.mean) > found.half else f"({text})"
+
+
+def findings(names: dict[str, str]) -> str:
+    """Say what the experiments found, a column for each text."""
+    columns = [differences(name) for name in names.values()]
+    rows = [" " * 10 + "".join(f"{text:>21}" for text in names)]
+    for label in sets(names["shakespeare"])[1:]:
+        rows.append(f"{label:10}" + "".join(f"{say(found.get(label)):>21}" for found in columns))
+    return "\n".join(rows)
 
 
 def draw_alone(axes) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
     order: list[str] = []
     for i, (text, color) in enumerate(TEXTS.items()):
-        record = Record(RESULTS / f"ladder_{text}.json")
-        base, *labels = record.sets
-        found = {label: difference(record.losses(label), record.losses(base)) for label in labels}
+        found = differences(ALONE[text])
         order = order or sorted(found, key=lambda label: -found[label].mean)
-        for row, label in enumerate(order):
-            mean, half, y = found[label].mean, found[label].half, row + 0.15 - 0.3 * i
-            sure = abs(mean) > half
-            axes.plot([mean - half, mean + half], [y, y], color=color, lw=1.2)
-            axes.plot(mean, y, "o", ms=5, color=color, mfc=color if sure else "white")
-            print(f"{text:12} {label:18} {mean:+.4f} ± {half:.4f}")
+        for label, x in found.items():
+            y = order.index(label) + 0.15 - 0.3 * i
+            axes.plot([x.mean - x.half, x.mean + x.half], [y, y], color=color, lw=1.2)
+            axes.plot(x.mean, y, "o", ms=5, color=color, mfc=color if abs(x.mean) > x.half else "white")
         axes.plot([], [], "o", ms=5, color=color, label=text)
-    axes.plot([], [], "o", ms=5, color=GREY, mfc="white", label="not sure")
+    axes.plot([], [], "o", ms=5, color=GREY, mfc="white", label="its interval contains 0")
     axes.axvline(0, color=ORANGE, lw=1)
     axes.set_yticks(range(len(order)), order)
-    axes.set(xlabel="val loss, less nanoGPT's (nats)", xlim=(-0.4, 0.06))
+    axes.set(xlabel="val loss, less nanoGPT's (nats)")
     axes.legend(loc="lower left", fontsize="small")
     axes.set_title("each change alone")
 
 
 def draw_up(axes) -> None:
-    """Draw the ladder's means, on both texts, and on Shakespeare in equal time."""
-    for name, file, color, style in (
-        ("shakespeare", "ladder_shakespeare_up", BLUE, "o-"),
-        ("shakespeare, equal time", "ladder_shakespeare_up_equal_time", BLUE, "o:"),
-        ("python", "ladder_python_up", GREEN, "o-"),
-    ):
-        record = Record(RESULTS / f"{file}.json")
-        means = [record.losses(label).dropna().mean() for label in record.sets]
-        axes.plot(means, range(len(means)), style, ms=4, lw=1.2, color=color, label=name)
-        print(name, [round(float(mean), 3) for mean in means])
-    axes.set_yticks(range(len(record.sets)), list(record.sets))
+    """Draw the ladder's means on both texts, in equal steps and in equal time."""
+    for names, style, equal in ((UP, "o-", "steps"), (UP_IN_TIME, "o:", "time")):
+        for text, color in TEXTS.items():
+            labels, record = sets(names[text]), Record(RESULTS / f"{names[text]}.json")
+            means = [record.losses(x).dropna().mean() if x in record.sets else None for x in labels]
+            axes.plot(
+                means, range(len(labels)), style, ms=4, lw=1.2, color=color, label=f"{text}, equal {equal}"
+            )
+    axes.set_yticks(range(len(labels)), labels)
     axes.invert_yaxis()
-    axes.set(xlabel="val loss (nats)", xlim=(1.3, 2.7))
-    axes.legend(loc="center right", fontsize="small")
+    axes.set(xlabel="val loss (nats)")
+    axes.legend(loc="lower right", fontsize="small")
     axes.set_title("each on top of those above it")
 
 
 def draw(axes) -> None:
     draw_alone(axes[0])
     draw_up(axes[1])
+    for names in (ALONE, UP, UP_IN_TIME):
+        print(findings(names))
 
 
 if __name__ == "__main__":
-    save("ladder", draw, width=8.8, height=5.0, ncols=2)
+    save("ladder", draw, width=8.8, height=4.2, ncols=2)

@@ -40,6 +40,22 @@ def draw_line(axes, found: dict[float, list[float]], label: str, color, star) ->
     axes.plot(lowest, means[lowest], "*", ms=10, color=star)
 
 
+def stars() -> str:
+    """Say for each width which rate has the lowest mean, and which loss that is."""
+    lines = []
+    for optimizer, (file, rates) in zip(("AdamW", "Muon"), RATES.items(), strict=True):
+        record = Record(RESULTS / f"{file}.json")
+        for kind in ("standard", "µP"):
+            row = f"{optimizer:5} {kind:8}"
+            for width in WIDTHS:
+                name = f"{'standard' if width == BASE else kind}, width {width}"
+                found = losses(record, {rate: f"{name}, {rate:g}" for rate in rates})
+                loss, rate = min((np.mean(seeds), rate) for rate, seeds in found.items())
+                row += f"  {width}: {rate:<6g} ({loss:.2f})"
+            lines.append(row)
+    return "\n".join(lines)
+
+
 def draw(axes) -> None:
     shades = dict(zip(WIDTHS, matplotlib.colormaps["Blues"](np.linspace(0.4, 1, len(WIDTHS))), strict=True))
     for row, optimizer, (file, rates) in zip(axes, ("adamw", "muon"), RATES.items(), strict=True):

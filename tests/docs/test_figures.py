@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from config.options import Options
-from docs.figures import batch_size, isoflop
+from docs.figures import batch_size, isoflop, ladder
 from experiments.record import RESULTS, Record
 from runs.metrics import flops_per_token
 from training.state import model_config
@@ -26,6 +26,7 @@ def test_an_isoflop_run_has_the_parameters_and_takes_the_budget_that_the_figure_
         config = model_config(options, isoflop.SYMBOLS, None)
         flops = flops_per_token(config, options.block_size)
         assert flops * row.tokens == pytest.approx(row.budget, rel=0.01)
+        assert isoflop.tokens(row.budget, row.parameters) == pytest.approx(row.tokens, rel=0.01)
         attention = 12 * config.n_layer * config.block_size * config.n_embd
         assert flops == 6 * row.parameters + attention
 
@@ -39,23 +40,35 @@ def test_isoflop_finds_the_exponent_of_parabolas(tmp_path):
         runs = [{"seed": seed, "val": loss + 1e-4 * rng.standard_normal()} for seed in (1, 2, 3)]
         sets[label] = {"options": entry["options"], "runs": runs}
     path = write(tmp_path / "isoflop.json", sets)
-    first, *_, last = isoflop.findings(isoflop.read(path)).splitlines()
-    assert "best size ~ budget^0.60 (0.60 to 0.60 in" in last
+    _, first, *lines = isoflop.findings(isoflop.read(path)).splitlines()
+    fitted = [number for line in lines[5:-1] for number in re.findall(r"0\.\d\d\b", line)]
+    assert fitted == ["0.60"] * 12  # whatever seed, budget or size is left out
     best = 200_000 * 0.1**0.6
+    budget, found, trained, by_rule, off = re.split(r"  +", first)
+    assert budget == "3e11 FLOPs" and float(found.replace(",", "")) == pytest.approx(best, rel=0.01)
+    assert float(off) == pytest.approx(0.1 * np.log(4) ** 2, abs=0.002)
     x = sizes[sizes.budget == 3e11]
     above = np.argmax(x.parameters > best)  # the tokens lie between those of the sizes around it
     most, least = (x.tokens.iloc[i] / best for i in (above - 1, above))
-    found = re.fullmatch(r"3e11 FLOPs: best at +([\d,]+) parameters, +(\d+) tokens for each", first)
-    assert float(found[1].replace(",", "")) == pytest.approx(best, rel=0.01)
-    assert least < float(found[2]) < most
-    sets["3e11 FLOPs, width 16"]["runs"][
-        1:
-    ] = []  # of one seed nothing is known, so this budget has no minimum
+    assert least < float(trained) < most
+    assert float(by_rule) == pytest.approx(3e11 / 6 / best**2, rel=0.02)
+    sets["3e11 FLOPs, width 16"]["runs"][1:] = []  # one seed has no spread: this budget has no minimum
     assert isoflop.read(write(path, sets)).budget.min() == 1e12
 
 
 def test_losses_that_only_fall_have_no_lowest_size():
     assert np.isnan(isoflop.lowest(np.array([1.0, 2.0, 3.0]), np.array([3.0, 2.5, 1.0])))
+
+
+def test_the_ladder_compares_with_the_row_above_and_brackets_what_may_be_0(tmp_path, monkeypatch):
+    monkeypatch.setattr(ladder, "RESULTS", tmp_path)
+    rows = {"nanoGPT": (2.0, 2.1), "+ rate x4": (1.5, 1.61), "+ muon": (1.4, 1.72)}
+    runs = {x: [{"seed": i, "val": loss} for i, loss in enumerate(y)] for x, y in rows.items()}
+    write(tmp_path / "ladder_book_up.json", {x: {"options": {}, "runs": y} for x, y in runs.items()})
+    lines = ladder.findings(ladder.UP).splitlines()
+    assert lines[1].split() == ["+", "rate", "x4", "not", "run", "yet", "-0.4950", "±", "0.0635"]
+    assert lines[2].split()[-3:] == ["(+0.0050", "±", "1.3342)"]
+    assert lines[3].count("not run yet") == 2
 
 
 def test_the_critical_batch_is_that_of_the_law():
