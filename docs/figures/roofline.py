@@ -1,4 +1,4 @@
-"""The roofline of an H100, with some work of GPT-2's under it. For chapter 10 of the book.
+"""Chapter 10: the roofline of an H100, and what some of GPT-2's work could reach under it.
 
 python -m docs.figures.roofline
 
@@ -17,18 +17,18 @@ from tools.planning.target import DEVICES
 
 GPT2 = GPTConfig(mlp="gelu", compute=Fast("bfloat16", "bfloat16"))
 H100 = DEVICES["H100"]
-LEFT, RIGHT = 0.15, 3000  # FLOPs a byte
+LEFT, RIGHT = 0.15, 3000  # FLOPs per byte
 
 
 def product(m: int, k: int, n: int) -> float:
-    """Return the FLOPs a byte of an (m, k) by (k, n) product in bfloat16, each array moved once."""
+    """Return the FLOPs per byte of an (m, k) by (k, n) product in bfloat16, each array moved once."""
     return 2 * m * k * n / (2 * (m * k + k * n + m * n))
 
 
 def weight_bytes(config: GPTConfig) -> int:
-    """Return the bytes of the weights that a token has to read, in the dtype of the products.
+    """Return the bytes of the weights that decoding a token loads, in the dtype of the products.
 
-    A token reads one row of the embeddings, which is not counted, unless they are the head too.
+    Of the embeddings it loads one row, which is not counted. A tied table counts whole: it is the lm_head too.
     """
     model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
     read = sum(x.size for x in jax.tree.leaves(model))
@@ -43,7 +43,7 @@ def cache_bytes(config: GPTConfig) -> int:
 
 
 def decoding(B: int, length: int) -> float:
-    """Return the FLOPs a byte of drawing one token for each of B sequences of that length."""
+    """Return the FLOPs per byte of decoding one token for each of B sequences of that length."""
     flops = B * flops_per_token(GPT2, length) / 3  # forward alone
     return flops / (weight_bytes(GPT2) + B * length * cache_bytes(GPT2))
 
@@ -53,16 +53,15 @@ def attainable(intensity: float) -> float:
 
 
 WORK = {
-    "AdamW's update": (
-        16 / 28,
-        GREEN,
-    ),  # about 16 operations; 3 arrays and the gradient read, 3 written, float32
-    "norm, forward": (8 / 4, GREEN),  # about 8 operations on a number of two bytes, read and written
+    # About 16 operations. In float32 it loads three arrays and the gradient, and stores three.
+    "AdamW's update": (16 / 28, GREEN),
+    # About 8 operations on a number of two bytes, which is loaded and stored.
+    "norm, forward": (8 / 4, GREEN),
     "decoding, 1 sequence of 512 tokens": (decoding(1, 512), ORANGE),
     "decoding, 64 sequences of 512 tokens": (decoding(64, 512), ORANGE),
     "decoding, 64 sequences of 32 tokens": (decoding(64, 32), ORANGE),
     "training: MLP's product, 12 x 1024 tokens": (product(12 * 1024, 768, 3072), BLUE),
-    "training: the head's": (product(12 * 1024, 768, 50304), BLUE),
+    "training: lm_head": (product(12 * 1024, 768, 50304), BLUE),
 }
 
 
@@ -70,7 +69,7 @@ def draw(axes: Axes) -> None:
     ridge = H100.peak / H100.bandwidth
     axes.loglog([LEFT, ridge, RIGHT], [attainable(x) / 1e12 for x in (LEFT, ridge, RIGHT)], color=GREY, lw=2)
     axes.axvline(ridge, color=GREY, lw=0.8, ls=":")
-    axes.annotate(f"{ridge:.0f} FLOPs a byte", (ridge, 0.55), color=GREY, fontsize=8, ha="center")
+    axes.annotate(f"{ridge:.0f} FLOPs per byte", (ridge, 0.55), color=GREY, fontsize=8, ha="center")
     axes.annotate("3.35 TB/s", (3.6, 17), color=GREY, fontsize=9, rotation=32, rotation_mode="anchor")
     axes.annotate("989 TFLOP/s", (900, 1100), color=GREY, fontsize=9)
     for name, (intensity, color) in WORK.items():
@@ -87,7 +86,7 @@ def draw(axes: Axes) -> None:
             fontsize=8.5,
             ha="right" if left else "left",
         )
-    axes.set(xlim=(LEFT, RIGHT), ylim=(0.4, 2000), xlabel="FLOPs a byte", ylabel="TFLOP/s at most")
+    axes.set(xlim=(LEFT, RIGHT), ylim=(0.4, 2000), xlabel="FLOPs per byte", ylabel="TFLOP/s at most")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from tests.test_imports import COMMANDS as SCRIPTS
 from tools.cloud.jobs import COMMANDS
 
 TABLE = [line for line in (DOCS / "status.md").read_text().splitlines() if line.startswith("| ")]
-CELLS = {"ran", "plan", "stand-in", "never", "–"}
+CELLS = {"ran", "plan", "stand-in", "never"}
 
 
 def test_every_command_and_mesh_axis_has_its_row():
@@ -18,5 +18,5 @@ def test_every_command_and_mesh_axis_has_its_row():
 
 def test_every_cell_is_one_of_the_words_above_the_table():
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in TABLE[1:]]
-    assert {len(row) for row in rows} == {8}
+    assert {len(row) for row in rows} == {5}
     assert {cell for row in rows for cell in row[1:]} <= CELLS
