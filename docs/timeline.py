@@ -47,7 +47,7 @@ Spans = dict[Task, tuple[int, int]]  # the start and end of each task, in forwar
 
 
 def lockstep(schedule: Schedule, backward: int = BACKWARD) -> Spans:
-    """Return when each task runs if all ranks meet at the end of a tick, as parallel/pipeline/loop.py's do."""
+    """Return when each task runs if all ranks meet at the end of every tick, as in our pipeline."""
     cost = {"fwd": 1, "bwd": backward}
     found, start = {}, 0
     for tick in range(schedule.ticks):
@@ -97,7 +97,7 @@ class ScheduleOptions:
     program: ClassVar[str] = "-m docs.timeline"
     purpose: ClassVar[str] = "Print what each rank of a pipeline does, and when."
 
-    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: the papers' 1F1B, in lockstep
+    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: the papers' 1F1B order
     stages: Count = 4  # ranks: the size of the mesh's stage axis
     virtual_stages: Count = 1  # chunks of layers on each rank
     microbatches: Count = 8  # gradient_accumulation_steps
