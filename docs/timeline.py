@@ -4,6 +4,7 @@ python -m docs.timeline --schedule=interleaved --stages=4 --virtual_stages=2 --m
 """
 
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar, Literal
 
 from config.command_line import Count, command, given
@@ -42,34 +43,53 @@ def timeline(schedule: Schedule) -> list[str]:
     return [f"rank {rank}  {'  '.join(row)}".rstrip() for rank, row in enumerate(rows)]
 
 
-def spans(schedule: Schedule) -> dict[Task, tuple[int, int]]:
-    """Return the start and end of each task, in forwards. A tick lasts until its busiest rank is done."""
+Spans = dict[Task, tuple[int, int]]  # the start and end of each task, in forwards
+
+
+def lockstep(schedule: Schedule, backward: int = BACKWARD) -> Spans:
+    """Return when each task runs if all ranks meet at the end of every tick, as in our pipeline."""
+    cost = {"fwd": 1, "bwd": backward}
     found, start = {}, 0
     for tick in range(schedule.ticks):
         busy = [start] * schedule.ranks  # until when
-        for task in sorted((t for t in schedule.when if schedule.when[t] == tick), key=cost):
+        in_tick = (task for task in schedule.when if schedule.when[task] == tick)
+        for task in sorted(in_tick, key=lambda task: cost[task.kind]):
             rank = task.stage % schedule.ranks
-            found[task] = busy[rank], busy[rank] + cost(task)
-            busy[rank] += cost(task)
+            found[task] = busy[rank], busy[rank] + cost[task.kind]
+            busy[rank] += cost[task.kind]
         start = max(busy)
     return found
 
 
-def cost(task: Task) -> int:
-    return 1 if task.kind == "fwd" else BACKWARD
+def asynchronous(schedule: Schedule, backward: int = BACKWARD) -> Spans:
+    """Return when each task runs if a rank starts it as soon as its input is there."""
+    cost = {"fwd": 1, "bwd": backward}
+    orders = [schedule.tasks(rank) for rank in range(schedule.ranks)]
+
+    @cache
+    def end(task: Task) -> int:
+        kind, stage, microbatch = task
+        order = orders[stage % schedule.ranks]
+        waits_for = order[: order.index(task)][-1:]  # the rank's own task before
+        sender = stage - 1 if kind == "fwd" else stage + 1
+        if 0 <= sender < schedule.stages:
+            waits_for.append(Task(kind, sender, microbatch))
+        return max(map(end, waits_for), default=0) + cost[kind]
+
+    return {task: (end(task) - cost[task.kind], end(task)) for order in orders for task in order}
 
 
-def bubble(schedule: Schedule) -> float:
-    work = schedule.microbatches * schedule.chunks * (1 + BACKWARD)
-    return 1 - work / max(end for _, end in spans(schedule).values())
+def bubble(schedule: Schedule, spans=lockstep, backward: int = BACKWARD) -> float:
+    work = schedule.microbatches * schedule.chunks * (1 + backward)
+    return 1 - work / max(end for _, end in spans(schedule, backward).values())
 
 
-def inputs_held(schedule: Schedule, rank: int) -> int:
-    starts, ends = [0] * (schedule.ticks + 1), [0] * (schedule.ticks + 1)
-    for task, tick in schedule.when.items():
-        if task.stage % schedule.ranks == rank:
-            (starts if task.kind == "fwd" else ends)[tick] += 1
-    return max(sum(starts[: t + 1]) - sum(ends[:t]) for t in range(schedule.ticks))
+def inputs_held(schedule: Schedule, rank: int, spans=lockstep) -> int:
+    """Return the most inputs that a rank keeps at a time: from a forward's start to its backward's end."""
+    own = [(task, span) for task, span in spans(schedule).items() if task.stage % schedule.ranks == rank]
+    starts = [start for task, (start, _) in own if task.kind == "fwd"]
+    ends = [end for task, (_, end) in own if task.kind == "bwd"]
+    return max(sum(s <= now for s in starts) - sum(e <= now for e in ends) for now in starts)
 
 
 @dataclass(frozen=True)
@@ -77,7 +97,7 @@ class ScheduleOptions:
     program: ClassVar[str] = "-m docs.timeline"
     purpose: ClassVar[str] = "Print what each rank of a pipeline does, and when."
 
-    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: 1F1B of most papers
+    schedule: Literal["gpipe", "1f1b", "interleaved", "classic"] = "1f1b"  # classic: the papers' 1F1B order
     stages: Count = 4  # ranks: the size of the mesh's stage axis
     virtual_stages: Count = 1  # chunks of layers on each rank
     microbatches: Count = 8  # gradient_accumulation_steps

@@ -1,9 +1,13 @@
-"""Draw a picture that moves, as SVG with CSS: no script, and all of it is there when it may not move.
+"""Draw a picture that moves, as SVG with CSS and without a script.
 
 movie = Movie(640, 200, seconds=8, title="what it shows, for those who cannot see it")
 movie.add(box(10, 10, 80, 20, BLUE))                            always there
 movie.add(box(10, 10, 80, 20, BLUE), 0.2, 0.5, move=(90, 0))    there from 20 % to 50 % of the time, moving
 movie.save("name")                                              docs/images/name.svg
+
+An image on a page takes no clicks, so that no button can stop it. Therefore it first shows its still picture,
+plays ROUNDS times, and shows the still picture again. Opened alone, it rests while the pointer is on it; a
+page links to it for that. It never moves for readers who ask for reduced motion, or on paper.
 """
 
 from html import escape
@@ -11,6 +15,7 @@ from html import escape
 from docs.figures import IMAGES
 
 FONT = 'font-family="system-ui, sans-serif"'
+WAIT, ROUNDS = 2, 3  # seconds of the still picture at first; how often it plays
 
 
 class Movie:
@@ -32,7 +37,7 @@ class Movie:
     ) -> None:
         """Add an element: always there, or from `start` to `end`, shares of the time, moving by `move`.
 
-        `still` is its opacity where pictures do not move.
+        `still` is its opacity in the still picture.
         """
         if start is None:
             self.elements.append(element)
@@ -51,20 +56,20 @@ class Movie:
             stops.insert(0, (0, "opacity: 0"))
         frames = " ".join(f"{at:.2f}% {{ {style} }}" for at, style in stops)
         self.rules.append(f"@keyframes {name} {{ {frames} }}")
-        self.rules[-1] += f" .{name} {{ animation: {name} {self.seconds:g}s linear infinite }}"
+        self.rules[-1] += f" .{name} {{ animation: {name} {self.seconds:g}s linear {WAIT}s {ROUNDS} }}"
         self.elements.append(f'<g class="{name}" opacity="{still:g}">{element}</g>')
 
     def save(self, name: str) -> None:
-        rules = "\n".join(self.rules)
+        moves = [
+            "<style>\n@media screen and (prefers-reduced-motion: no-preference) {",
+            *self.rules,
+            "svg:hover g { animation-play-state: paused }\n}\n</style>",
+        ]
+        style = "\n".join(moves) + "\n" if self.rules else ""
         text = f"""<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" \
 width="{self.width:g}" height="{self.height:g}" role="img" {FONT} font-size="12">
 <title>{escape(self.title)}</title>
-<style>
-@media screen and (prefers-reduced-motion: no-preference) {{
-{rules}
-}}
-</style>
-<rect width="100%" height="100%" fill="white"/>
+{style}<rect width="100%" height="100%" fill="white"/>
 {chr(10).join(self.elements)}
 </svg>
 """

@@ -12,6 +12,7 @@ from docs.figures._motion import Movie, box, text
 
 N = 4  # devices
 TURNS = 2 * (N - 1)
+REST = N - 1  # the turn after which the still picture is: each device has one part of the sum
 COLORS = (BLUE, ORANGE, GREEN, "#8a5fb0")
 WIDTH, CELL, GAP, TOP = 130, 26, 30, 62  # of a device's column, of a part's row, between columns, above all
 
@@ -44,6 +45,11 @@ def main() -> None:
         movie.add(text(x(d) + WIDTH / 2, TOP - 10, f"device {d}", anchor="middle"))
         for part in range(N):
             movie.add(box(x(d) + 4, TOP + part * CELL + 3, WIDTH - 8, CELL - 6, "#f3f4f6"))
+    rest = (REST - 0.1) * step  # between two turns
+
+    def there(start: float, end: float) -> float:
+        return float(start <= rest < end)
+
     has = {(d, part): 1 for d in range(N) for part in range(N)}
     since = dict.fromkeys(has, 0.0)
     for turn, sent in enumerate(turns()):
@@ -57,11 +63,13 @@ def main() -> None:
             movie.add(cell(d, part, terms), start, end, move=(x(to) - x(d), 0), still=0)
         for d, part, terms in sent:
             key = ((d + 1) % N, part)
-            movie.add(cell(*key, has[key]), since[key], end, still=0)
+            movie.add(cell(*key, has[key]), since[key], end, still=there(since[key], end))
             has[key], since[key] = (terms + 1 if turn < N - 1 else N), end
-    movie.add(text(20, 24, "every device has the sum of all", size=14), 0.945, 1)
+    movie.add(text(20, 24, "every device has the sum of all", size=14), 0.945, 1, still=0)
+    half = f"after turn {REST} of {TURNS}: each device has one part of the sum, and now passes it on"
+    movie.add(text(20, 24, half, size=14), 2, 2)  # in the still picture alone
     for key, terms in has.items():
-        movie.add(cell(*key, terms), since[key], 1)
+        movie.add(cell(*key, terms), since[key], 1, still=there(since[key], 1))
     foot = "A bar a quarter full is one device's part; a full one is the sum of all four."
     movie.add(text(20, TOP + N * CELL + 22, foot, color=GREY))
     movie.save("ring")

@@ -1,22 +1,23 @@
-"""The pipeline's schedules, moving: what each of four ranks does, and when. For chapter 12 of the book.
+"""The pipeline's schedules: what each of four ranks does, and when. For chapter 12 of the book.
 
     python -m docs.figures.schedules
 
-The bars are those of parallel/pipeline/schedule.py. On a screen they come up as time goes on.
+The orders are those of parallel/pipeline/schedule.py. An orange line goes over them as time goes on.
 """
 
 from docs.figures import GREEN, GREY, ORANGE
 from docs.figures._motion import Movie, box, text
-from docs.timeline import bubble, spans
+from docs.timeline import asynchronous, bubble, inputs_held, lockstep
 from parallel.pipeline.schedule import Schedule
 
 BLUES = ("#a9c4ea", "#5f8fd0")  # forwards of a rank's first chunk, and of its second
 GREENS = ("#a4d6b6", GREEN)
 SCHEDULES = (
-    (Schedule("gpipe", 4, 1, 8), "all forwards first"),
-    (Schedule("classic", 4, 1, 8), "as most papers have it, if all ranks meet in every tick"),
-    (Schedule("1f1b", 4, 1, 8), "twice the head start: forward and backward in every tick"),
-    (Schedule("interleaved", 4, 2, 8), "two chunks of half the layers on each rank"),
+    (Schedule("gpipe", 4, 1, 8), lockstep, "gpipe", "in lockstep"),
+    (Schedule("classic", 4, 1, 8), asynchronous, "1F1B", "asynchronous, as in the papers"),
+    (Schedule("classic", 4, 1, 8), lockstep, "classic", "the same 1F1B in lockstep"),
+    (Schedule("1f1b", 4, 1, 8), lockstep, "1f1b", "eager 1F1B in lockstep, our default"),
+    (Schedule("interleaved", 4, 2, 8), lockstep, "interleaved", "in lockstep, two chunks on each rank"),
 )
 LEFT, TOP, ROW, PANEL, WIDTH = 50, 26, 20, 128, 640
 LONGEST = 64  # forwards of a stage that fill the width; interleaved stages are half as long
@@ -24,23 +25,26 @@ LONGEST = 64  # forwards of a stage that fill the width; interleaved stages are 
 
 def main() -> None:
     movie = Movie(
-        LEFT + WIDTH + 14, len(SCHEDULES) * PANEL, 14, "What four pipeline ranks do in four schedules"
+        LEFT + WIDTH + 14, len(SCHEDULES) * PANEL, 10, "What four pipeline ranks do in five schedules"
     )
-    for i, (schedule, words) in enumerate(SCHEDULES):
-        panel(movie, schedule, words, i * PANEL)
+    for i, schedule in enumerate(SCHEDULES):
+        panel(movie, *schedule, i * PANEL)
     movie.save("schedules")
 
 
-def panel(movie: Movie, schedule: Schedule, words: str, y: float) -> None:
-    """Draw a timeline, with a curtain before what has not happened yet."""
+def panel(movie: Movie, schedule: Schedule, clock, name: str, words: str, y: float) -> None:
+    """Draw when each rank does what on a clock, lockstep or asynchronous."""
     scale = WIDTH / LONGEST / schedule.chunks
-    end = max(end for _, end in spans(schedule).values()) * scale
-    movie.add(f'<g font-weight="600">{text(LEFT, y + 16, schedule.name, size=13)}</g>')
-    movie.add(text(LEFT + 90, y + 16, f"{words}; idle {bubble(schedule):.0%}", GREY))
+    spans = clock(schedule)
+    end = max(end for _, end in spans.values()) * scale
+    held = ", ".join(str(inputs_held(schedule, rank, clock)) for rank in range(schedule.ranks))
+    found = f"{words}: idle {bubble(schedule, clock):.0%}, holds {held} inputs"
+    movie.add(f'<g font-weight="600">{text(LEFT, y + 16, name, size=13)}</g>')
+    movie.add(text(LEFT + 96, y + 16, found, GREY))
     movie.add(box(LEFT, y + TOP, end, ROW * schedule.ranks, "#f3f4f6"))
     for rank in range(schedule.ranks):
         movie.add(text(LEFT - 8, y + TOP + rank * ROW + 14, f"rank {rank}", GREY, size=10, anchor="end"))
-    for task, (start, stop) in spans(schedule).items():
+    for task, (start, stop) in spans.items():
         chunk, rank = divmod(task.stage, schedule.ranks)
         color = (BLUES if task.kind == "fwd" else GREENS)[chunk]
         x, width = LEFT + start * scale, (stop - start) * scale
@@ -50,9 +54,6 @@ def panel(movie: Movie, schedule: Schedule, words: str, y: float) -> None:
             where = x + width / 2, y + TOP + rank * ROW + 13.5
             movie.add(text(*where, str(task.microbatch), ink, size=9, anchor="middle"))
     share = 0.9 * end / WIDTH  # all schedules run at one speed
-    curtain = box(LEFT, y + TOP - 1, end + 4, ROW * schedule.ranks + 2, "white")
-    # The curtain is wider than the picture, and slides out of it to the right.
-    movie.add(f'<g opacity="0.93">{curtain}</g>', 0, share, move=(end + 4, 0), still=0)
     line = box(LEFT - 1, y + TOP - 3, 2, ROW * schedule.ranks + 6, ORANGE)
     movie.add(line, 0, share, move=(end, 0), still=0)
 
