@@ -13,7 +13,7 @@ from experiments.record import RESULTS, Record
 from experiments.statistics import Difference, difference
 
 TEXTS = {"shakespeare": BLUE, "book": GREEN}
-ALONE = {text: f"ladder_{text}" for text in TEXTS}
+ALONE = {"shakespeare": "ladder_shakespeare"}
 UP = {text: f"ladder_{text}_up" for text in TEXTS}
 UP_IN_TIME = {text: f"ladder_{text}_up_equal_time" for text in TEXTS}
 MISSING = "not run yet"
@@ -57,8 +57,8 @@ def findings(names: dict[str, str]) -> str:
 def draw_alone(axes) -> None:
     """Draw each change's mean difference from the first set, with its 95% interval, the best on top."""
     order: list[str] = []
-    for i, (text, color) in enumerate(TEXTS.items()):
-        found = differences(ALONE[text])
+    for i, (text, name) in enumerate(ALONE.items()):
+        found, color = differences(name), TEXTS[text]
         order = order or sorted(found, key=lambda label: -found[label].mean)
         for label, x in found.items():
             y = order.index(label) + 0.15 - 0.3 * i
