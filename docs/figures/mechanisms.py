@@ -1,4 +1,4 @@
-"""Chapter 8: three of the changes: what rope turns, what an MLP's function bends, what a softcap bounds.
+"""Chapter 8: three of the changes: rope's rotation, the activation functions of MLPs, and a softcap.
 
 python -m docs.figures.mechanisms
 """
@@ -9,17 +9,17 @@ import numpy as np
 from docs.figures import BLUE, GREEN, GREY, LIGHT, ORANGE, save
 from model import ACTIVATIONS
 
-TURN = 0.5  # radians a position
+TURN = 0.5  # radians per position
 
 
 def draw_rope(axes) -> None:
-    """Draw one pair of a query's and of a key's numbers at two places: the angle between them is the same."""
+    """Draw one pair of a query's and of a key's numbers at two positions each: the angle between them is the same."""
     for start, x in ((0, 0.0), (3, 3.6)):
-        for place, color, name in ((start, BLUE, "key"), (start + 2, ORANGE, "query")):
-            angle = TURN * place
+        for position, color, name in ((start, BLUE, "key"), (start + 2, ORANGE, "query")):
+            angle = TURN * position
             tip = np.array([x + np.cos(angle), np.sin(angle)])
             axes.annotate("", tip, (x, 0), arrowprops={"arrowstyle": "->", "color": color, "lw": 1.8})
-            axes.text(x + 1.35 * np.cos(angle), 1.25 * np.sin(angle), f"{name}\nat {place}", color=color,
+            axes.text(x + 1.35 * np.cos(angle), 1.25 * np.sin(angle), f"{name}\nat {position}", color=color,
                       ha="center", va="center", fontsize=8)  # fmt: skip
         arc = np.linspace(TURN * start, TURN * (start + 2), 20)
         axes.plot(x + 0.5 * np.cos(arc), 0.5 * np.sin(arc), color=GREY, lw=1)
@@ -37,7 +37,7 @@ def draw_activations(axes) -> None:
     axes.plot(x, ACTIVATIONS["swiglu"](x, 1.0), color=GREEN, label="silu, the gate of swiglu")
     axes.set(ylim=(-0.6, 4), xlabel="x")
     axes.legend(loc="upper left", fontsize="small")
-    axes.set_title("an MLP's function")
+    axes.set_title("activation functions")
 
 
 def draw_bounds(axes) -> None:
