@@ -35,7 +35,8 @@ def plane(axes, title: str) -> None:
 
 def arrow(axes, to: np.ndarray, color: str, text: str) -> None:
     axes.annotate("", to, (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.8})
-    axes.text(*(to * (1 + 0.35 / np.linalg.norm(to))), text, color=color, ha="center", va="center", fontsize=9)
+    beyond = to * (1 + 0.35 / np.linalg.norm(to))
+    axes.text(*beyond, text, color=color, ha="center", va="center", fontsize=9)
 
 
 def draw(axes) -> None:

@@ -13,7 +13,7 @@ TURN = 0.5  # radians per position
 
 
 def draw_rope(axes) -> None:
-    """Draw one pair of a query's and of a key's numbers at two positions each: the angle between them is the same."""
+    """Draw one pair of a query's and a key's numbers, twice two positions apart: the angle is the same."""
     for start, x in ((0, 0.0), (3, 3.6)):
         for position, color, name in ((start, BLUE, "key"), (start + 2, ORANGE, "query")):
             angle = TURN * position

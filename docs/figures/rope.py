@@ -33,13 +33,14 @@ def draw_dials(axes) -> None:
 
 
 def draw_scores(axes) -> None:
-    """Draw the score of each query position with each key position, for queries and keys that are all ones."""
+    """Draw the score of each query position with each key position, if all vectors are ones."""
     positions = np.arange(T)
     angles = (positions[:, None] - positions)[..., None] * FREQUENCIES
     image = axes.imshow(2 * np.cos(angles).sum(-1), cmap="Oranges", vmin=0, vmax=8, aspect="auto")
     bar = axes.figure.colorbar(image, ax=axes, ticks=[0, 4, 8], shrink=0.8)
     bar.outline.set_visible(False)
-    axes.set(xlabel="position of the key", ylabel="position of the query", xticks=[0, 10, 20], yticks=[0, 10, 20])
+    axes.set(xlabel="position of the key", ylabel="position of the query")
+    axes.set(xticks=[0, 10, 20], yticks=[0, 10, 20])
     axes.set_title("scores of equal vectors")
 
 
