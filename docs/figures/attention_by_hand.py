@@ -12,9 +12,10 @@ import numpy as np
 from docs.figures import BLUE, GREY, LIGHT, ORANGE, save
 
 WORDS = ["the", "cat", "sat", "on"]
-KEYS = np.array([[0.9, -0.4], [2.0, 1.0], [-1.0, 2.0], [0.5, -1.5]])
-VALUES = np.array([[0.0, -0.5], [2.0, 1.0], [-2.0, 1.5], [0.5, -2.0]])
-QUERY = 1.85 * np.array([math.cos(math.radians(50)), math.sin(math.radians(50))])
+VECTORS = np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0], [0, 0.5, 1]])  # the chapter's x
+KEYS = VECTORS @ [[2, 1], [-1, 2], [-0.5, -1.5]]
+VALUES = VECTORS @ [[1, 2], [-2, 1], [0, -2]]
+QUERY = VECTORS[3] @ [[0, 1], [1, 0], [0.5, 1]]
 
 
 def weights(query: np.ndarray) -> np.ndarray:
@@ -34,13 +35,14 @@ def plane(axes, title: str) -> None:
 
 def arrow(axes, to: np.ndarray, color: str, text: str) -> None:
     axes.annotate("", to, (0, 0), arrowprops={"arrowstyle": "-|>", "color": color, "lw": 1.8})
-    axes.text(*(to * 1.16), text, color=color, ha="center", va="center", fontsize=9)
+    beyond = to * (1 + 0.35 / np.linalg.norm(to))
+    axes.text(*beyond, text, color=color, ha="center", va="center", fontsize=9)
 
 
 def draw(axes) -> None:
     w = weights(QUERY)
     keys, bars, values = axes
-    plane(keys, "the query meets the keys")
+    plane(keys, "the query of on, the keys")
     for word, key in zip(WORDS, KEYS, strict=True):
         arrow(keys, key, BLUE, word)
     arrow(keys, QUERY, ORANGE, "query")

@@ -18,8 +18,8 @@ def draw(axes) -> None:
     )
     axes.text(0.3, stream - 0.55, "residual stream x  (B, T, D)", color=ORANGE, fontsize=9)
     for left, part, color, text in (
-        (1.2, "attention", BLUE, "reads from other tokens"),
-        (8.2, "MLP", GREEN, "computes for each token alone"),
+        (1.2, "attention", BLUE, "each token attends to others"),
+        (8.2, "MLP", GREEN, "each token by itself"),
     ):
         norm, body, plus = left + 0.7, left + 3.2, left + 5.4
         arrow(axes, (left + 0.7, stream), (norm, 2.6), "a copy")

@@ -38,13 +38,13 @@ def draw(axes) -> None:
                 x, y, letter, color=COLORS.get(letter, GREY), fontsize=13, family="monospace", va="center"
             )
             x += 0.34
-        for place, each in zip((5.0, 7.6, 10.6), (a, b, result), strict=True):
-            matrix(axes, place, y, *each)
+        for x, each in zip((5.0, 7.6, 10.6), (a, b, result), strict=True):
+            matrix(axes, x, y, *each)
         axes.text(6.3, y, "×", ha="center", va="center", color=GREY, fontsize=13)
         axes.text(9.0, y, "=", ha="center", va="center", color=GREY, fontsize=13)
         axes.text(0.1, y - 0.6, f"sum over {summed}", color=COLORS[summed], fontsize=9)
-    axes.text(0.1, -0.3, "t: the token that asks", color=ORANGE, fontsize=9)
-    axes.text(4.3, -0.3, "s: the token that is asked", color=BLUE, fontsize=9)
+    axes.text(0.1, -0.3, "t: position of the query", color=ORANGE, fontsize=9)
+    axes.text(4.3, -0.3, "s: position of the key", color=BLUE, fontsize=9)
     axes.text(8.9, -0.3, "c: numbers of a vector", color=GREEN, fontsize=9)
 
 

@@ -1,4 +1,4 @@
-"""Chapter 4: the quickstart's model, with the shape at every arrow. The shapes are read from the model.
+"""Chapter 4: the quickstart's model, with the shape at every arrow. The model gives the shapes.
 
 python -m docs.figures.model_shapes
 """
@@ -26,7 +26,7 @@ def shapes() -> dict[str, tuple[int, ...]]:
         x = model.embed(tokens, positions)
         y = block.ln_1(x)
         q = block.attn.c_q(y)
-        read = attend(q, block.attn.c_k(y), block.attn.c_v(y))
+        mixed = attend(q, block.attn.c_k(y), block.attn.c_v(y))
         y = block.ln_2(x)
         gate, h = block.mlp.c_gate(y), block.mlp.c_fc(y)
         features = model.features(tokens)
@@ -34,8 +34,8 @@ def shapes() -> dict[str, tuple[int, ...]]:
             "tokens": tokens,
             "x": x,
             "q": q,
-            "read": read,
-            "attention": block.attn.c_proj(read.reshape(*x.shape[:2], -1)),
+            "mixed": mixed,
+            "attention": block.attn.c_proj(mixed.reshape(*x.shape[:2], -1)),
             "h": gate * h,
             "mlp": block.mlp.c_proj(h),
             "features": features,
@@ -55,7 +55,7 @@ def draw(axes) -> None:
         ("wte: look up a row", ORANGE),
         ("4 blocks", BLUE),
         ("ln_f: normalise", GREY),
-        ("head: wte again", ORANGE),
+        ("lm_head: wte again", ORANGE),
     ]
     arrow(model, (2.6, 9.3), (2.6, 8.4), f"tokens {found['tokens']}")
     for i, ((text, color), shape) in enumerate(zip(parts, ("x", "x", "features", "logits"), strict=True)):
@@ -71,7 +71,7 @@ def draw(axes) -> None:
         (8.2, "ln_1", GREY, ""),
         (6.9, "c_q, c_k, c_v", BLUE, "x"),
         (5.6, "attend", BLUE, "q"),
-        (4.3, "c_proj", BLUE, "read"),
+        (4.3, "c_proj", BLUE, "mixed"),
         (3.0, "ln_2", GREY, ""),
         (1.9, "c_gate, c_fc: SwiGLU", GREEN, "x"),
         (0.6, "c_proj", GREEN, "h"),

@@ -65,9 +65,9 @@ def test_the_figure_with_sliders_computes_attention(page):
     np.testing.assert_allclose(row(page, "weight"), weights(QUERY), atol=half)
     np.testing.assert_allclose(row(page, "output"), weights(QUERY) @ VALUES, atol=half)
 
-    page.get_by_label("its length").fill("0")  # who asks nothing reads everything alike
+    page.get_by_label("its length").fill("0")  # all scores are 0
     assert row(page, "weight") == [0.25] * 4
-    page.get_by_label("reads up to token").fill("2")
+    page.get_by_label("attends up to").fill("2")
     assert row(page, "weight") == [0.5, 0.5, 0, 0]
     assert row(page, "score")[2:] == [-np.inf, -np.inf]
     page.get_by_label("its length").fill("6")
@@ -79,4 +79,4 @@ def test_the_figure_with_sliders_computes_attention(page):
 def test_on_paper_the_figure_stands_without_its_sliders(page):
     page.goto((DOCS / "interactive/attention.html").as_uri())
     page.emulate_media(media="print")
-    assert page.locator("svg").is_visible() and not page.locator("form").is_visible()
+    assert page.locator("svg").first.is_visible() and not page.locator("form").is_visible()
