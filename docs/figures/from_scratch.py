@@ -3,7 +3,7 @@
     python -m docs.figures.from_scratch
 
 It trains the chapter's models by the chapter's own snippets, with three seeds each, for some minutes. What it
-found is kept in from_scratch.json beside this file, and drawn from there: delete that file to train them again.
+found is kept in from_scratch.json beside this file, and drawn from there; delete that file to train again.
 """
 
 import doctest
@@ -18,7 +18,8 @@ from docs.pages import BOOK, fences
 
 SEEDS = (0, 1, 2)
 KEPT = Path(__file__).with_suffix(".json")
-NGRAMS = {"1-gram": 4.99, "2-gram": 4.01, "3-gram": 2.97, "4-gram": 2.22}  # python -m docs.figures.ngram_ladder
+# As python -m docs.figures.ngram_ladder prints them.
+NGRAMS = {"1-gram": 4.99, "2-gram": 4.01, "3-gram": 2.97, "4-gram": 2.22}
 LINE = "Each head has a query and a key:"  # as long as a window
 
 
