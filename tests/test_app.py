@@ -72,7 +72,7 @@ def test_modal_finds_an_entrypoint_by_every_command():
 
 def test_options_travel_with_their_values(tmp_path):
     config = tmp_path / "elsewhere.py"
-    config.write_text("n_layer = 2 * 3\ndataset = 'python_char'\nout_dir = 'runs/mine'\nn_kv_head = None\n")
+    config.write_text("n_layer = 2 * 3\ndataset = 'book_char'\nout_dir = 'runs/mine'\nn_kv_head = None\n")
     argv = [str(config), "--learning_rate", "1e-3", "--wandb_project=a b"]
     job = make_job("train", argv, LaunchOptions())
     assert job.name == "mine" and job.words[-1] == "--out_dir=/vol/runs/mine"
@@ -132,7 +132,7 @@ def test_the_price_of_a_machine_is_its_gpus_and_the_cores_and_memory_that_it_may
 @pytest.mark.parametrize(
     "words, cost, script",
     [
-        ("", "$0.62: 0.5 h x $1.25 (L4, ", "train.py --dataset=python_char "),
+        ("", "$0.62: 0.5 h x $1.25 (L4, ", "train.py --dataset=book_char "),
         ("config/quickstart.py --gpu=H100 --timeout-hours=2", "$26.37: 3 attempts x 2 h x ", "train.py "),
         ("sample --run-name=x", "$1.55: 1 h ", "sample.py --device=cuda --out_dir=/vol/runs/x"),
         ("profile config/quickstart.py", "$1.55: 1 h ", "bench.py --device=cuda "),

@@ -177,10 +177,11 @@ def test_nanogpts_characters_train_and_sample(tiny, tmp_path, capsys):
 
 def test_missing_small_data_set_is_prepared_and_said_so(tiny, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(dataset, "DATA", tmp_path / "data")
-    folder = tmp_path / "data" / "python_char"
+    folder = tmp_path / "data" / "book_char"
     folder.mkdir(parents=True)
-    shutil.copy(ROOT / "data" / "python_char" / "prepare.py", folder)
-    train.main(tiny(tmp_path / "out", dataset="python_char", max_iters=1, eval_iters=1))
+    for name in ("prepare.py", "text.gz"):
+        shutil.copy(ROOT / "data" / "book_char" / name, folder)
+    train.main(tiny(tmp_path / "out", dataset="book_char", max_iters=1, eval_iters=1))
     assert f"{folder / 'train.bin'} is missing: running" in capsys.readouterr().out
     assert {"train.bin", "val.bin", "meta.json"} <= {path.name for path in folder.iterdir()}
     assert load_run(str(tmp_path / "out"))[0].config.vocab_size == 96

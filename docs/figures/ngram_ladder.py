@@ -1,4 +1,4 @@
-"""Chapter 2: how well n-grams know Python's source, and when a GPT passes each of them.
+"""Chapter 2: how well n-grams know the book and its code, and when a GPT passes each of them.
 
     python -m docs.figures.ngram_ladder
 
@@ -98,12 +98,12 @@ def bits(probability: Float[np.ndarray, " N"]) -> float:
 
 
 def draw(axes) -> None:
-    prepare_if_missing("python_char")
+    prepare_if_missing("book_char")
     train, val = (
-        np.fromfile(DATA / "python_char" / f"{split}.bin", np.uint16).astype(np.int64)
+        np.fromfile(DATA / "book_char" / f"{split}.bin", np.uint16).astype(np.int64)
         for split in ("train", "val")
     )
-    rungs = ladder(train, val, load_meta("python_char").vocab_size)
+    rungs = ladder(train, val, load_meta("book_char").vocab_size)
     for n, rung in zip(ORDERS, rungs, strict=True):
         print(
             f"{n}-gram   {rung.kneser_ney:.2f} bits a character ({rung.witten_bell:.2f})   "
@@ -124,7 +124,7 @@ def draw_ladder(axes, rungs: list[Rung]) -> None:
     axes.text(9.4, np.log2(96) + 0.08, "log₂ 96: knows nothing", color=GREY, fontsize=9, ha="right")
     axes.set(xlabel="n, of which n - 1 are context", ylabel="bits a character, validation")
     axes.set(xlim=(0.4, 9.6), ylim=(0, 6.9), xticks=ORDERS)
-    axes.set_title("n-grams of Python's library")
+    axes.set_title("n-grams of the book and its code")
     axes.legend(loc="lower left")
 
 

@@ -69,10 +69,10 @@ def boxes(axes, rows: list[tuple[str, list[str]]]) -> None:
 
 
 def draw(axes) -> None:
-    prepare_if_missing("python_char")
-    characters = from_json(load_meta("python_char").tokenizer or {})
+    prepare_if_missing("book_char")
+    characters = from_json(load_meta("book_char").tokenizer or {})
     train, val = (
-        characters.decode(np.fromfile(DATA / "python_char" / f"{split}.bin", np.uint16))
+        characters.decode(np.fromfile(DATA / "book_char" / f"{split}.bin", np.uint16))
         for split in ("train", "val")
     )
     learnt = {size: learn(train, size) for size in SIZES}

@@ -1,5 +1,6 @@
 """Each data set's prepare.py: what it keeps of its source, how it splits, and what it says when it cannot."""
 
+import gzip
 import importlib
 import json
 import os
@@ -18,6 +19,7 @@ from data.tokenizer import from_json
 from data.writer import load_tokenizer
 from tests.helpers import ROOT, error_line, refusal, run_python
 
+book_char = importlib.import_module("data.book_char.prepare")
 python_char = importlib.import_module("data.python_char.prepare")
 shakespeare = importlib.import_module("data.shakespeare.prepare")
 shakespeare_char = importlib.import_module("data.shakespeare_char.prepare")
@@ -32,6 +34,29 @@ def read(folder):
 def text_of(folder):
     meta, train, val = read(folder)
     return from_json(meta["tokenizer"]).decode(np.concatenate([train, val]))
+
+
+def test_the_book_is_what_its_file_holds_the_same_on_every_machine(tmp_path, capsys):
+    book_char.prepare(tmp_path)
+    text = gzip.decompress(book_char.TEXT.read_bytes()).decode("ascii")
+    meta, train, val = read(tmp_path)
+    assert text_of(tmp_path) == text and len(text) == 1_687_263
+    assert (len(train), len(val)) == (1_518_536, 168_727) and len(train) == int(0.9 * len(text))
+    assert meta["vocab_size"] == 96 and meta["counts"] == {"train": len(train), "val": len(val)}
+    assert meta["tokenizer"]["symbols"] == "\n" + "".join(sorted(set(string.printable) - set("\n\t\r\v\f")))
+    headings = [line for line in text.splitlines() if line.startswith("==> ") and line.endswith(" <==")]
+    assert len(headings) == len(set(headings)) == 272 and "==> model.py <==" in headings
+    assert "1,687,263 characters, 96 symbols, 1,518,536 train and 168,727" in capsys.readouterr().out
+    assert book_char.TEXT.stat().st_size <= 600_000
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", gzip.decompress])
+def test_a_damaged_text_of_the_book_is_refused_in_one_line_that_names_it(tmp_path, monkeypatch, damage):
+    (tmp_path / "text.gz").write_bytes(damage(book_char.TEXT.read_bytes()))
+    monkeypatch.setattr(book_char, "TEXT", tmp_path / "text.gz")
+    said = refusal(book_char.prepare, tmp_path / "set")
+    assert said.startswith(f"{tmp_path / 'text.gz'}: ") and "\n" not in said
+    assert not (tmp_path / "set").exists()
 
 
 def test_python_keeps_printable_ascii_in_the_order_of_file_names(tmp_path, capsys):

@@ -369,34 +369,34 @@ def test_a_folder_that_machines_share_comes_first(tmp_path, monkeypatch):
 
 def test_a_read_only_checkout_has_its_small_data_sets_elsewhere(data_folder, tmp_path, monkeypatch):
     """os.access stands for permissions, which root does not obey."""
-    python_char = importlib.import_module("data.python_char.prepare")
+    book_char = importlib.import_module("data.book_char.prepare")
     tokens = np.arange(40), np.arange(20), CharTokenizer(SYMBOLS), "a test"
-    monkeypatch.setattr(python_char, "prepare", lambda folder, **given: write_dataset(folder, *tokens))
+    monkeypatch.setattr(book_char, "prepare", lambda folder, **given: write_dataset(folder, *tokens))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    (ours := data_folder / "python_char").mkdir()
+    (ours := data_folder / "book_char").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr("os.access", lambda path, mode: path != ours)
-        for folder in (tmp_path / "cache/nanojaxgpt/data/python_char", tmp_path / "kept/python_char"):
-            prepare_if_missing("python_char")
-            assert Dataset("python_char").tokens("val").path == folder / "val.bin"
+        for folder in (tmp_path / "cache/nanojaxgpt/data/book_char", tmp_path / "kept/book_char"):
+            prepare_if_missing("book_char")
+            assert Dataset("book_char").tokens("val").path == folder / "val.bin"
             monkeypatch.setenv("NANOJAXGPT_DATA", str(tmp_path / "kept"))
         shutil.rmtree(tmp_path / "kept")
-        python_char.main([])
-        assert (tmp_path / "kept/python_char/train.bin").exists() and list(ours.iterdir()) == []
+        book_char.main([])
+        assert (tmp_path / "kept/book_char/train.bin").exists() and list(ours.iterdir()) == []
         monkeypatch.delenv("NANOJAXGPT_DATA")
         write_dataset(ours, *tokens)  # by whoever may
-        assert dataset_dir("python_char") == ours
+        assert dataset_dir("book_char") == ours
 
 
 def test_a_small_data_set_is_prepared_once_and_says_so(data_folder, capsys, monkeypatch):
-    python_char = importlib.import_module("data.python_char.prepare")
+    book_char = importlib.import_module("data.book_char.prepare")
     tokens = np.arange(40), np.arange(20), CharTokenizer(SYMBOLS), "a test"
-    monkeypatch.setattr(python_char, "prepare", lambda folder: write_dataset(folder, *tokens))
-    (data_folder / "python_char").mkdir()
-    prepare_if_missing("python_char")
+    monkeypatch.setattr(book_char, "prepare", lambda folder: write_dataset(folder, *tokens))
+    (data_folder / "book_char").mkdir()
+    prepare_if_missing("book_char")
     assert capsys.readouterr().out.count("train.bin is missing: running") == 1
-    assert batches("python_char")(0)[0].shape == (4, 8)
-    prepare_if_missing("python_char")
+    assert batches("book_char")(0)[0].shape == (4, 8)
+    prepare_if_missing("book_char")
     assert capsys.readouterr().out == ""
 
 

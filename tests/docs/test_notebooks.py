@@ -70,7 +70,7 @@ def test_a_notebook_prints_what_it_was_saved_with(path):
 @runs_notebooks
 @pytest.mark.parametrize("chapter", KEPT)
 def test_a_chapters_notebook_prints_what_the_chapter_says(chapter):
-    prepare_if_missing("python_char")
+    prepare_if_missing("book_char")
     _, again = run_again(NOTEBOOKS / f"{KEPT[chapter]}.ipynb")
     assert_prints_what_the_chapter_says((BOOK / f"{chapter}.md").read_text(), again.cells)
 

@@ -59,7 +59,7 @@ def test_snippets_give_what_the_chapter_says(chapter, monkeypatch):
 def test_slow_snippets_give_what_the_chapter_says(chapter, monkeypatch, optimized):
     if not any(fence.mark == SLOW for fence in fences(chapter.read_text())):
         pytest.skip("all of its snippets run in the gate")
-    prepare_if_missing("python_char")  # as the first chapter's first command does
+    prepare_if_missing("book_char")  # as the first chapter's first command does
     monkeypatch.chdir(ROOT)
     run_snippets(chapter, marked_slow=True)
 

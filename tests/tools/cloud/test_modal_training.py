@@ -45,7 +45,7 @@ def test_quickstart_at_modal(at_modal, project, tmp_path):
     assert status == 0, printed
     run = at_modal.volume / "runs" / "first"
     assert saved_iterations(run) == [2, 4]
-    assert (at_modal.volume / "data" / "python_char" / "train.bin").exists()
+    assert (at_modal.volume / "data" / "book_char" / "train.bin").exists()
 
     (create,) = server.sent("FunctionCreate")
     function = create.function
