@@ -1,6 +1,8 @@
 """Chapter 6: three optimizers go down a narrow valley, and what Muon makes of a matrix.
 
-python -m docs.figures.optimizers
+    python -m docs.figures.optimizers
+
+docs/interactive/optimizers.html draws the same with a slider for the rate.
 """
 
 import jax
@@ -16,7 +18,7 @@ OPTIMIZERS = {
     "with momentum": (optax.trace(0.9), GREEN),
     "Adam": (optax.scale_by_adam(0.9, 0.99), ORANGE),
 }
-RATES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5)  # each optimizer is drawn with the one that ends lowest
+RATES = tuple(np.geomspace(1e-3, 3, 200))  # each path is drawn with the rate that ends lowest
 
 
 def valley(p):
@@ -25,7 +27,7 @@ def valley(p):
 
 
 def paths(direction: optax.GradientTransformation) -> np.ndarray:
-    """Return the places that an optimizer passes, (rates, STEPS + 1, 2)."""
+    """Return the points that an optimizer visits, (rates, STEPS + 1, 2)."""
 
     def one(rate):
         def step(carry, _):
@@ -41,21 +43,22 @@ def paths(direction: optax.GradientTransformation) -> np.ndarray:
 
 
 def draw(axes) -> None:
-    heights = axes.flat[3]
-    heights.set(yscale="log", xlabel="steps")
-    heights.set_title("their heights")
+    ends = axes.flat[3]
+    ends.set(xscale="log", yscale="log", ylim=(2e-4, 100), xlabel="learning rate")
+    ends.set_title(f"height after {STEPS} steps")
     for plane, (name, (direction, color)) in zip(axes.flat[:3], OPTIMIZERS.items(), strict=True):
         tried = paths(direction)
-        best = int(np.nanargmin([valley(places[-1]) for places in tried]))  # nan: it left the picture
+        heights = np.array([valley(places[-1]) for places in tried])
+        best = int(np.nanargmin(heights))  # nan: it diverged
         places, rate = tried[best], RATES[best]
         x, y = np.meshgrid(np.linspace(-4.6, 1.6, 80), np.linspace(-1.8, 1.8, 80))
         plane.contour(x, y, valley((x, y)), levels=[0.3, 1.5, 5, 12, 25, 45], colors=LIGHT, linewidths=0.8)
         plane.plot(*places.T, "o-", color=color, ms=2.5, lw=1)
         plane.plot(0, 0, "+", color="black", ms=9)
         plane.set(xticks=[], yticks=[], xlim=(-4.6, 1.6), ylim=(-1.8, 1.8))
-        plane.set_title(f"{name}, {rate}")
-        heights.plot([valley(place) for place in places], color=color)
-        print(f"{name}, rate {rate}: from height {valley(START):.0f} to {valley(places[-1]):.2g}")
+        plane.set_title(f"{name}, {rate:.2g}")
+        ends.plot(RATES, heights, color=color)
+        print(f"{name}, rate {rate:.2g}: from height {valley(START):.0f} to {heights[best]:.2g}")
 
     gradient = np.random.default_rng(0).normal(size=(32, 4)) @ np.random.default_rng(1).normal(size=(4, 32))
     gradient = jnp.asarray(gradient + 0.5 * np.random.default_rng(2).normal(size=(32, 32)))
@@ -65,9 +68,9 @@ def draw(axes) -> None:
     matrices = gradient, jax.tree.leaves(direction)[0]
     before, after = (np.linalg.svd(np.asarray(w), compute_uv=False) for w in matrices)
     axes.flat[4].bar(range(32), before / before[0], color=GREY)
-    axes.flat[4].set_title("a gradient's stretches")
+    axes.flat[4].set_title("singular values: gradient")
     axes.flat[5].bar(range(32), after / after[0], color=BLUE)
-    axes.flat[5].set_title("Muon's direction")
+    axes.flat[5].set_title("and Muon's direction")
     for bars in axes.flat[4:]:
         bars.set(ylim=(0, 1.05), yticks=[0, 1], xticks=[])
 

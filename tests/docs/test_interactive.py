@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from docs.figures import optimizers
 from docs.figures.attention_by_hand import KEYS, QUERY, VALUES, weights
 from docs.pages import DOCS
 from model import GPT, Compute, GPTConfig
@@ -80,3 +81,19 @@ def test_on_paper_the_figure_stands_without_its_sliders(page):
     page.goto((DOCS / "interactive/attention.html").as_uri())
     page.emulate_media(media="print")
     assert page.locator("svg").first.is_visible() and not page.locator("form").is_visible()
+
+
+def test_the_optimizers_in_the_valley_end_where_the_figure_s_do(page):
+    page.goto((DOCS / "interactive/optimizers.html").as_uri())
+    np.testing.assert_allclose(page.evaluate("RATES"), optimizers.RATES)
+    for name, (direction, _) in optimizers.OPTIMIZERS.items():
+        points = optimizers.paths(direction)
+        for i in (20, 97):  # low, and near the highest stable rate of gradient descent
+            drawn = page.evaluate("([name, i]) => path(name, RATES[i])", [name, i])
+            np.testing.assert_allclose(drawn, points[i], atol=2e-3)
+
+    page.get_by_label("optimizer").select_option("gradient descent")
+    page.get_by_role("slider").fill("120")
+    assert page.locator("#end").inner_text().endswith("diverges")
+    page.get_by_label("optimizer").select_option("Adam")
+    assert not page.locator("#end").inner_text().endswith("diverges")
