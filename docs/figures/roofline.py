@@ -28,7 +28,7 @@ def product(m: int, k: int, n: int) -> float:
 def weight_bytes(config: GPTConfig) -> int:
     """Return the bytes of the weights that decoding a token loads, in the dtype of the products.
 
-    Of the embeddings it loads one row, which is not counted. A tied table counts whole: it is the lm_head too.
+    Of the embeddings it loads one row, which is not counted. A tied table counts in full, as the lm_head.
     """
     model = jax.eval_shape(lambda: config.build(jax.random.key(0)))
     read = sum(x.size for x in jax.tree.leaves(model))

@@ -6,8 +6,7 @@ and the targets of links are not prose. Versions (of three parts, or after a pro
 and a 95% interval are not measured.
 
 A source is a fence, an image (another test asks for its command), a table that docs.quotes fills, a command
-or a file in `code` that has the number: in the same block, or in the one before or after. A block is what empty lines
-enclose: a paragraph, a list, a table. A link to https://, to benchmarks.md or to a section of a page is a
+or a file in `code`: in the same block, or in the one before or after. A block is what empty lines enclose: a paragraph, a list, a table. A link to https://, to benchmarks.md or to a section of a page is a
 source of its own block. A sentence, or a row of a table, that shows the arithmetic needs none: it has = or ≈,
 or an operator between two numbers.
 """
@@ -34,7 +33,8 @@ VERSION = (
 NOT_MEASURED = re.compile(rf"\b(?:{VERSION}|(?:8|eight) bits\b|9\d% interval)")
 PROGRAM = r"(?:python|bash|modal|pip|xz|curl|[\w/]+\.py)\s+[^`\s]"
 SOURCE = re.compile(
-    rf"^```|^<!-- (?:quote|table|bench|reports): |!\[|`(?:{PROGRAM}|[\w-]+/[\w/.-]+\.(?:toml|json|csv|md|py)`)",
+    r"^```|^<!-- (?:quote|table|bench|reports): |!\[|"
+    rf"`(?:{PROGRAM}|[\w-]+/[\w/.-]+\.(?:toml|json|csv|md|py)`)",
     re.M,
 )
 LINKED = re.compile(r"\]\((?:https://|[^)\s#]*benchmarks\.md|[^)\s#]+#)")
