@@ -21,7 +21,7 @@ TEXT = """def read(self, size=-1):
     return self.file.read(size)
 """
 WORD = TEXT.index("file") + 1  # the chosen character: an `i`
-RUNS: dict[str, list[str]] = {"out-quickstart": [], "out-two-layers": ["--n_layer=2"]}
+RUNS: dict[str, list[str]] = {"out-quickstart": [], "out-seed-1": ["--seed=1"]}
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def take(page: Page) -> None:
     page.click("#tab-loss")
     page.locator("#other").select_option("iter-50")
     picture(page, "loss", "#loss-chart circle:nth-of-type(80)")
-    page.locator("#other").select_option("out-two-layers (beside)/iter-1000")
+    page.locator("#other").select_option("out-seed-1 (beside)/iter-1000")
     page.click("#both")
     picture(page, "runs", "#pair-texts .token")
     page.click("#tab-run")

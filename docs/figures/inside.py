@@ -2,8 +2,8 @@
 
     python -m docs.figures.inside
 
-How far back each head reads, what the loss would be if the output head came after each layer, and what it is
-at each place of a window. It prints these, and what the model gains from a text that it has just read.
+How far back each head attends, what the loss would be if lm_head came after each layer, and what it is at each
+position of a window. It prints these, and what the model gains from a text that it has seen just before.
 """
 
 import numpy as np
@@ -16,9 +16,9 @@ from runs.load import load_run
 from tools.inside.views import attention, lens, nats
 
 BACK = 12  # tokens, that the picture of the heads goes
-LATE = 32  # the place from which on a token has enough before it to choose from
+LATE = 32  # the position from which on a token has enough before it to choose from
 FEW, MANY = 32, 512  # windows: for what has a number for each pair of tokens, and for the rest
-COPIED = 60  # tokens that are read twice
+COPIED = 60  # tokens that come twice
 
 
 def windows(text: Int[np.ndarray, " N"], n: int, length: int) -> Int[np.ndarray, "n T"]:
@@ -38,7 +38,7 @@ def reach(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, "L H b
 
 
 def bits_by_layer(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, " layers"]:
-    """Return the loss that the output head would have after each layer, the embedding first."""
+    """Return the loss that lm_head would have after each layer, the embedding first."""
     found = []
     for text in texts:
         seen = lens(model, text, model.config.vocab_size)
@@ -48,7 +48,7 @@ def bits_by_layer(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray
     return np.mean(found, axis=0)
 
 
-def bits_by_place(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, " T-1"]:
+def bits_by_position(model: GPT, texts: Int[np.ndarray, "n T"]) -> Float[np.ndarray, " T-1"]:
     return np.mean([nats(model, text) for text in texts], axis=0) / np.log(2)
 
 
@@ -64,16 +64,16 @@ def copied(model: GPT, text: Int[np.ndarray, " N"]) -> tuple[float, float]:
 
 
 def draw(axes) -> None:
-    prepare_if_missing("python_char")
-    text = np.fromfile(DATA / "python_char" / "val.bin", np.uint16).astype(np.int32)
+    prepare_if_missing("book_char")
+    text = np.fromfile(DATA / "book_char" / "val.bin", np.uint16).astype(np.int32)
     model, *_ = load_run(str(quickstart()))
     T = model.config.block_size
     heads = reach(model, windows(text, FEW, T))
     layers = bits_by_layer(model, windows(text, FEW, T))
-    places = bits_by_place(model, windows(text, MANY, T))
+    positions = bits_by_position(model, windows(text, MANY, T))
     draw_heads(axes[0], heads)
     draw_layers(axes[1], layers)
-    draw_places(axes[2], places)
+    draw_positions(axes[2], positions)
 
     for layer, row in enumerate(heads, start=1):
         for head, weights in enumerate(row, start=1):
@@ -81,7 +81,7 @@ def draw(axes) -> None:
             print(f"layer {layer} head {head}: {weights[most]:4.0%} on the token {most} back")
     print("bits after each layer:", *(f"{bits:.2f}" for bits in layers))
     for first, last in ((1, 1), (2, 4), (5, 16), (17, 64), (65, T - 1)):
-        print(f"bits at places {first} to {last}: {places[first - 1 : last].mean():.2f}")
+        print(f"bits at positions {first} to {last}: {positions[first - 1 : last].mean():.2f}")
     print(
         "bits of {} tokens after others: {:.2f}, after themselves: {:.2f}".format(
             COPIED, *copied(model, text)
@@ -96,7 +96,7 @@ def draw_heads(axes, heads: Float[np.ndarray, "L H back"]) -> None:
         axes.axhline(layer * H - 0.5, color=GREY, lw=0.8)
     axes.set_yticks([H * layer + (H - 1) / 2 for layer in range(L)], [f"layer {i + 1}" for i in range(L)])
     axes.set(xlabel="tokens back")
-    axes.set_title("what each head reads")
+    axes.set_title("what each head attends to")
 
 
 def draw_layers(axes, bits: Float[np.ndarray, " layers"]) -> None:
@@ -110,7 +110,7 @@ def draw_layers(axes, bits: Float[np.ndarray, " layers"]) -> None:
     axes.set_title("loss, layer by layer")
 
 
-def draw_places(axes, bits: Float[np.ndarray, " T-1"]) -> None:
+def draw_positions(axes, bits: Float[np.ndarray, " T-1"]) -> None:
     axes.plot(np.arange(1, len(bits) + 1), bits, color=ORANGE)
     axes.axhline(bits.mean(), color=GREY, lw=0.8, ls=":")
     axes.text(len(bits), bits.mean() + 0.35, f"mean {bits.mean():.2f}", color=GREY, fontsize=9, ha="right")

@@ -99,12 +99,14 @@ def _lens(model: GPT, tokens: Int[Array, "1 T"], k: int) -> tuple[Array, ...]:
 
     last, (before, attn_norms, mlp_norms) = lax.scan(layer, model.embed(tokens, positions), model.blocks)
     streams = jnp.concatenate([before, last[None]])[:, 0]  # (L + 1, T, D)
+    # In bfloat16 this loop rounds otherwise than the model's own pass, whose answer the last layer has to show.
+    features = jnp.concatenate([model.ln_f(before), model.features(tokens)[None]])[:, 0]
 
     def predict(x):
-        probabilities = jax.nn.softmax(model.logits(model.ln_f(x[None]))[0])  # (T, V)
+        probabilities = jax.nn.softmax(model.logits(x[None])[0])  # (T, V)
         return lax.top_k(probabilities, k)
 
-    probabilities, likeliest = lax.map(predict, streams)  # one layer at a time: V is large
+    probabilities, likeliest = lax.map(predict, features)  # one layer at a time: V is large
     return likeliest, probabilities, size(streams), attn_norms[:, 0], mlp_norms[:, 0]
 
 

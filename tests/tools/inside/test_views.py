@@ -88,6 +88,16 @@ def test_the_last_layer_of_the_lens_is_what_the_model_says_whatever_blocks_read(
     np.testing.assert_allclose(attention(model, tokens).sum(-1), 1, rtol=1e-5)
 
 
+def test_in_bfloat16_too_the_lens_ends_in_the_probabilities_of_the_model():
+    """Else the page would show two numbers for one thing."""
+    config = changed(TINY, **MODERN, dtype="bfloat16", result="bfloat16")
+    model, tokens = large(config), np.arange(9, dtype=np.int32)
+    surprise = nats(model, tokens)
+    seen = lens(model, tokens, k=config.vocab_size)
+    said = np.where(seen.tokens[-1, :-1] == tokens[1:, None], seen.probabilities[-1, :-1], 0).sum(-1)
+    np.testing.assert_allclose(said, np.exp(-surprise), rtol=1e-4)
+
+
 def test_documents_are_looked_at_apart():
     model = large(replace(TINY, document_start=3))
     weights = attention(model, np.array([5, 6, 3, 7, 8], np.int32))

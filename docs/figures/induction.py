@@ -1,0 +1,123 @@
+"""Induction heads appear in a model of two layers, and not in one of one layer. For chapter 15 of the book.
+
+    python -m docs.figures.induction                            train six small models, in minutes on 2 CPU cores
+    python -m docs.figures.induction out-quickstart out-other   score the heads of runs
+
+The text is random letters that repeat after a random period: only a copy can tell what comes next.
+"""
+
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+from matplotlib.axes import Axes
+
+from config.options import Options
+from docs.figures import BLUE, GREY, ORANGE, save
+from model import GPT, GPTConfig
+from runs.load import load_run
+from tools.inside.views import attention, nats
+from training.optimizer import make_optimizer
+
+V, T, BATCH, STEPS, EVERY, SEEDS = 32, 48, 32, 1000, 50, (0, 1, 2)
+SHAPE = GPTConfig(
+    block_size=T, vocab_size=V, n_head=2, n_embd=32, position="rope", norm="rmsnorm", mlp="swiglu"
+)
+MUON = Options(
+    optimizer="muon",
+    learning_rate=1e-2,
+    min_lr=1e-3,
+    weight_decay=0,
+    beta2=0.99,
+    warmup_iters=50,
+    max_iters=STEPS,
+    lr_decay_iters=STEPS,
+)
+PERIODS = 8, 25  # of the texts to train on: from, to
+TEXTS, PERIOD = 16, 16  # to score heads by: how many, and their period
+
+
+class Scores(NamedTuple):
+    heads: Float[np.ndarray, "L H"]
+    first: float  # bits of a token that is new
+    again: float  # and of one that the text has had before
+
+
+def repeated(rng: np.random.Generator, symbols: int, period: int, length: int) -> Int[np.ndarray, " length"]:
+    """Return random tokens that repeat after `period`."""
+    return np.resize(rng.integers(symbols, size=period, dtype=np.int32), length)
+
+
+def induction(weights: Float[np.ndarray, "L H T T"], period: int) -> Float[np.ndarray, "L H"]:
+    """Return the weight that each head gives, on average, to the token after the present one's last copy."""
+    t = np.arange(period, weights.shape[-1])
+    return weights[:, :, t, t - period + 1].mean(-1)
+
+
+def scores(model: GPT, period: int, length: int) -> Scores:
+    rng = np.random.default_rng(7)
+    texts = [repeated(rng, model.config.vocab_size, period, length) for _ in range(TEXTS)]
+    heads = np.mean([induction(attention(model, text), period) for text in texts], axis=0)
+    bits = np.mean([nats(model, text) for text in texts], axis=0) / np.log(2)
+    return Scores(heads, bits[: period - 1].mean(), bits[period:].mean())
+
+
+def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
+    """Yield the model every few steps."""
+    config = GPTConfig(**{**vars(SHAPE), "n_layer": n_layer})
+    model = eqx.filter_jit(GPT)(config, key=jax.random.key(seed))
+    optimizer = make_optimizer(MUON, model)
+    state, rng = optimizer.init(model), np.random.default_rng(seed)
+
+    def loss(model: GPT, tokens: Int[Array, "B T"]):
+        return config.compute.loss(model.features(tokens[:, :-1]), model.head, tokens[:, 1:])
+
+    @eqx.filter_jit
+    def step(model, state, tokens):
+        updates, state = optimizer.update(eqx.filter_grad(loss)(model, tokens), state, model)
+        return eqx.apply_updates(model, updates), state
+
+    for i in range(STEPS + 1):
+        if i % EVERY == 0:
+            yield i, model
+        batch = [repeated(rng, V, rng.integers(*PERIODS), T + 1) for _ in range(BATCH)]
+        model, state = step(model, state, jnp.asarray(np.stack(batch)))
+
+
+def draw(axes: np.ndarray) -> None:
+    for n_layer, color in ((1, GREY), (2, ORANGE)):
+        for seed in SEEDS:
+            steps, found = zip(*((i, scores(model, PERIOD, T)) for i, model in train(n_layer, seed)), strict=True)
+            label = f"{n_layer} layer{'s' if n_layer > 1 else ''}" if seed == SEEDS[0] else None
+            axes[0].plot(steps, [x.heads.max() for x in found], color=color, label=label)
+            axes[1].plot(steps, [x.again for x in found], color=color)
+            tell(f"{n_layer} layers, seed {seed}", found[-1])
+    finish(axes[0], "the highest score of a head", (0, 1))
+    axes[0].legend(loc="upper left")
+    finish(axes[1], "bits of a repeated token", (0, None))
+    axes[1].axhline(np.log2(V), color=BLUE, lw=0.8, ls=":")
+    axes[1].text(STEPS, np.log2(V) - 0.35, "guessing", color=BLUE, fontsize=9, ha="right")
+
+
+def finish(axes: Axes, title: str, ylim: tuple) -> None:
+    axes.set(xlabel="step", ylim=ylim)
+    axes.set_title(title)
+
+
+def tell(name: str, found: Scores) -> None:
+    heads = "; ".join(" ".join(f"{x:.2f}" for x in layer) for layer in found.heads)
+    print(f"{name}: heads {heads}; bits {found.first:.2f}, repeated {found.again:.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        for folder in sys.argv[1:]:
+            model, *_ = load_run(folder)
+            tell(folder, scores(model, model.config.block_size // 2, model.config.block_size))
+    else:
+        save("induction", draw, width=7.2, height=2.8, ncols=2)
