@@ -2,7 +2,8 @@
 
     python -m docs.figures.decoding
 
-All of it is computed: scores are counted, and tokens a second follow from FLOPs, bytes and config/devices.csv.
+All of it is computed: scores are counted, and tokens per second follow from FLOPs, bytes and
+config/devices.csv.
 """
 
 import numpy as np

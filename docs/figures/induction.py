@@ -1,6 +1,6 @@
 """Induction heads appear in a model of two layers, and not in one of one layer. For chapter 15 of the book.
 
-    python -m docs.figures.induction                            train six small models, in minutes on 2 CPU cores
+    python -m docs.figures.induction                            train six small models, in minutes on 2 cores
     python -m docs.figures.induction out-quickstart out-other   score the heads of runs
 
 The text is random letters that repeat after a random period: only a copy can tell what comes next.
@@ -92,7 +92,9 @@ def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
 def draw(axes: np.ndarray) -> None:
     for n_layer, color in ((1, GREY), (2, ORANGE)):
         for seed in SEEDS:
-            steps, found = zip(*((i, scores(model, PERIOD, T)) for i, model in train(n_layer, seed)), strict=True)
+            steps, found = zip(
+                *((i, scores(model, PERIOD, T)) for i, model in train(n_layer, seed)), strict=True
+            )
             label = f"{n_layer} layer{'s' if n_layer > 1 else ''}" if seed == SEEDS[0] else None
             axes[0].plot(steps, [x.heads.max() for x in found], color=color, label=label)
             axes[1].plot(steps, [x.again for x in found], color=color)

@@ -2,8 +2,8 @@
 
     python -m docs.figures.inside
 
-How far back each head attends, what the loss would be if lm_head came after each layer, and what it is at each
-position of a window. It prints these, and what the model gains from a text that it has seen just before.
+How far back each head attends, what the loss would be if lm_head came after each layer, and what it is at
+each position of a window. It prints these, and what the model gains from a text that it has seen just before.
 """
 
 import numpy as np

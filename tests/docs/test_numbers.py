@@ -8,8 +8,8 @@ and a 95% interval are not measured.
 A source is a fence, an image (another test asks for its command), a table that docs.quotes fills, a command
 or a file in `code`: in the same block, or in the one before or after. A block is what empty lines enclose: a
 paragraph, a list, a table. A link to https://, to benchmarks.md or to a section of a page is a source of its
-own block. A sentence, or a row of a table, that shows the arithmetic needs none: it has = or ≈, or an operator
-between two numbers.
+own block. A sentence, or a row of a table, that shows the arithmetic needs none: it has = or ≈, or an
+operator between two numbers.
 """
 
 import re

@@ -99,7 +99,7 @@ def _lens(model: GPT, tokens: Int[Array, "1 T"], k: int) -> tuple[Array, ...]:
 
     last, (before, attn_norms, mlp_norms) = lax.scan(layer, model.embed(tokens, positions), model.blocks)
     streams = jnp.concatenate([before, last[None]])[:, 0]  # (L + 1, T, D)
-    # In bfloat16 this loop rounds otherwise than the model's own pass, whose answer the last layer has to show.
+    # In bfloat16 this loop rounds otherwise than the model's own pass, which the last layer has to show.
     features = jnp.concatenate([model.ln_f(before), model.features(tokens)[None]])[:, 0]
 
     def predict(x):

@@ -1,4 +1,4 @@
-"""The routes of the page: the model, its run, and how it decides about a text. See docs/reference/inside.md."""
+"""The routes of the page: the model, its run, how it decides about a text. See docs/reference/inside.md."""
 
 import base64
 import sys
