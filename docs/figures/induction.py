@@ -8,6 +8,7 @@ The text is random letters that repeat after a random period: only a copy can te
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
 import equinox as eqx
@@ -69,7 +70,7 @@ def scores(model: GPT, period: int, length: int) -> Scores:
 
 def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
     """Yield the model every few steps."""
-    config = GPTConfig(**{**vars(SHAPE), "n_layer": n_layer})
+    config = replace(SHAPE, n_layer=n_layer)
     model = eqx.filter_jit(GPT)(config, key=jax.random.key(seed))
     optimizer = make_optimizer(MUON, model)
     state, rng = optimizer.init(model), np.random.default_rng(seed)
@@ -85,7 +86,7 @@ def train(n_layer: int, seed: int) -> Iterator[tuple[int, GPT]]:
     for i in range(STEPS + 1):
         if i % EVERY == 0:
             yield i, model
-        batch = [repeated(rng, V, rng.integers(*PERIODS), T + 1) for _ in range(BATCH)]
+        batch = [repeated(rng, V, int(rng.integers(*PERIODS)), T + 1) for _ in range(BATCH)]
         model, state = step(model, state, jnp.asarray(np.stack(batch)))
 
 
