@@ -36,7 +36,7 @@ from tools.cloud.jobs import (
 )
 from tools.cloud.places import Runs
 
-FIRST = "no config was given: training config/quickstart.py on its own book and code, then a sample of it"
+FIRST = "no config was given: training config/quickstart.py on this project's text, then a sample of it"
 SMALL: dict[str, Any] = {"gpu": "L4", "timeout_hours": 0.5, "retries": 0, "run_name": "out-quickstart"}
 
 

@@ -1,4 +1,4 @@
-"""What prefill and decode cost, with a cache and without. For chapter 14 of the book.
+"""Draw what prefill and decode cost, with a cache and without, for chapter 14 of the book.
 
     python -m docs.figures.decoding
 

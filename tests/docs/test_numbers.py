@@ -35,7 +35,7 @@ NOT_MEASURED = re.compile(rf"\b(?:{VERSION}|(?:8|eight) bits\b|9\d% interval)")
 PROGRAM = r"(?:python|bash|modal|pip|xz|curl|[\w/]+\.py)\s+[^`\s]"
 SOURCE = re.compile(
     r"^```|^<!-- (?:quote|table|bench|reports): |!\[|"
-    rf"`(?:{PROGRAM}|[\w-]+/[\w/.-]+\.(?:toml|json|csv|md|py)`)",
+    rf"`(?:{PROGRAM}|[\w-]+/[\w/.-]+\.(?:toml|json|csv|md)`)",
     re.M,
 )
 LINKED = re.compile(r"\]\((?:https://|[^)\s#]*benchmarks\.md|[^)\s#]+#)")
