@@ -33,9 +33,9 @@ class BookOptions:
 
 
 def prepare(folder: Path) -> None:
-    content = TEXT.read_bytes()
+    content = TEXT.read_bytes() if TEXT.is_file() else b""
     if hashlib.sha256(content).hexdigest() != SHA256:
-        raise UserError(f"{TEXT}: it is not the project's: take the file from the repository again")
+        raise UserError(f"{TEXT}: missing or damaged: take the file from the repository again")
     text = gzip.decompress(content).decode()
     tokenizer = CharTokenizer("".join(sorted(set(text))))
     summary = write_text(folder, text, tokenizer, "nanoJAXGPT's book and code, commit 921bf16")
