@@ -6,7 +6,6 @@
 The text is random letters that repeat after a random period: only a copy can tell what comes next.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from matplotlib.axes import Axes
 
+from config.command_line import command
 from config.options import Options
 from docs.figures import BLUE, GREY, ORANGE, save
 from model import GPT, GPTConfig
@@ -117,10 +117,13 @@ def tell(name: str, found: Scores) -> None:
     print(f"{name}: heads {heads}; bits {found.first:.2f}, repeated {found.again:.2f}", flush=True)
 
 
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        for folder in sys.argv[1:]:
-            model, *_ = load_run(folder)
-            tell(folder, scores(model, model.config.block_size // 2, model.config.block_size))
-    else:
+def main(folders: list[str]) -> None:
+    for folder in folders:
+        model, *_ = load_run(folder)
+        tell(folder, scores(model, model.config.block_size // 2, model.config.block_size))
+    if not folders:
         save("induction", draw, width=7.2, height=2.8, ncols=2)
+
+
+if __name__ == "__main__":
+    command(main)
