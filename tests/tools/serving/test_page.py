@@ -301,7 +301,7 @@ def test_attention_of_a_token_and_of_all_heads(open_page):
 def test_a_url_with_a_head_that_is_not_there_opens_on_the_sharpest(open_page):
     page = open_page("attention?layer=1&head=2")
     show(page, "the quick")
-    page.wait_for_selector("#attention .most:has-text('this head read')")
+    page.wait_for_selector("#attention .most:has-text('this head attended to')")
     assert re.fullmatch("layer [12], head [12]", chosen_head(page))
 
 
@@ -430,7 +430,7 @@ def test_to_see_why_it_wrote_this_token_takes_three_clicks(open_page):
     hand.click(page.locator("div.text > .token").nth(15))
     page.wait_for_selector(".place h3:has-text('token 16')")  # what else could have stood there
     hand.click("#tab-attention")
-    page.wait_for_selector("#attention .most:has-text('this head read')")  # what it read
+    page.wait_for_selector("#attention .most:has-text('this head attended to')")  # what it read
     hand.click("#matrix")
     page.wait_for_selector(".arithmetic:has-text('softmax')")
     assert hand.clicks == 3

@@ -121,7 +121,7 @@ function sentence() {
   if (!reading.value) return [at.value ? "Looking …" : "Nothing stands before the first token: choose another."];
   const { t, start, weights } = reading.value, next = tokens[at.value];
   return ["At ", code(tokens[start + t]?.text), ", before it ",
-    ...(next ? ["wrote ", code(next.text)] : ["writes what comes next"]), ", this head read ",
+    ...(next ? ["wrote ", code(next.text)] : ["writes what comes next"]), ", this head attended to ",
     ...ranked(weights, 5).flatMap(([s, value], n) => [n ? ", " : "", code(tokens[start + s]?.text),
       ` ${percent(value)} `, el("span", { class: "faint" }, s === t ? "(itself)" : `(${t - s} back)`)]), "."];
 }
@@ -153,7 +153,7 @@ function arithmetic({ query, key, value, scores, weights, output, to: { layer, h
       ...row(["key of ", name(read), ": what it offers"], numbers(key)),
       ...row([`their products${turned}`], numbers(products)),
       ...row(["score"], `their sum ${round(sum)}, divided by √${C}, is ${round(sum / Math.sqrt(C))}`),
-      ...row(["mask"], `the ${reader + 1} tokens up to `, name(reader), " may be read; later ones count as −∞"),
+      ...row(["mask"], `the ${reader + 1} tokens up to `, name(reader), " may be attended to; later ones count as −∞"),
       ...row(["softmax"], `e^(${round(scores[read])} − ${round(most)}), divided by the sum of all, ${round(whole)}: `,
         `${round(share)} / ${round(whole)} = ${percent(weights[read])}`),
       ...row(["value of ", name(read), ": what it passes on"], numbers(value)),

@@ -36,7 +36,7 @@ function draw({ tokens, likeliest, probabilities, names, to: { start } }) {
     })));
   const heads = tokens.map(({ text }, t) => el("th", { scope: "col" },
     button({ title: `after token ${start + t + 1}`, "data-place": start + t + 1 }, visible(text))));
-  const foot = el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "read"), ...heads));
+  const foot = el("tfoot", {}, el("tr", {}, el("th", { scope: "row" }, "token"), ...heads));
   const had = grid.contains(document.activeElement);
   grid.replaceChildren(el("table", {}, el("tbody", {}, ...rows.reverse()), foot));
   if (had) /** @type {HTMLElement} */ (grid.querySelector(`button[data-place="${at.peek()}"]`))?.focus();

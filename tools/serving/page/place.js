@@ -33,12 +33,12 @@ function content(i) {
   const where = token && ` token ${i + 1} of ${tokens.length}`;
   const title = el("h3", {}, token ? code(token.text) : "What comes next", where);
   const note = (told) => [title, el("p", { class: "faint" }, told)];
-  if (!tokens.length) return note("Once there is a text, you see here what could stand at each of its places.");
+  if (!tokens.length) return note("Once there is a text, you see here what could stand at each of its positions.");
   if (i === 0) return note("Nothing stands before the first token, so the model had nothing to go by.");
   if (writing.value) return note("Looked up when the text is written.");
   if (place === undefined) return note(places.error.value || "Looking it up …");
   const { block_size } = model.value.config;
-  if (!place) return note(`The model reads ${block_size} tokens at most, and no longer sees this one.`);
+  if (!place) return note(`The model takes ${block_size} tokens at most, and no longer sees this one.`);
   const by = looking.value === model.value.version ? "" : ` at ${looking.value}`;
   const head = token ? `The model gave it ${percent(place.before)}${by}, ${bits(place.before).toFixed(2)} bits; `
     + `${percent(place.after)} as drawn.` : "Choose the next token yourself, or press Write.";
