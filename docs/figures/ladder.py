@@ -13,7 +13,7 @@ from experiments.record import RESULTS, Record
 from experiments.statistics import Difference, difference
 
 TEXTS = {"shakespeare": BLUE, "book": GREEN}
-ALONE = {"shakespeare": "ladder_shakespeare"}
+ALONE = {text: f"ladder_{text}" for text in TEXTS}
 UP = {text: f"ladder_{text}_up" for text in TEXTS}
 UP_IN_TIME = {text: f"ladder_{text}_up_equal_time" for text in TEXTS}
 MISSING = "not run yet"
@@ -68,7 +68,7 @@ def draw_alone(axes) -> None:
     axes.plot([], [], "o", ms=5, color=GREY, mfc="white", label="its interval contains 0")
     axes.axvline(0, color=ORANGE, lw=1)
     axes.set_yticks(range(len(order)), order)
-    axes.set(xlabel="val loss, less nanoGPT's (nats)")
+    axes.set(xlabel="val loss, less nanoGPT's (nats)", xticks=[-0.3, -0.2, -0.1, 0])
     axes.legend(loc="lower left", fontsize="small")
     axes.set_title("each change alone")
 
