@@ -61,7 +61,7 @@ def take(page: Page) -> None:
     page.locator("#tokens .token").nth(WORD).click()
     picture(page, "write", ".path button")
     page.click("#tab-attention")
-    page.wait_for_selector("#most:has-text('this head read')")
+    page.wait_for_selector("#most:has-text('this head attended to')")
     page.locator("#frame").focus()
     page.keyboard.press("ArrowLeft")
     picture(page, "attention", ".arithmetic")
