@@ -1,0 +1,79 @@
+"""What only an NVIDIA GPU can show: without one, these are skipped.
+
+    XLA_PYTHON_CLIENT_PREALLOCATE=false python -m pytest tests/test_gpu.py
+
+Otherwise these tests would take the memory that the programs which they start need.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fast import fused_attention
+from model import GPT, Compute, causal_mask
+from tests.generation.test_cache import in_chunks
+from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, distance, run_python, saved_state
+from tests.models import TINY, changed, large, random_tokens
+from tools.benchmarks.report import ten_losses
+
+pytestmark = [
+    pytest.mark.skipif(jax.default_backend() != "gpu", reason="no GPU"),
+    pytest.mark.usefixtures("optimized"),
+]
+
+B, H, K, T, C = 4, 4, 2, 256, 64
+
+
+@pytest.mark.parametrize("documents", [False, True])
+@pytest.mark.parametrize("window", [None, 50])
+def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, window):
+    random = np.random.default_rng(0)
+    q, k, v, dy = (jnp.asarray(random.normal(size=(B, n, T, C)), jnp.bfloat16) for n in (H, K, K, H))
+    begins = np.where(random.random((B, T)) < 0.03, np.arange(T), 0)
+    begins = jnp.asarray(np.maximum.accumulate(begins, axis=1)) if documents else None
+    mask = causal_mask(jnp.arange(T)[None], T, window, begins)
+
+    def by_cudnn(q, k, v):
+        return fused_attention(q, k, v, begins, "cudnn", window, "bfloat16")
+
+    def by_einsum(q, k, v):
+        return Compute().attention(q, k, v, mask)
+
+    def with_gradients(function, q, k, v, dy):
+        y, pull = jax.vjp(function, q, k, v)
+        return y, *pull(dy)
+
+    compiled = jax.jit(with_gradients, static_argnums=0).lower(by_cudnn, q, k, v, dy).compile()
+    assert "__cudnn$fmha" in compiled.as_text()
+    with jax.default_matmul_precision("highest"):
+        exact = (x.astype(jnp.float32) for x in (q, k, v, dy))
+        expected = jax.jit(with_gradients, static_argnums=0)(by_einsum, *exact)
+    for one, other in zip(compiled(q, k, v, dy), expected, strict=True):
+        assert distance(one, other) < 2**-6  # rounded to 8 bits, a score of 4 changes its weight by 2^-7
+
+
+def test_ten_steps_have_the_losses_of_a_cpu():
+    assert ten_losses().right
+
+
+def test_decoding_with_the_cache_gives_the_features_of_the_whole_context():
+    model = large(changed(TINY, position="rope", n_kv_head=2))
+    tokens = random_tokens(model.config)
+    with jax.default_matmul_precision("highest"):
+        found, _ = in_chunks(model, tokens, [5, 6, 7, 8])
+        assert distance(found, jax.jit(GPT.features)(model, tokens)) < FLOAT32_ROUNDING
+
+
+def test_with_deterministic_two_runs_and_a_resumed_one_have_the_same_bits(tiny, tmp_path):
+    options = dict(device="cuda", dtype="bfloat16", deterministic=True, n_embd=128, block_size=64)
+
+    def train(out, **more):
+        done = run_python("train.py", *tiny(tmp_path / out, **options | more))
+        assert done.returncode == 0, done.stderr
+        return saved_state(tmp_path / out)
+
+    once, again = train("once", max_iters=20), train("again", max_iters=20)
+    train("resumed", max_iters=10)
+    assert_same_bits(once, again)
+    assert_same_bits(once, train("resumed", max_iters=20, init_from="resume"))
