@@ -45,7 +45,7 @@ def test_cudnns_attention_and_its_gradient_are_those_of_float32(documents, windo
         return y, *pull(dy)
 
     compiled = jax.jit(with_gradients, static_argnums=0).lower(by_cudnn, q, k, v, dy).compile()
-    assert "__cudnn$fmha" in compiled.as_text()
+    assert "__cudnn$fmha" in (compiled.as_text() or "")
     with jax.default_matmul_precision("highest"):
         exact = (x.astype(jnp.float32) for x in (q, k, v, dy))
         expected = jax.jit(with_gradients, static_argnums=0)(by_einsum, *exact)

@@ -20,6 +20,7 @@ TINY = replace(Options(), n_layer=2, n_head=2, n_embd=32, block_size=8, unroll=1
         (H100, {}, "bfloat16", "cudnn"),
         (H100, dict(attention="cudnn"), "bfloat16", "cudnn"),
         (H100, dict(attention="einsum"), "bfloat16", "einsum"),
+        (H100, dict(deterministic=True), "bfloat16", "einsum"),
         (H100, dict(dtype="float32"), "float32", "einsum"),
         (H100, dict(n_embd=24), "bfloat16", "einsum"),  # heads of 12
         (V5E, {}, "bfloat16", "einsum"),  # rows of 8 tokens

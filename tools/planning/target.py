@@ -48,7 +48,7 @@ class Target:
     text: str  # as the user wrote it
     device: Device
     shape: tuple[int, ...]  # a TPU's topology, or the number of GPUs
-    measured: Speeds | None = None  # of the machine at hand
+    measured: Speeds | None = None  # of the machine at hand, if it is no card with a known data sheet
 
     @property
     def count(self) -> int:
@@ -62,7 +62,7 @@ class Target:
     @property
     def devices(self) -> list[jax.Device]:
         """The devices, for a mesh. Raises UserError."""
-        if self.measured:
+        if self.text == "here":
             return jax.devices()
         needed = {"gpu": ("jax-cuda13-plugin", "nvidia-cudnn-cu13"), "tpu": ("libtpu",)}
         try:
@@ -140,7 +140,7 @@ gpu_device_info {{
 
 # The machine at hand
 
-# A card's data sheet has one peak. A CPU has as many as its caches and threads make, so that rates are
+# A card's data sheet has one peak. A CPU has as many as its caches and threads make. Its rates are therefore
 # measured by size: of products by their FLOPs, of memory by the bytes that are read and written.
 WIDTHS = (64, 128, 256, 512, 1024)  # of square products
 LENGTHS = (2**14, 2**17, 2**20, 2**22, 2**24)  # of float32 vectors
@@ -151,24 +151,26 @@ OF_PRODUCTS, OF_MEMORY, OF_EXPONENTIALS = 0.8, 0.4, 0.3
 
 
 def this_machine() -> Target:
-    """Measure this machine's rates, and return its devices."""
+    """Return this machine's devices, with rates that are measured where no data sheet is known."""
+    device = known_device(jax.devices()[0].device_kind)
+    if device and device.bandwidth:  # to start a kernel takes longer than a small one, and hides its rate
+        return Target("here", device, (jax.device_count(),))
     bfloat16, float32 = ([product_rate(n, dtype) for n in WIDTHS] for dtype in (jnp.bfloat16, jnp.float32))
     memory, kernel = [memory_rate(n) for n in LENGTHS], seconds_of(small, jnp.ones(4096)) / SMALL
     peak, bandwidth = (max(rate for _, rate in curve) for curve in (bfloat16, memory))
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     here = Device("here", describe_cpu(), "", peak, size, bandwidth, bandwidth, 0.0, 0.0, "")
-    device = known_device(jax.devices()[0].device_kind) or here
     speeds = Speeds(
         bfloat16=[(flops, OF_PRODUCTS * rate) for flops, rate in bfloat16],
         float32=[(flops, OF_PRODUCTS * rate) for flops, rate in float32],
         memory=[(bytes, OF_MEMORY * rate) for bytes, rate in memory],
         exponentials=OF_EXPONENTIALS * LENGTHS[2] / seconds_of(jnp.exp, jnp.ones(LENGTHS[2])),
-        link=device.link,
+        link=bandwidth,
         between_hosts=math.inf,
         kernel=kernel,
         message=kernel,
     )
-    return Target("here", device, (jax.device_count(),), speeds)
+    return Target("here", here, (jax.device_count(),), speeds)
 
 
 def product_rate(n: int, dtype: Any) -> tuple[float, float]:
