@@ -13,6 +13,7 @@ from tools.benchmarks.variants import JaxStep, TrainLoop
 from tools.planning.cost import Cost, estimate
 from tools.planning.program import parse_program
 from tools.planning.target import this_machine
+from training.step import compile_step
 
 STEPS = 3  # that are traced
 HLO = "train_step.hlo.txt"  # beside the trace
@@ -28,12 +29,14 @@ def record_trace(folder: str, variant: JaxStep | TrainLoop, compiled: jax.stages
 
 
 def planned_and_measured(step: JaxStep) -> dict[str, Any]:
-    """Plan the step at this machine's rates, which are measured first, and trace some steps."""
+    """Plan the step at this machine's rates, and trace some steps. A GPU's step is compiled anew for it."""
     mesh = jax.sharding.get_mesh()
     if jax.devices()[0].platform == "cpu" and mesh.size > 1:
         return {"planned_ms": None, "classes": {}}  # simulated devices share the CPU whose rates are known
     program = parse_program(step.train_step.as_text() or "")
     cost = estimate(program, this_machine(), dict(mesh.shape))
+    if jax.default_backend() == "gpu":  # in a CUDA graph, kernels do not tell which operation they belong to
+        step.train_step = compile_step(step.state, step.options, xla_gpu_enable_command_buffer="")
     measured, classes = trace(step, cost), {}
     planned = cost.by_class()["seconds"] / cost.seconds
     for name, ours in planned.items() if measured else ():  # a device's trace may have no operations
