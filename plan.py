@@ -14,7 +14,7 @@ if that is not prepared), and these of its own:
 
     --on=DEVICE       RTX4090, L4, A100-40GB, A100, H100-PCIe, H100, H200, B200, with :N for N of them;
                       v5e, v5p, v6e, with a topology, as in v5e:2x4 or v5p:2x2x2;
-                      here: the CPU or GPU of this machine, with peaks that are measured in two seconds
+                      here: this machine, a CPU with peaks that are measured in two seconds
     --budget=DOLLARS  instead of --on: find the devices that should train the model for no more,
     --hours=HOURS     or in no more time,
     --until=GOAL      until it has a val loss, as in val3.28 (an estimate, for GPT-2's tokens of the web), or

@@ -110,7 +110,7 @@ class Options(ModelShape):
     # system
     device: Literal["auto", "cpu", "cuda", "tpu"] = "auto"  # auto: JAX's choice
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # matmuls; auto: bfloat16 where it is faster
-    deterministic: bool = False  # a GPU computes the same bits in each run; its cost is unmeasured
+    deterministic: bool = False  # a GPU computes the same bits in each run, without cuDNN's attention
     compilation_cache: bool = True  # keep compiled programs in ~/.cache/nanojaxgpt for the next start
     attention: Literal["auto", "einsum", "cudnn", "splash"] = "auto"  # auto: the fastest the device has
     unroll: NonNegativeInt = 0  # layers unrolled at a time, 0: all; fewer compile faster, run slower
