@@ -1,0 +1,131 @@
+"""Train a tokenizer on your own documents: byte pairs (book/01-tokens.md), with the tokens of a conversation.
+
+    python data/train_tokenizer.py --source='mine/*.txt' --vocab_size=2048 --to=data/mine
+    python data/prepare.py --source='mine/*.txt' --tokenizer=data/mine --to=data/mine
+
+transformers' AutoTokenizer reads the folder, with its chat template, and so does every --tokenizer here. The
+text is cut as for GPT-2, and `tokenizers` merges; this file only says which tokens have a meaning.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from config.command_line import Count, Name, UserError, command, given
+from config.files import refusing
+from data.sources import Files, extract_text
+from data.tokenizer import END_NAMES, TiktokenTokenizer, Tokenizer
+from data.writer import load_tokenizer
+
+END, TURN, END_OF_TURN = END_NAMES[0], "<|im_start|>", "<|im_end|>"
+# ChatML, as Qwen's. What is between `generation` and `endgeneration` is learned: the answer and its end.
+TEMPLATE = """\
+{%- for message in messages -%}
+{{- '<|im_start|>' + message['role'] + '\\n' -}}
+{%- if message['role'] == 'assistant' -%}
+{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
+{%- else -%}
+{{- message['content'] + '<|im_end|>' -}}
+{%- endif -%}
+{{- '\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+COMPARED = 2**22  # characters of text whose tokens are counted
+
+
+@dataclass(frozen=True)
+class TrainTokenizerOptions:
+    """Every option of data/train_tokenizer.py. A field's comment is its text in `--help`."""
+
+    program: ClassVar[str] = "data/train_tokenizer.py"
+    purpose: ClassVar[str] = "Train a byte-pair tokenizer on documents."
+
+    source: Name | None = None  # files or globs, with commas between them, as of data/prepare.py
+    to: Name | None = None  # folder of the tokenizer
+    vocab_size: Annotated[int, Field(ge=259, le=2**20)] = 2048  # 256 bytes, 3 special tokens, and the merges
+    limit: Count | None = None  # only the first so many documents
+
+
+def main(argv: list[str]) -> None:
+    options = TrainTokenizerOptions(**given(argv, TrainTokenizerOptions))
+    if options.source is None or options.to is None:
+        raise UserError("--source=<files> and --to=<folder> are needed; see --help")
+    source, folder = Files(options.source.split(",")), Path(options.to)
+    text = sample(texts(source, options.limit))
+    if not text:
+        raise UserError(f'{source}: no documents: in .jsonl each is a line with a string under "text"')
+    save(train(texts(source, options.limit), options.vocab_size), folder)
+    ours = load_tokenizer(str(folder))
+    if ours.vocab_size < options.vocab_size:
+        print(f"note: the text has no pairs left to merge after {ours.vocab_size} tokens", file=sys.stderr)
+    print(f"{folder}: {ours.vocab_size:,} tokens, {bytes_per_token(ours, text):.2f} bytes of this text each")
+    try:
+        theirs = TiktokenTokenizer("gpt2")
+        print(f"GPT-2's: {theirs.vocab_size:,} tokens, {bytes_per_token(theirs, text):.2f} bytes each")
+    except UserError as error:
+        print(f"note: GPT-2's tokens are not counted: {error}", file=sys.stderr)
+
+
+def texts(source: Files, limit: int | None) -> Iterator[str]:
+    """Yield the documents, or the first `limit` of them."""
+    records = ((x, batch.json_lines) for batch in source.batches() for x in batch.records)
+    return islice(filter(None, (extract_text(*record) for record in records)), limit)
+
+
+def sample(documents: Iterator[str]) -> str:
+    """Join the first documents, about COMPARED characters of them."""
+    found, size = [], 0
+    while size < COMPARED and (text := next(documents, None)):
+        found.append(text)
+        size += len(text)
+    return "".join(found)
+
+
+def train(documents: Iterator[str], vocab_size: int) -> Any:
+    """Return `tokenizers`' own tokenizer, whose merges begin with bytes."""
+    import tokenizers  # here, as transformers below: `--help` needs neither
+    from tokenizers import decoders, models, pre_tokenizers, trainers
+
+    tokenizer = tokenizers.Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        special_tokens=[END, TURN, END_OF_TURN],
+        show_progress=sys.stderr.isatty(),
+    )
+    tokenizer.train_from_iterator(documents, trainer)
+    return tokenizer
+
+
+def save(tokenizer: Any, folder: Path) -> None:
+    """Write the folder as transformers does; an answer ends with its turn, a document with `END`."""
+    from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+    whole = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token=END,
+        additional_special_tokens=[TURN, END_OF_TURN],
+        chat_template=TEMPLATE,
+    )
+    with refusing(f"{folder}: cannot be written", "give another --to", OSError):
+        whole.save_pretrained(folder)
+        ends = whole.convert_tokens_to_ids([END, END_OF_TURN])
+        GenerationConfig(eos_token_id=ends).save_pretrained(folder)
+
+
+def bytes_per_token(tokenizer: Tokenizer, text: str) -> float:
+    return len(text.encode()) / len(tokenizer.encode(text, special=False))
+
+
+if __name__ == "__main__":
+    command(main)

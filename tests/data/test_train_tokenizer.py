@@ -1,0 +1,99 @@
+"""A trained tokenizer: transformers reads its folder, its merges are chapter 1's, mistakes are one line."""
+
+import json
+from collections import Counter
+
+import pytest
+import transformers
+
+from data.tokenizer import document_start, end_tokens, read_tokenizer
+from data.train_tokenizer import main, train
+from data.writer import load_tokenizer
+from tests.helpers import refusal
+
+CONVERSATION = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "2+2?"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "the cat?"},
+    {"role": "assistant", "content": "on the mat"},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A tokenizer of 290 tokens, trained on a file of each kind that has a text."""
+    there = tmp_path_factory.mktemp("tokenizer")
+    (there / "a.txt").write_text("the cat sat on the mat\n<|endoftext|>\nthe rat sat on the cat naïve\n")
+    (there / "b.jsonl").write_text(json.dumps({"text": "def the_cat(mat):\n    return mat + 1\n"}) + "\n")
+    main([f"--source={there}/a.txt,{there}/b.jsonl", "--vocab_size=290", f"--to={there}/mine"])
+    return there / "mine"
+
+
+def test_transformers_reads_it_and_both_have_the_same_tokens(folder):
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(folder), load_tokenizer(str(folder))
+    assert ours.vocab_size == len(theirs) == 290
+    for text in (
+        "the cat sat on the mat",
+        " naïve 猫\n\t",
+        "<|im_start|>user\n2+2?<|im_end|>\n<|endoftext|>",
+    ):
+        ids = ours.encode(text)
+        assert ids.tolist() == theirs.encode(text) and ours.decode(ids) == text
+
+
+def test_an_answer_ends_with_its_turn_and_a_document_with_end_of_text(folder):
+    theirs, description = transformers.AutoTokenizer.from_pretrained(folder), read_tokenizer(folder)
+    ids = theirs.convert_tokens_to_ids(["<|endoftext|>", "<|im_end|>"])
+    assert end_tokens(description) == ids and document_start(description) == ids[0]
+    assert transformers.GenerationConfig.from_pretrained(folder).eos_token_id == ids
+
+
+def test_its_template_marks_the_answers_and_their_ends(folder):
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    rendered = theirs.apply_chat_template(CONVERSATION, return_dict=True, return_assistant_tokens_mask=True)
+    tokens = zip(rendered["input_ids"], rendered["assistant_masks"], strict=True)
+    assert theirs.decode([i for i, learned in tokens if learned]) == "4<|im_end|>on the mat<|im_end|>"
+    asked = theirs.apply_chat_template(CONVERSATION[:2], tokenize=False, add_generation_prompt=True)
+    whole = theirs.apply_chat_template(CONVERSATION, tokenize=False)
+    assert whole.startswith(asked) and asked.endswith("<|im_start|>assistant\n")
+
+
+def test_each_merge_is_of_a_most_frequent_pair_as_chapter_1_counts():
+    text = "thecatsatonthematandtheratsatonthecat"  # a single word, which is not cut
+    model = json.loads(train(iter([text]), 265).to_str())["model"]
+    ids = list(text)
+    for a, b in model["merges"]:
+        pairs = Counter(zip(ids, ids[1:], strict=False))
+        assert pairs[a, b] == max(pairs.values())
+        out = []
+        for i in ids:  # chapter 1's `merge`
+            if out and (out[-1], i) == (a, b):
+                out[-1] = a + b
+            else:
+                out.append(i)
+        ids = out
+    assert len(model["merges"]) == 6
+
+
+def test_it_prints_how_much_a_token_holds_beside_gpt_2s(folder, tmp_path, capsys):
+    (tmp_path / "a.txt").write_text("cat sat " * 100)
+    main([f"--source={tmp_path}/a.txt", f"--to={tmp_path}/mine", "--vocab_size=4096"])
+    printed = capsys.readouterr()
+    assert "bytes of this text each" in printed.out
+    assert "GPT-2's: 50,257 tokens, 3.98 bytes each" in printed.out or "are not counted" in printed.err
+    assert "left to merge" in printed.err  # a small text has few pairs
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (["--vocab_size=300"], "--source=<files> and --to=<folder> are needed"),
+        (["--source=none.txt", "--to=x"], "--source=none.txt: no such file"),
+        (["--source={empty}", "--to=x"], "no documents"),
+        (["--source={empty}", "--to=x", "--vocab_size=258"], "vocab_size"),
+    ],
+)
+def test_a_mistake_is_one_line(words, says, tmp_path):
+    (empty := tmp_path / "empty.txt").write_text("\n")
+    assert says in refusal(main, [word.format(empty=empty) for word in words])
