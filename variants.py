@@ -87,7 +87,7 @@ def head_multiplier(config) -> float:
 
 
 def mup(model: GPT, config: VariantConfig) -> GPT:
-    n, r = width_multiplier(config), head_multiplier(config)
+    n, r = width_multiplier(config), head_multiplier(config)  # how much wider the model, and a head, are
     scaled = Scaled(model.blocks.attn, math.sqrt(r)), ScaledNorm(model.ln_f, n)
     model = eqx.tree_at(lambda m: (m.blocks.attn, m.ln_f), model, scaled)
     return eqx.tree_at(linear_weights, model, replace_fn=lambda w: w / math.sqrt(n))

@@ -22,7 +22,7 @@ RATES = tuple(np.geomspace(1e-3, 3, 200))  # each path is drawn with the rate th
 
 
 def valley(p):
-    """Return the height at p: forty times steeper across than along."""
+    """Return the height at p: forty times more curved across than along."""
     return 0.5 * (p[0] ** 2 + 40 * p[1] ** 2)
 
 
