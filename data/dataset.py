@@ -82,6 +82,8 @@ class Meta:
     dtype: Literal["uint8", "uint16", "uint32", "uint64"]
     counts: dict[Split, int] = field(default_factory=dict)
     sha256: dict[Split, str] = field(default_factory=dict)  # a hash of each file; nanoGPT's have none
+    # Tokens of a row of packed conversations; <split>.learned.bin has a byte per token, 1 if it is learned.
+    row: Annotated[int, Field(gt=1)] | None = None
     format: Literal[1] = FORMAT
 
 
@@ -157,6 +159,15 @@ class TokenFile:
                 f"{path}: {len(self)} tokens are not the {expected} of meta.json: the file is cut short, or "
                 "of another data set; run prepare.py again"
             )
+        self.row, self.learned = meta.row, None
+        if meta.row:
+            path = path.with_suffix(".learned.bin")
+            with refusing(f"{path}: cannot be read", "run prepare.py again", OSError, ValueError):
+                self.learned = np.asarray(np.memmap(path, bool, mode="r"))
+            if len(self) % meta.row or len(self.learned) != len(self):
+                raise UserError(
+                    f"{path}: not of {len(self)} tokens in rows of {meta.row}: run prepare.py again"
+                )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -197,7 +208,8 @@ class Batches:
     """The batches of one split. `batches(i)` returns int32 arrays x and y (B, T), where y is one token later.
 
     `sampling="random"` draws windows of T tokens that start anywhere, as nanoGPT does. "epoch" cuts the split
-    into windows that do not overlap, and visits each once per epoch, in a new order.
+    into windows that do not overlap, and visits each once per epoch, in a new order. The windows of packed
+    conversations are their rows; there a target that is not learned is -1.
     """
 
     tokens: TokenFile
@@ -212,19 +224,32 @@ class Batches:
                 f"{self.tokens.path}: {len(self.tokens)} tokens are fewer than block_size + 1 = "
                 f"{self.T + 1}: use a smaller block_size or more text"
             )
+        if self.tokens.row not in (None, self.T + 1):
+            raise UserError(
+                f"{self.tokens.path}: its rows of conversations need --block_size={self.tokens.row - 1}: "
+                f"give that, or run prepare.py with --block_size={self.T}"
+            )
 
     def __call__(self, i: int) -> Batch:
-        windows = self.tokens.read(self.starts(i), self.T + 1)
-        return windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
+        return self.windows(self.starts(i))
+
+    def windows(self, starts: list[int]) -> Batch:
+        windows = self.tokens.read(starts, self.T + 1)
+        x, y = windows[:, :-1].astype(np.int32, order="C"), windows[:, 1:].astype(np.int32, order="C")
+        if self.tokens.learned is not None:
+            learned = [self.tokens.learned[start + 1 : start + 1 + self.T] for start in starts]
+            y[~np.stack(learned)] = -1
+        return x, y
 
     def starts(self, i: int) -> list[int]:
         """Return where the windows of batch i begin."""
-        B, T, n_tokens = self.B, self.T, len(self.tokens)
+        B, T, n_tokens, row = self.B, self.T, len(self.tokens), self.tokens.row
         key = (self.seed, SPLITS.index(self.tokens.split))
         if self.sampling == "random":
-            return np.random.default_rng((*key, i)).integers(n_tokens - T, size=B).tolist()
-        n = (n_tokens - 1) // T  # windows of an epoch
-        return [T * int(epoch_order((*key, j // n), n)[j % n]) for j in range(i * B, (i + 1) * B)]
+            n = n_tokens // row if row else n_tokens - T
+            return ((row or 1) * np.random.default_rng((*key, i)).integers(n, size=B)).tolist()
+        n = n_tokens // row if row else (n_tokens - 1) // T  # windows of an epoch
+        return [(row or T) * int(epoch_order((*key, j // n), n)[j % n]) for j in range(i * B, (i + 1) * B)]
 
     def every_window(self, stride: int | None = None) -> Iterator[Batch]:
         """Yield the whole split in order as x, y: each token but the first is a target once.
@@ -232,6 +257,9 @@ class Batches:
         Windows begin `stride` tokens apart (default: block_size). Tokens that a window shares with the one
         before are context: their targets are -1, as are those that fill the last batch.
         """
+        if self.tokens.row:
+            yield from self.every_row(self.tokens.row)
+            return
         B, T = self.B, self.T
         stride = stride or T
         span = (B - 1) * stride + T + 1  # tokens of a batch
@@ -243,3 +271,11 @@ class Batches:
             x, y = np.maximum(windows[:, :-1], 0), windows[:, 1:].copy()
             y[0 if begin else 1 :, : T - stride] = -1  # no window comes before the first
             yield x, y
+
+    def every_row(self, row: int) -> Iterator[Batch]:
+        """Yield the rows of packed conversations in order; targets of -1 fill the last batch."""
+        starts = range(0, len(self.tokens), row)
+        for begin in range(0, len(starts), self.B):
+            x, y = self.windows(list(starts[begin : begin + self.B]))
+            missing = ((0, self.B - len(x)), (0, 0))
+            yield np.pad(x, missing), np.pad(y, missing, constant_values=-1)

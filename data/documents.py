@@ -145,14 +145,14 @@ def begin_tokenizing(
         yield begun
 
 
-worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, bound of validation's digests
+worker: tuple  # set by `start_worker`: tokenizer, its end-of-text, validation's part of the documents
 
 
 def start_worker(description: dict, val_fraction: float) -> None:
     global worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
     threading.Thread(target=end_with_parent, daemon=True).start()
-    worker = from_json(description), end_of_text(description), int(val_fraction * 2**64)
+    worker = from_json(description), end_of_text(description), val_fraction
 
 
 def end_with_parent() -> None:
@@ -163,7 +163,7 @@ def end_with_parent() -> None:
 
 def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int]:
     """Return the tokens of each split, with end-of-text after each document, and how many are skipped."""
-    tokenizer, eot, val_below = worker
+    tokenizer, eot, val_fraction = worker
     dtype = token_dtype(tokenizer.vocab_size)
     pieces, skipped = {split: [np.array([], dtype)] for split in SPLITS}, 0
     for record in batch.records:
@@ -171,7 +171,6 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
         if text is None:
             skipped += 1
             continue
-        place = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
         try:
             ids = tokenizer.encode(text, special=False, add_special_tokens=True)
         except UserError as error:
@@ -179,8 +178,15 @@ def tokenize_documents(batch: DocumentBatch) -> tuple[dict[str, np.ndarray], int
             skipped += 1
             continue
         ids = ids if len(ids) and ids[-1] == eot else np.append(ids, eot)
-        pieces["val" if place < val_below else "train"].append(ids.astype(dtype))
+        split = "val" if in_validation(text.encode(), val_fraction) else "train"
+        pieces[split].append(ids.astype(dtype))
     return {split: np.concatenate(some) for split, some in pieces.items()}, skipped
+
+
+def in_validation(document: bytes, val_fraction: float) -> bool:
+    """Tell by a document's hash whether it is one of the `val_fraction` that validate."""
+    digest = hashlib.blake2b(document, digest_size=8).digest()
+    return int.from_bytes(digest, "big") < int(val_fraction * 2**64)
 
 
 def temporary_path(folder: Path, split: str) -> Path:

@@ -4,7 +4,7 @@
     python data/prepare.py --source='books/*.txt,web/*.parquet' --to=data/mine --tokenizer=cl100k_base
 
 A .jsonl file has a JSON object with "text" on each line, a .parquet file a column "text". A .txt file is one
-document, or several with a line of "<|endoftext|>" between them.
+document, or several with a line of "<|endoftext|>" between them. Conversations: data/conversations.py.
 """
 
 import sys
@@ -17,6 +17,8 @@ from pydantic import Field
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.command_line import Count, Name, UserError, command, given
+from config.files import decode_text
+from data.conversations import Renderer, write_conversations
 from data.documents import write_documents
 from data.sources import Files, Hub
 from data.writer import load_tokenizer
@@ -35,6 +37,9 @@ class PrepareOptions:
     limit: Count | None = None  # only the first so many documents
     num_proc: Count | None = None  # processes that tokenize; None: one for each core
     val_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.0005  # of the documents; nanoGPT's for OpenWebText
+    chat: bool = False  # the documents are conversations (data/conversations.py)
+    block_size: Count = 256  # for conversations, which are packed into rows of so many tokens and one
+    template: Name | None = None  # a file with their chat template; None: the tokenizer's own
 
 
 def read_options(argv: list[str], hub: Hub | None, **defaults: Any) -> PrepareOptions:
@@ -51,9 +56,19 @@ def prepare(argv: list[str], hub: Hub | None = None, **defaults: Any) -> None:
     source = Files(options.source.split(",")) if options.source else hub
     assert source and options.to, "read_options asks for both"
     tokenizer = load_tokenizer(options.tokenizer)
+    if options.chat:
+        if not isinstance(source, Files):
+            raise UserError("--chat=True needs --source=<.jsonl files>")
+        renderer = Renderer(tokenizer, read_template(options.template))
+        limits = options.val_fraction, options.limit
+        return write_conversations(Path(options.to), source, renderer, options.block_size, *limits)
     write_documents(
         Path(options.to), source, tokenizer, options.val_fraction, options.limit, options.num_proc
     )
+
+
+def read_template(path: str | None) -> str | None:
+    return None if path is None else decode_text(Path(path).read_bytes(), path)
 
 
 if __name__ == "__main__":

@@ -67,6 +67,15 @@ class Tokenizer(ABC):
         with refusing(f"the text {spell(text)} cannot be encoded", "leave it out or split it", Exception):
             return np.asarray(self.ids_of(text, special, add_special_tokens), np.int32)
 
+    def encode_with_spans(self, text: str) -> tuple[Int32[np.ndarray, " T"], Int32[np.ndarray, "T 2"]]:
+        """Return token ids, and where in the text each begins and ends. Raises UserError as `encode`."""
+        ids = self.encode(text)
+        return ids, np.asarray(self.spans_of(text, ids), np.int32).reshape(-1, 2)
+
+    @abstractmethod
+    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+        """Return the first character of each of the text's tokens, and the one after its last."""
+
     @abstractmethod
     def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
         """Return token ids as `encode`; any error refuses the text."""
@@ -103,6 +112,9 @@ class CharTokenizer(Tokenizer):
             raise ValueError(f"the vocabulary of {self.vocab_size} characters lacks {lacks}")
         return np.fromiter((self._id_of[symbol] for symbol in text), np.int32, len(text))
 
+    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+        return [(i, i + 1) for i in range(len(text))]
+
     def bytes_of(self, token: int) -> bytes:
         return (self.symbols[token] if token < self.vocab_size else "\ufffd").encode()
 
@@ -125,6 +137,14 @@ class TiktokenTokenizer(Tokenizer):
         # Its regular expression gives up at about a million spaces in a row.
         return self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
 
+    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+        character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
+        ends = np.cumsum([len(self.bytes_of(token)) for token in np.asarray(ids)], dtype=int)
+        begins = np.append(0, ends[:-1])
+        return np.stack(
+            [character[begins], character[ends - 1] + 1], axis=-1
+        )  # a part of one spans all of it
+
     def bytes_of(self, token: int) -> bytes:
         try:
             return self._encoding.decode_single_token_bytes(int(token))
@@ -143,6 +163,9 @@ class JsonTokenizer(Tokenizer):
     def ids_of(self, text: str, special: bool, add_special_tokens: bool) -> ArrayLike:
         self._tokenizer.encode_special_tokens = not special  # the library's name for "as plain text"
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def spans_of(self, text: str, ids: ArrayLike) -> ArrayLike:
+        return self._tokenizer.encode(text, add_special_tokens=False).offsets
 
     def bytes_of(self, token: int) -> bytes:
         # The token is decoded after itself, because the first token of a text may lose a space.

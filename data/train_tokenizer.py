@@ -25,19 +25,6 @@ from data.tokenizer import END_NAMES, TiktokenTokenizer, Tokenizer
 from data.writer import load_tokenizer
 
 END, TURN, END_OF_TURN = END_NAMES[0], "<|im_start|>", "<|im_end|>"
-# ChatML, as Qwen's. What is between `generation` and `endgeneration` is learned: the answer and its end.
-TEMPLATE = """\
-{%- for message in messages -%}
-{{- '<|im_start|>' + message['role'] + '\\n' -}}
-{%- if message['role'] == 'assistant' -%}
-{%- generation -%}{{- message['content'] + '<|im_end|>' -}}{%- endgeneration -%}
-{%- else -%}
-{{- message['content'] + '<|im_end|>' -}}
-{%- endif -%}
-{{- '\\n' -}}
-{%- endfor -%}
-{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
-"""
 COMPARED = 2**22  # characters of text whose tokens are counted
 
 
@@ -115,7 +102,7 @@ def save(tokenizer: Any, folder: Path) -> None:
         tokenizer_object=tokenizer,
         eos_token=END,
         additional_special_tokens=[TURN, END_OF_TURN],
-        chat_template=TEMPLATE,
+        chat_template=Path(__file__).with_name("chat.jinja").read_text(),
     )
     with refusing(f"{folder}: cannot be written", "give another --to", OSError):
         whole.save_pretrained(folder)

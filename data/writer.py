@@ -2,10 +2,12 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Bool
 from numpy.typing import ArrayLike
 
 from config.command_line import UserError
@@ -36,9 +38,18 @@ def write_text(folder: Path, text: str, tokenizer: Tokenizer, source: str) -> st
 
 
 def write_dataset(
-    folder: Path, train_ids: ArrayLike, val_ids: ArrayLike, tokenizer: Tokenizer, source: str
+    folder: Path,
+    train_ids: ArrayLike,
+    val_ids: ArrayLike,
+    tokenizer: Tokenizer,
+    source: str,
+    row: int | None = None,
+    learned: Sequence[Bool[np.ndarray, " n"]] = (),
 ) -> None:
-    """Write two splits of token ids and `meta.json`. `source` says in words where the text came from."""
+    """Write two splits of token ids and `meta.json`. `source` says in words where the text came from.
+
+    Conversations come in rows of `row` tokens, with which of a split's tokens are `learned`.
+    """
     folder, splits = Path(folder), {}
     for split, given in zip(SPLITS, (train_ids, val_ids), strict=True):
         ids = np.asarray(given)
@@ -50,8 +61,13 @@ def write_dataset(
         for split, tokens in splits.items():
             stack.enter_context(written(folder / f"{split}.bin")).write(tokens.data)
         counts = {split: len(tokens) for split, tokens in splits.items()}
-        sha256 = {split: hashlib.sha256(tokens.data).hexdigest() for split, tokens in splits.items()}
-        write_meta(folder, tokenizer, source, counts=counts, sha256=sha256)
+        hashes = {split: hashlib.sha256(tokens.data) for split, tokens in splits.items()}
+        for split, of_split in zip(SPLITS, learned, strict=False):
+            stack.enter_context(written(folder / f"{split}.learned.bin")).write(of_split.data)
+            hashes[split].update(of_split.data)
+        sha256 = {split: found.hexdigest() for split, found in hashes.items()}
+        rows = {"row": row} if row else {}
+        write_meta(folder, tokenizer, source, counts=counts, sha256=sha256, **rows)
 
 
 def token_dtype(vocab_size: int) -> np.dtype:

@@ -1,0 +1,190 @@
+"""Conversations to a data set: the chat template makes a text of each, and says which tokens are learned.
+
+    python data/prepare.py --chat=True --source=mine.jsonl --tokenizer=data/mine --to=data/chat
+
+A line of a .jsonl file is an object with "messages" as in OpenAI's API: a list of {"role", "content"}, with
+the roles system, user and assistant. Learned is what the template puts between {% generation %} and
+{% endgeneration %}, as in transformers. Conversations are packed whole into rows of block_size + 1 tokens.
+Each begins with the token that begins a document: with --document_mask=True none attends to another.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int32
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
+
+from config.command_line import UserError, first_problem
+from config.files import refusing
+from data.documents import in_validation
+from data.sources import Files
+from data.tokenizer import Tokenizer, document_start, end_tokens, from_json
+from data.writer import write_dataset
+
+OPEN_ROWS = 64  # rows that a conversation may still be put into
+
+
+@dataclass(frozen=True, config={"strict": True})
+class Message:
+    role: Literal["system", "user", "assistant"]
+    content: Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, config={"strict": True})
+class Line:
+    messages: Annotated[list[Message], Field(min_length=1)]
+
+
+LINE = TypeAdapter(Line)
+SAMPLE = [{"role": role, "content": "a"} for role in 2 * ("user", "assistant")]
+Messages = list[dict[str, str]]
+
+
+class Rendered(NamedTuple):
+    """Holds conversations in tokens."""
+
+    ids: Int32[np.ndarray, " n"]
+    learned: Bool[np.ndarray, " n"]
+
+
+class Renderer:
+    """Makes tokens of conversations by a chat template. Raises UserError for one that does not suit."""
+
+    def __init__(self, tokenizer: Tokenizer, template: str | None):
+        uses = tokenizer.description.get("uses", {})
+        self.template, self.names = template or uses.get("chat_template"), uses.get("special_tokens", {})
+        if self.template is None:
+            raise UserError("the tokenizer has no chat template: give a file, --template=data/chat.jinja")
+        if not re.search(r"\{%-?\s*endgeneration\b", self.template):
+            raise UserError(
+                "the chat template does not say what is learned: write {% generation %} before an answer and "
+                "{% endgeneration %} after the token that ends it, and give the file by --template"
+            )
+        self.tokenizer, self.start = tokenizer, -1  # no token yet
+        ends = end_tokens(tokenizer.description)
+        if not ends:
+            raise UserError("the tokenizer has no token, such as <|endoftext|>, to begin a conversation with")
+        # A token that ends each turn, as Qwen's first end does, should not begin a document there.
+        begins = [document_start(tokenizer.description) or ends[0], *ends]
+        within = self(SAMPLE).ids[2:]  # after the token yet to be, and the template's own first
+        self.start: int = next((token for token in begins if token not in within), begins[0])
+        if self.start in within:
+            print(
+                "note: with --document_mask=True, a turn attends to its own exchange alone", file=sys.stderr
+            )
+        own = {"document_start": self.start, "chat_template": self.template}
+        self.tokenizer = from_json(tokenizer.description | {"uses": uses | own})
+
+    def __call__(self, messages: Messages) -> Rendered:
+        """Return a conversation's tokens. Raises UserError where the template refuses it."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
+
+        with refusing("the chat template refuses it", "mend or leave it out", Exception):
+            (text,), (answers,) = render_jinja_template(
+                [messages], chat_template=self.template, return_assistant_tokens_mask=True, **self.names
+            )
+        ids, spans = self.tokenizer.encode_with_spans(text)
+        learned = np.zeros(len(ids), bool)
+        for begin, end in answers:
+            learned |= (spans[:, 0] < end) & (spans[:, 1] > begin)
+        if ids[0] != self.start:
+            ids, learned = np.insert(ids, 0, self.start), np.insert(learned, 0, False)
+        return Rendered(ids, learned)
+
+    def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
+        """Cut a conversation after answers into pieces of at most `longest` tokens.
+
+        Each begins with the system message. An exchange that is too long for a piece is left out.
+        """
+        system = messages[:1] if messages[0]["role"] == "system" else []
+        done, begun, pieces = [], [], []
+        for message in messages[len(system) :]:
+            begun.append(message)
+            if message["role"] != "assistant":
+                continue
+            whole = self([*system, *done, *begun])
+            if len(whole.ids) > longest:  # begin another piece
+                whole, done = self([*system, *begun]), []
+            elif done:
+                pieces.pop()
+            if len(whole.ids) <= longest:
+                pieces.append(whole)
+                done += begun
+            begun = []
+        return pieces
+
+
+def write_conversations(
+    folder: Path, source: Files, renderer: Renderer, block_size: int, val_fraction: float, limit: int | None
+) -> None:
+    """Write the conversations, or the first `limit` of them, packed into rows. Raises UserError."""
+    row = block_size + 1
+    train, val, count, cut, lost = [], [], 0, 0, 0
+    for count, record in enumerate(islice(records_of(source), limit), 1):
+        with refusing(f"{source}: conversation {count}", "mend or leave it out", UserError):
+            messages = parse(record)
+            pieces = renderer.pieces(messages, row)
+        (val if in_validation(record, val_fraction) else train).extend(pieces)
+        cut += len(pieces) > 1
+        lost += not pieces
+    about = f"{count:,} conversations, {cut:,} of them cut at turns, {lost:,} left out as too long"
+    if not (train and val):
+        raise UserError(
+            f"{source}: {about}, leave none for training or for validation: give more, another "
+            f"--val_fraction, or more than --block_size={block_size}"
+        )
+    packed = [pack(each, row, renderer.start) for each in (train, val)]
+    (train_ids, val_ids), learned = zip(*packed, strict=True)
+    write_dataset(folder, train_ids, val_ids, renderer.tokenizer, str(source), row, learned)
+    sizes = f"{len(train_ids) // row:,} train and {len(val_ids) // row:,} validation rows of {row} tokens"
+    print(f"{folder}: {about}; {sizes}, {learned[0].mean():.0%} of them learned")
+
+
+def records_of(source: Files) -> Iterator[bytes]:
+    """Yield the lines that are not blank. Raises UserError for files that are not .jsonl."""
+    for batch in source.batches():
+        if not batch.json_lines:
+            raise UserError(f"{source}: conversations are read from .jsonl")
+        yield from (record for record in batch.records if record and record.strip())
+
+
+def parse(record: bytes) -> Messages:
+    """Read a line. Raises UserError for what is no conversation."""
+    try:
+        messages = LINE.validate_json(record).messages
+    except ValidationError as error:
+        raise UserError(first_problem(error)) from None
+    if "assistant" not in [message.role for message in messages]:
+        raise UserError("it has no message of the assistant: there is nothing to learn")
+    return [asdict(message) for message in messages]
+
+
+def pack(pieces: list[Rendered], row: int, start: int) -> Rendered:
+    """Put whole pieces into rows, each into the first with space; fill rows with the token `start`."""
+    rows: list[list[Rendered]] = []
+    space: dict[int, int] = {}  # of the rows that are open
+    for piece in pieces:
+        n = len(piece.ids)
+        at = next((i for i, free in space.items() if free >= n), None)
+        if at is None:
+            at = len(rows)
+            rows.append([])
+            space[at] = row
+            if len(space) > OPEN_ROWS:
+                del space[next(iter(space))]
+        rows[at].append(piece)
+        space[at] -= n
+    ids = np.full((len(rows), row), start, np.int32)
+    learned = np.zeros(ids.shape, bool)
+    for i, packed in enumerate(rows):
+        whole = np.concatenate([piece.ids for piece in packed])
+        ids[i, : len(whole)] = whole
+        learned[i, : len(whole)] = np.concatenate([piece.learned for piece in packed])
+    return Rendered(ids.ravel(), learned.ravel())

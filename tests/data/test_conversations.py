@@ -1,0 +1,229 @@
+"""Conversations: the tokens and what is learned are those of transformers; rows hold whole conversations."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import transformers
+
+from data.conversations import Renderer, pack
+from data.dataset import Batches, Dataset, load_meta
+from data.prepare import prepare
+from data.tokenizer import document_start, from_json
+from data.train_tokenizer import save
+from data.train_tokenizer import train as train_tokenizer
+from data.writer import load_tokenizer
+from tests.helpers import ROOT, refusal
+
+TEMPLATE = (ROOT / "data/chat.jinja").read_text()
+WORDS = "the a cat mat naïve 猫 sat. on? 12 + 7".split()
+
+
+def conversation(seed: int, exchanges: int = 2) -> list[dict[str, str]]:
+    random = np.random.default_rng(seed)
+
+    def text() -> str:
+        return " ".join(random.choice(WORDS, random.integers(1, 6)))
+
+    system = [{"role": "system", "content": text()}] if seed % 2 else []
+    roles = exchanges * ("user", "assistant")
+    return system + [{"role": role, "content": text()} for role in roles]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    there = tmp_path_factory.mktemp("tokenizer")
+    save(train_tokenizer(iter([" ".join(WORDS)] * 9), 280), there)
+    return there
+
+
+@pytest.fixture(scope="module")
+def renderer(folder):
+    return Renderer(load_tokenizer(str(folder)), None)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_tokens_and_what_is_learned_are_those_of_transformers(seed, folder, renderer):
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    expected = theirs.apply_chat_template(
+        conversation(seed), return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids, learned = renderer(conversation(seed))
+    start = theirs.convert_tokens_to_ids("<|endoftext|>")
+    assert ids.tolist() == [start, *expected["input_ids"]]
+    assert learned.tolist() == [False, *map(bool, expected["assistant_masks"])]
+
+
+def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, capsys):
+    """Qwen's first end is that of a turn; with it, document_mask would hide the turns before."""
+    theirs = transformers.AutoTokenizer.from_pretrained(folder)
+    theirs.eos_token = "<|im_end|>"
+    theirs.save_pretrained(tmp_path)
+    transformers.GenerationConfig(eos_token_id=[2, 0]).save_pretrained(tmp_path)
+    qwen = Renderer(load_tokenizer(str(tmp_path)), None)
+    assert document_start(qwen.tokenizer.description) == 0 == qwen.start
+    assert qwen(conversation(0)).ids[0] == 0 and not capsys.readouterr().err
+
+
+def test_a_template_that_begins_the_text_itself_gets_no_second_beginning(folder):
+    tokenizer = load_tokenizer(str(folder))
+    llama = Renderer(tokenizer, "{{- '<|endoftext|>' -}}" + TEMPLATE)
+    plain = Renderer(tokenizer, TEMPLATE)
+    assert llama(conversation(1)).ids.tolist() == plain(conversation(1)).ids.tolist()
+
+
+def test_gpt_2_learns_by_a_template_of_its_only_end(capsys):
+    gpt2 = load_tokenizer("gpt2")
+    template = (
+        "{% for m in messages %}{{ m['role'] + ': ' }}{% if m['role'] == 'assistant' %}{% generation %}"
+        "{{ m['content'] + '<|endoftext|>' }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}"
+        "{{ '\\n' }}{% endfor %}"
+    )
+    messages = [{"role": "user", "content": "naïve 猫?"}, {"role": "assistant", "content": "猫 is a cat."}]
+    ids, learned = Renderer(gpt2, template)(messages)
+    assert gpt2.decode(ids) == "<|endoftext|>user: naïve 猫?\nassistant: 猫 is a cat.<|endoftext|>\n"
+    # The space before the answer is a token of its first letter's: as in transformers, it is learned with it.
+    assert gpt2.decode(ids[learned]).strip() == "猫 is a cat.<|endoftext|>"
+    assert "attends to its own exchange alone" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("longest", [25, 40, 60, 1000])
+def test_a_long_conversation_is_cut_after_answers_and_each_piece_has_the_system_message(renderer, longest):
+    messages = conversation(seed=3, exchanges=9)
+    pieces = [renderer.tokenizer.decode(piece.ids) for piece in renderer.pieces(messages, longest)]
+    assert all(len(piece.ids) <= longest for piece in renderer.pieces(messages, longest))
+    head = "<|endoftext|>" + "<|im_start|>system\n" + messages[0]["content"] + "<|im_end|>\n"
+    assert all(piece.startswith(head) for piece in pieces)
+    turns = [f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in messages[1:]]
+    exchanges = [question + answer for question, answer in zip(turns[::2], turns[1::2], strict=True)]
+    fitting = [e for e in exchanges if len(renderer.tokenizer.encode(head + e)) <= longest]
+    assert "".join(piece.removeprefix(head) for piece in pieces) == "".join(fitting)
+    assert longest < 1000 or len(pieces) == 1
+
+
+def test_rows_hold_each_conversation_whole_and_once(renderer):
+    whole = [renderer(conversation(seed)) for seed in range(50)]
+    row, start = 3 * max(len(each.ids) for each in whole), renderer.start
+    ids, learned = (x.reshape(-1, row) for x in pack(whole, row, start))
+    assert len(ids) < 30
+    found = []
+    for row_ids, row_learned in zip(ids, learned, strict=True):
+        begins = [*np.flatnonzero(row_ids == start), row]
+        spans = list(zip(begins, begins[1:], strict=False))
+        assert begins[0] == 0
+        found += [(row_ids[a:b].tolist(), row_learned[a:b].tolist()) for a, b in spans if b - a > 1]
+        assert not any(row_learned[a:b].any() for a, b in spans if b - a == 1)  # what fills the row
+    assert sorted(found) == sorted((each.ids.tolist(), each.learned.tolist()) for each in whole)
+
+
+def write(path: Path, *lines) -> Path:
+    path.write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def prepared(folder, tmp_path_factory):
+    """A data set of 40 conversations."""
+    there = tmp_path_factory.mktemp("chat")
+    source = write(there / "a.jsonl", *({"messages": conversation(seed)} for seed in range(40)))
+    words = [f"--source={source}", f"--tokenizer={folder}", f"--to={there}", "--block_size=63"]
+    prepare([*words, "--chat=True", "--val_fraction=0.3"])
+    return there
+
+
+@pytest.mark.parametrize("sampling", ["random", "epoch"])
+def test_a_batch_has_rows_and_targets_where_the_answers_are(prepared, sampling):
+    dataset = Dataset(str(prepared))
+    tokens, decode = dataset.tokens("train"), from_json(dataset.meta.tokenizer).decode
+    answers = {m["content"] + "<|im_end|>" for seed in range(40) for m in conversation(seed)[-3::2]}
+    for i in range(5):
+        x, y = Batches(tokens, 3, 63, 0, sampling)(i)
+        assert x.shape == y.shape == (3, 63) and (x[:, 0] == 0).all()
+        np.testing.assert_array_equal(np.where(y[:, :-1] >= 0, y[:, :-1], x[:, 1:]), x[:, 1:])
+        for row in y:
+            learned = decode(row[row >= 0])
+            assert {part + "<|im_end|>" for part in learned.split("<|im_end|>")[:-1]} <= answers
+
+
+def test_the_whole_split_has_each_row_once(prepared):
+    tokens = Dataset(str(prepared)).tokens("val")
+    batches = list(Batches(tokens, 3, 63, 0).every_window())
+    assert all(x.shape == y.shape == (3, 63) for x, y in batches)
+    x, y = (np.concatenate(part) for part in zip(*batches, strict=True))
+    n = len(tokens) // 64
+    np.testing.assert_array_equal(x[:n], np.asarray(tokens.ids).reshape(n, 64)[:, :-1])
+    assert (y[n:] == -1).all() and (y >= 0).sum() == tokens.learned.sum()
+
+
+def test_another_block_size_or_a_damaged_file_is_one_line(prepared, tmp_path):
+    tokens = Dataset(str(prepared)).tokens("train")
+    assert "rows of conversations need --block_size=63" in refusal(Batches, tokens, 3, 32, 0)
+    for name in ("train.bin", "meta.json"):
+        (tmp_path / name).write_bytes((prepared / name).read_bytes())
+    assert "train.learned.bin: cannot be read" in refusal(Dataset(str(tmp_path)).tokens, "train")
+    (tmp_path / "train.learned.bin").write_bytes(b"\1\0")
+    assert "train.learned.bin: not of " in refusal(Dataset(str(tmp_path)).tokens, "train")
+
+
+def test_the_hash_of_a_split_is_also_of_what_is_learned(prepared, folder, tmp_path):
+    source = prepared / "a.jsonl"
+    (tmp_path / "all.jinja").write_text(
+        TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+        + "{%- generation -%}{{- '' -}}{%- endgeneration -%}"
+    )
+    words = [f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}", "--block_size=63"]
+    prepare([*words, "--chat=True", "--val_fraction=0.3", f"--template={tmp_path}/all.jinja"])
+    assert (tmp_path / "train.bin").read_bytes() == (prepared / "train.bin").read_bytes()
+    assert load_meta(str(tmp_path)).sha256 != load_meta(str(prepared)).sha256
+
+
+USER, ANSWER = {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ({"messages": [USER]}, "conversation 2 (it has no message of the assistant"),
+        ({"messages": [{"role": "tool", "content": "a"}, ANSWER]}, "messages.0.role is 'tool': it should be"),
+        ({"messages": [USER, {"role": "assistant", "content": ""}]}, "messages.1.content is ''"),
+        ({"messages": [USER, {"role": "assistant", "content": ["b"]}]}, "messages.1.content is ['b']"),
+        ({"messages": []}, "messages is []"),
+        ({"text": "a"}, "messages: Field required"),
+        ("{", "conversation 2 ("),
+    ],
+)
+def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
+    source = write(tmp_path / "a.jsonl", {"messages": [USER, ANSWER]}, line)
+    words = ["--chat=True", f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}/chat"]
+    assert says in refusal(prepare, words)
+    assert not (tmp_path / "chat").exists()
+
+
+@pytest.mark.parametrize(
+    "words, says",
+    [
+        (
+            ["--tokenizer={char}"],
+            "the tokenizer has no chat template: give a file, --template=data/chat.jinja",
+        ),
+        (["--template={plain}"], "does not say what is learned: write {% generation %} before"),
+        (["--template={broken}"], "the chat template refuses it"),
+        (["--source={text}"], "conversations are read from .jsonl"),
+        (["--block_size=3"], "1 conversations, 0 of them cut at turns, 1 left out as too long, leave none"),
+    ],
+)
+def test_what_does_not_suit_is_one_line(words, says, folder, tmp_path):
+    files = {
+        "plain": TEMPLATE.replace("{%- generation -%}", "").replace("{%- endgeneration -%}", ""),
+        "broken": "{% generation %}{{ messages[9]['content'] }}{% endgeneration %}",
+        "text": "a\n",
+        "char": json.dumps(json.loads(tokenizers.Tokenizer(tokenizers.models.BPE()).to_str())),
+    }
+    for name, text in files.items():
+        files[name] = str(tmp_path / f"{name}{dict(text='.txt', char='.json').get(name, '.jinja')}")
+        Path(files[name]).write_text(text)
+    source = write(tmp_path / "a.jsonl", {"messages": [USER, ANSWER]})
+    default = ["--chat=True", f"--source={source}", f"--tokenizer={folder}", f"--to={tmp_path}/chat"]
+    assert says in refusal(prepare, [*default, *(word.format(**files) for word in words)])
