@@ -18,5 +18,5 @@ def test_every_command_and_mesh_axis_has_its_row():
 
 def test_every_cell_is_one_of_the_words_above_the_table():
     rows = [[cell.strip() for cell in row.strip("|").split("|")] for row in TABLE[1:]]
-    assert {len(row) for row in rows} == {5}
+    assert {len(row) for row in rows} == {6}
     assert {cell for row in rows for cell in row[1:]} <= CELLS
