@@ -6,7 +6,8 @@
 
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
 begin `stride` tokens apart, and each counts the predictions that the one before has not made. Except at
-the very beginning, each token is predicted from at least block_size - stride tokens before it.
+the very beginning, each token is predicted from at least block_size - stride tokens before it. Of packed
+conversations, the tokens that are learned are predicted, each from its own row.
 """
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
@@ -82,17 +83,22 @@ def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions,
     batches = Batches(dataset.tokens(options.split), options.batch_size, T, seed=0)  # the seed is not used
     if not options.add_special_tokens and (start := document_start(tokenizer)) != end_of_text(tokenizer):
         batches.tokens.ids = batches.tokens.ids[batches.tokens.ids != start]
-    n = len(batches.tokens) - 1
+    tokens = batches.tokens
+    n = len(tokens) - 1 if tokens.learned is None else int(tokens.learned.sum())
     nats, seconds = score(model, batches, stride)
     loss = float(nats.sum(dtype=np.float64) / n)
     perplexity = float(np.exp(loss))
     piece = 2**16  # tokens that are decoded at once
-    pieces = (batches.tokens.read([i], min(piece, n + 1 - i))[0] for i in range(1, n + 1, piece))
+    predicted = slice(1, None) if tokens.learned is None else tokens.learned
+    pieces = np.split(tokens.ids[predicted], range(piece, n, piece))
     n_bytes = sum(len(text.encode()) for text in decoded(pieces, tokenizer))
     per_byte = n * loss / math.log(2) / n_bytes if n_bytes else None
     in_bits = f"{per_byte:.4f} bits per byte" if per_byte else "no bits per byte: its tokens are not text"
     print(f"{name}, {options.split}: loss {loss:.4f} nats per token, perplexity {perplexity:.4f}, {in_bits}")
-    print(f"{n:,} tokens, in windows of {T} that begin {stride} apart, {n / seconds:,.0f} tokens/s")
+    where = (
+        f"in windows of {T} that begin {stride} apart" if tokens.row is None else f"learned, in rows of {T}"
+    )
+    print(f"{n:,} tokens, {where}, {n / seconds:,.0f} tokens/s")
     return {
         **{"dataset": name, "split": options.split, "block_size": T, "stride": stride},
         **{"tokens": n, "bytes": n_bytes, "loss": loss, "perplexity": perplexity},

@@ -84,12 +84,7 @@ class Renderer:
 
     def __call__(self, messages: Messages) -> Rendered:
         """Return a conversation's tokens. Raises UserError where the template refuses it."""
-        from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
-
-        with refusing("the chat template refuses it", "mend or leave it out", Exception):
-            (text,), (answers,) = render_jinja_template(
-                [messages], chat_template=self.template, return_assistant_tokens_mask=True, **self.names
-            )
+        text, answers = self.render(messages, return_assistant_tokens_mask=True)
         ids, spans = self.tokenizer.encode_with_spans(text)
         learned = np.zeros(len(ids), bool)
         for begin, end in answers:
@@ -97,6 +92,21 @@ class Renderer:
         if ids[0] != self.start:
             ids, learned = np.insert(ids, 0, self.start), np.insert(learned, 0, False)
         return Rendered(ids, learned)
+
+    def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
+        """Return the tokens after which the assistant answers."""
+        ids = self.tokenizer.encode(self.render(messages, add_generation_prompt=True)[0])
+        return ids if ids[0] == self.start else np.insert(ids, 0, self.start)
+
+    def render(self, messages: Messages, **settings: bool) -> tuple[str, list]:
+        """Return the template's text, and where the answers are in it. Raises UserError."""
+        from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
+
+        with refusing("the chat template refuses it", "mend or leave it out", Exception):
+            (text,), answers = render_jinja_template(
+                [messages], chat_template=self.template, **self.names, **settings
+            )
+            return text, answers[0] if answers else []
 
     def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.

@@ -94,7 +94,7 @@ class Metrics:
         check_finite(iteration, {name: values[name] for name in ("loss", "grad_norm")})
         if iteration % self.options.log_interval == 0:
             values |= self.speed.figures()
-            self._write({"iter": iteration, **values})
+            self.write({"iter": iteration, **values})
             if time.perf_counter() >= self.shown + SHOW_EVERY:
                 self.shown = time.perf_counter()
                 speed = f"{values['tokens_per_second']:,.0f} tokens/s, {values['ms']:.1f} ms/step"
@@ -104,11 +104,12 @@ class Metrics:
     def evaluation(self, iteration: int, losses: dict[str, float]) -> None:
         record = {f"{split}/loss": loss for split, loss in losses.items()}
         check_finite(iteration, record)
-        self._write({"iter": iteration} | record)
+        self.write({"iter": iteration} | record)
         shown = ", ".join(f"{split} loss {loss:.4f}" for split, loss in losses.items())
         print(f"iter {iteration}: {shown}", flush=True)
 
-    def _write(self, record: dict[str, Any]) -> None:
+    def write(self, record: dict[str, Any]) -> None:
+        """Write a line, whose `iter` is an iteration, for W&B too."""
         with naming(self.path):
             self.file.write(json.dumps(record) + "\n")
         if self.wandb is not None:

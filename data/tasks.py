@@ -1,0 +1,206 @@
+"""Questions with answers that a program can check, for learning to answer and for testing it.
+
+    python data/tasks.py --n=20000 --to=data/tasks.jsonl        conversations for data/prepare.py --chat=True
+
+A task draws a subject, such as two numbers, one of several phrasings, and knows the answer. The subject's
+hash decides whether it is for training or for testing: no subject of the one occurs in the other.
+"""
+
+import calendar
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from config.command_line import Count, Name, Seed, UserError, command, given
+from config.files import write_whole
+
+Split = Literal["train", "test"]
+Draw = Callable[[np.random.Generator], tuple[str, str, str]]  # of a subject, a question and its answer
+TESTED = 0.1  # of the subjects
+TASKS: dict[str, Draw] = {}
+
+
+@dataclass(frozen=True)
+class Question:
+    task: str
+    text: str
+    answer: str
+
+    @property
+    def conversation(self) -> list[dict[str, str]]:
+        return [{"role": "user", "content": self.text}, {"role": "assistant", "content": self.answer}]
+
+    def check(self, given: str) -> float:
+        """Return 1 for the right answer, and 0 for another. Case, spaces and a full stop do not count."""
+        return float(plain(given) == plain(self.answer))
+
+
+def plain(text: str) -> str:
+    return " ".join(text.lower().split()).removesuffix(".")
+
+
+def task(draw: Draw) -> Draw:
+    TASKS[draw.__name__] = draw
+    return draw
+
+
+def one_of(random: np.random.Generator, *phrasings: str) -> str:
+    return phrasings[random.integers(len(phrasings))]
+
+
+def word(random: np.random.Generator) -> str:
+    """Make up a word of two or three syllables."""
+    syllables = random.choice(list("bcdfglmnprst"), 3), random.choice(list("aeiou"), 3)
+    return "".join(a + b for a, b in zip(*syllables, strict=True))[: random.integers(4, 7)]
+
+
+@task
+def add(random):
+    a, b = random.integers(0, 100, 2)
+    question = one_of(
+        random, f"What is {a} + {b}?", f"Add {a} and {b}.", f"{a} + {b} = ?", f"How much is {a} plus {b}?"
+    )
+    return f"{min(a, b)} {max(a, b)}", question, str(a + b)
+
+
+@task
+def subtract(random):
+    a, b = sorted(random.integers(0, 100, 2))
+    question = one_of(
+        random,
+        f"What is {b} - {a}?",
+        f"Subtract {a} from {b}.",
+        f"{b} - {a} = ?",
+        f"How much is {b} minus {a}?",
+    )
+    return f"{a} {b}", question, str(b - a)
+
+
+@task
+def count(random):
+    letter, text = random.choice(list("aeiou")), "".join(word(random) for _ in range(2))
+    question = one_of(
+        random,
+        f"How many times does {letter} occur in {text}?",
+        f"Count the letter {letter} in {text}.",
+        f"How often is {letter} in the word {text}?",
+    )
+    return f"{letter} {text}", question, str(text.count(letter))
+
+
+@task
+def order(random):
+    numbers = random.choice(100, random.integers(3, 6), replace=False)
+    listed, ordered = (", ".join(map(str, x)) for x in (numbers, sorted(numbers)))
+    question = one_of(
+        random, f"Sort {listed}.", f"Put these in order: {listed}", f"Write {listed} from small to large."
+    )
+    return ordered, question, ordered
+
+
+@task
+def reverse(random):
+    text = word(random)
+    question = one_of(
+        random, f"Write {text} backwards.", f"Reverse {text}.", f"What is {text} from its end to its start?"
+    )
+    return min(text, text[::-1]), question, text[::-1]
+
+
+@task
+def replace(random):
+    text = word(random)
+    old, new = random.choice(list(text)), random.choice(list("xyz"))
+    question = one_of(
+        random,
+        f"Replace each {old} in {text} by {new}.",
+        f"Write {text} with {new} instead of {old}.",
+        f"Change {old} to {new} in {text}.",
+    )
+    return f"{text} {old}", question, text.replace(old, new)
+
+
+@task
+def date(random):
+    month, days = int(random.integers(1, 13)), int(random.integers(1, 15))
+    day = int(random.integers(1, calendar.mdays[month] + 1))
+    name, over = calendar.month_name[month], day + days - calendar.mdays[month]
+    answer = f"{calendar.month_name[month % 12 + 1]} {over}" if over > 0 else f"{name} {day + days}"
+    question = one_of(
+        random,
+        f"Which day is {days} days after {name} {day}?",
+        f"It is {name} {day}. What is the date in {days} days?",
+        f"{name} {day} plus {days} days?",
+    )
+    return f"{month} {day} {days}", question, answer
+
+
+@task
+def table(random):
+    names = [word(random).capitalize() for _ in range(3)]
+    ages, who = random.choice(np.arange(1, 100), 3, replace=False), random.integers(3)
+    rows = "; ".join(f"{name} {age}" for name, age in zip(names, ages, strict=True))
+    asked = [
+        (f"How old is {names[who]}?", str(ages[who])),
+        (f"Who is {ages[who]}?", names[who]),
+        ("Who is the oldest?", names[ages.argmax()]),
+    ]
+    question, answer = asked[random.integers(3)]
+    return f"{rows} {question}", f"Ages: {rows}. {question}", answer
+
+
+def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
+    """Yield questions of a task without end, each of a subject of the split. Raises UserError for no task."""
+    if task not in TASKS:
+        raise UserError(f"task {task}: unknown; known are {', '.join(TASKS)}")
+    random = np.random.default_rng([*seed, *task.encode(), split == "test"])
+    while True:
+        subject, text, answer = TASKS[task](random)
+        if is_tested(f"{task} {subject}") == (split == "test"):
+            yield Question(task, text, answer)
+
+
+def is_tested(subject: str) -> bool:
+    digest = hashlib.blake2b(subject.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < int(TESTED * 2**64)
+
+
+def mixed(tasks: list[str], split: Split, *seed: int) -> Iterator[Question]:
+    """Yield questions of several tasks by turns."""
+    drawn = [questions(task, split, *seed) for task in tasks]
+    while True:
+        yield from map(next, drawn)
+
+
+@dataclass(frozen=True)
+class TaskOptions:
+    """Every option of data/tasks.py. A field's comment is its text in `--help`."""
+
+    program: ClassVar[str] = "data/tasks.py"
+    purpose: ClassVar[str] = "Write questions and answers as conversations."
+
+    to: Name | None = None  # the .jsonl file
+    n: Count = 20000  # conversations
+    tasks: Name | None = None  # names with commas between them; None: all
+    seed: Seed = 1  # for the questions
+
+
+def main(argv: list[str]) -> None:
+    options = TaskOptions(**given(argv, TaskOptions))
+    if options.to is None:
+        raise UserError("--to=<file>.jsonl is needed; see --help")
+    drawn = mixed(options.tasks.split(",") if options.tasks else list(TASKS), "train", options.seed)
+    lines = (json.dumps({"messages": next(drawn).conversation}) for _ in range(options.n))
+    write_whole(Path(options.to), "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    command(main)
