@@ -151,7 +151,7 @@ def rows_of(answers: list[Answer], T: int) -> tuple[Int[np.ndarray, "N T"], Int[
     return x, y
 
 
-@eqx.filter_jit(donate="first")
+@eqx.filter_jit(donate="all")
 def policy_step(
     state: TrainState,
     x: Int[Array, "A B T"],

@@ -31,6 +31,7 @@ TASKS: dict[str, Draw] = {}
 @dataclass(frozen=True)
 class Question:
     task: str
+    subject: str  # what it asks about, however it is asked
     text: str
     answer: str
 
@@ -145,7 +146,9 @@ def date(random):
 
 @task
 def table(random):
-    names = [word(random).capitalize() for _ in range(3)]
+    names: list[str] = []
+    while len(names) < 3:
+        names += {word(random).capitalize()} - {*names}
     ages, who = random.choice(np.arange(1, 100), 3, replace=False), random.integers(3)
     rows = "; ".join(f"{name} {age}" for name, age in zip(names, ages, strict=True))
     asked = [
@@ -165,7 +168,7 @@ def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
     while True:
         subject, text, answer = TASKS[task](random)
         if is_tested(f"{task} {subject}") == (split == "test"):
-            yield Question(task, text, answer)
+            yield Question(task, subject, text, answer)
 
 
 def is_tested(subject: str) -> bool:

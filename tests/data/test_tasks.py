@@ -1,0 +1,100 @@
+"""Questions of data/tasks.py: their answers are right, and nothing that is tested occurs in training."""
+
+import json
+import re
+from datetime import date, timedelta
+from itertools import islice
+
+import pytest
+
+from data.tasks import TASKS, Question, main, mixed, questions
+from tests.helpers import refusal
+
+
+def draw(task, split="train", n=300, *seed):
+    return list(islice(questions(task, split, *(seed or (1,))), n))
+
+
+def numbers(text):
+    return [int(x) for x in re.findall(r"\d+", text)]
+
+
+def answer_to(question: Question) -> str:
+    """Work out the answer from the text alone, in another way than the task does."""
+    text, found = question.text, numbers(question.text)
+    match question.task:
+        case "add":
+            return str(sum(found))
+        case "subtract":
+            return str(max(found) - min(found))
+        case "order":
+            return ", ".join(str(n) for n in range(100) if n in found)
+        case "count":
+            letter, word = sorted(re.findall(r"\b[aeiou]\b|\b\w{8,}\b", text), key=len)
+            return str(len(re.findall(letter, word)))
+        case "reverse":
+            word = re.search(r"(?:Write|Reverse|What is) (\w+)", text)[1]
+            return "".join(word[i] for i in range(len(word) - 1, -1, -1))
+        case "replace":
+            if parts := re.search(r"each (\w) in (\w+) by (\w)", text):
+                old, word, new = parts.groups()
+            elif parts := re.search(r"Write (\w+) with (\w) instead of (\w)", text):
+                word, new, old = parts.groups()
+            else:
+                old, new, word = re.search(r"Change (\w) to (\w) in (\w+)", text).groups()
+            return "".join(new if letter == old else letter for letter in word)
+        case "date":
+            months = {date(2023, m, 1).strftime("%B"): m for m in range(1, 13)}
+            (month,) = (m for name, m in months.items() if name in text)
+            days, day = found if text.startswith("Which") else found[::-1]
+            end = date(2023, month, day) + timedelta(days)
+            return f"{end:%B} {end.day}"
+        case "table":
+            ages = dict(re.findall(r"(\w+) (\d+)(?=[;.])", text.partition(". ")[0] + "."))
+            asked = text.partition(". ")[2]
+            if asked == "Who is the oldest?":
+                return max(ages, key=lambda name: int(ages[name]))
+            what = re.search(r"is (\w+)\?", asked)[1]
+            return ages.get(what) or next(name for name, age in ages.items() if age == what)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_answers_are_right_and_asked_in_several_ways(task, split):
+    drawn = draw(task, split)
+    for question in drawn:
+        assert question.answer == answer_to(question), question
+        assert question.check(question.answer) == question.check(f" {question.answer.upper()}. ") == 1
+        assert question.check(question.answer + "0") == question.check("") == 0
+    beginnings = {question.text[-8:] if task == "table" else question.text[:8] for question in drawn}
+    assert len(beginnings) >= 3
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_subject_is_both_trained_and_tested(task):
+    trained, tested = ({q.subject for q in draw(task, split, 3000)} for split in ("train", "test"))
+    assert trained and tested and not trained & tested
+
+
+def test_no_pair_of_numbers_is_added_in_training_and_tested():
+    trained, tested = (
+        {frozenset(numbers(question.text)) for question in draw("add", split, 3000)}
+        for split in ("train", "test")
+    )
+    assert len(tested) > 100 and not trained & tested
+
+
+def test_the_seed_decides():
+    assert draw("date") == draw("date") != draw("date", "train", 300, 2)
+    by_turns = list(islice(mixed(["add", "date"], "test", 5), 4))
+    assert [question.task for question in by_turns] == ["add", "date", "add", "date"]
+
+
+def test_the_command_writes_conversations(tmp_path):
+    main([f"--to={tmp_path}/a.jsonl", "--n=5", "--tasks=add,order"])
+    lines = [json.loads(line)["messages"] for line in (tmp_path / "a.jsonl").read_text().splitlines()]
+    assert len(lines) == 5 and all([m["role"] for m in line] == ["user", "assistant"] for line in lines)
+    assert "task spell: unknown; known are add, " in refusal(
+        main, [f"--to={tmp_path}/b.jsonl", "--tasks=spell"]
+    )
+    assert "--to=<file>.jsonl is needed" in refusal(main, [])
