@@ -111,6 +111,8 @@ class Sampler:
                     prompts[row], keys[row], self.max_new_tokens, settings, {}, self.ends, logprobs=True
                 )
                 owner[engine.add(request)] = row
+            while engine.unread:  # first, for otherwise each prefill would draw only one token of the others
+                engine.step(0)
             for piece in engine.step():
                 if len(piece.tokens):
                     tokens[owner[piece.slot]] += piece.tokens.tolist()
@@ -141,8 +143,13 @@ def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray
     return (groups - groups.mean(axis=1, keepdims=True)).ravel()
 
 
-def rows_of(answers: list[Answer], T: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
-    """Return tokens and targets, a row for each answer. The prompt's targets, and those after it, are -1."""
+def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
+    """Return tokens and targets, a row for each answer. The targets within prompts, and after texts, are -1.
+
+    T is a multiple of 32 or block_size, so that few programs are compiled.
+    """
+    longest = max(len(answer.prompt) + len(answer.tokens) - 1 for answer in answers)
+    T = min(-(-longest // 32) * 32, block_size)
     x, y = np.zeros((len(answers), T), np.int32), np.full((len(answers), T), -1, np.int32)
     for row, answer in enumerate(answers):
         text = np.concatenate([answer.prompt, answer.tokens])
@@ -160,7 +167,12 @@ def policy_step(
     options: Options,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
     """Follow the gradient of the sum of advantage x log p(answer), over a constant number of tokens."""
-    weights, frozen = partition_trainable(state.model)
+    loss, gradients = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows)
+    return update(state, loss, gradients, options)
+
+
+def policy_gradient(weights: GPT, frozen: GPT, x, y, weights_of_rows) -> tuple[Float[Array, ""], GPT]:
+    """Return the sum of -weight x log p(answer), and its gradients, one microbatch after the other."""
 
     @eqx.filter_value_and_grad
     def of_microbatch(weights, x, y, of_rows):
@@ -171,8 +183,7 @@ def policy_step(
         return shard(jax.tree.map(jnp.add, total, of_microbatch(weights, *microbatch))), None
 
     zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights))
-    (loss, gradients), _ = lax.scan(add, zero, (x, y, weights_of_rows))
-    return update(state, loss, gradients, options)
+    return lax.scan(add, zero, (x, y, weights_of_rows))[0]
 
 
 @eqx.filter_jit
@@ -327,7 +338,7 @@ def check(options: Options, own: RewardOptions) -> None:
 
 
 def load_reward(text: str | None) -> Reward:
-    """Load the function that `--reward=FILE.py:NAME` names. The file is the user's own code. Raises UserError."""
+    """Load the function that `--reward=FILE.py:NAME` names, from the user's own code. Raises UserError."""
     if text is None:
         return Question.check
     path, _, name = text.rpartition(":")

@@ -147,7 +147,10 @@ class Engine:
             self.unread.remove(slot)
 
     def step(self, most: int = CHUNK) -> list[Piece]:
-        """Prefill a chunk of waiting prompts, and draw up to `most` tokens for each prefilled sequence."""
+        """Prefill a chunk of waiting prompts, and draw up to `most` tokens for each prefilled sequence.
+
+        It draws one while prompts wait, so that none waits long; with most=0, none.
+        """
         if not self.unread:
             return self.draw(most)
         pieces, n = [], 0
@@ -157,7 +160,7 @@ class Engine:
                 break
             n += len(slots) * T
             pieces += self.prefill(slots, T)
-        return pieces + self.draw(1)
+        return pieces + self.draw(min(most, 1))
 
     def _next_to_read(self) -> tuple[list[int], int]:
         """Return the slots of several short prompts, or of the first one, and how many tokens to prefill."""

@@ -1,0 +1,166 @@
+"""rl.py: its gradient is REINFORCE's, the sampler is the trainer, a run resumes to the bit."""
+
+import json
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import rl
+import train
+from data.prepare import prepare
+from data.tasks import Question, main as write_tasks
+from data.train_tokenizer import save
+from data.train_tokenizer import train as train_tokenizer
+from runs.load import load_run
+from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, named_arrays, refusal, saved_state
+
+SHAPE = dict(
+    n_layer=2, n_head=2, n_embd=32, block_size=96, position="rope", document_mask=True, dtype="float32"
+)
+
+
+def words(**options) -> list[str]:
+    return [f"--{name}={value}" for name, value in options.items()]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """The folder of a data set of conversations, and a run that has learned a little of them."""
+    there = tmp_path_factory.mktemp("rl")
+    write_tasks([f"--to={there}/a.jsonl", "--n=400"])
+    texts = (m["content"] for line in (there / "a.jsonl").open() for m in json.loads(line)["messages"])
+    save(train_tokenizer(texts, 300), there / "tokenizer")
+    data = dict(source=there / "a.jsonl", tokenizer=there / "tokenizer", to=there / "chat", chat=True)
+    prepare(words(**data, block_size=96, val_fraction=0.1))
+    options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=30)
+    options |= dict(
+        gradient_accumulation_steps=1, eval_interval=30, eval_iters=2, warmup_iters=5, device="cpu"
+    )
+    train.main(words(**options, learning_rate=1e-2, mesh="data:1"))
+    return there
+
+
+def learn(base, out, **options) -> int:
+    fixed = dict(init_from=base / "run", dataset=base / "chat", document_mask=True, out_dir=out, device="cpu")
+    small = dict(batch_size=8, gradient_accumulation_steps=2, group=4, tasks="add,reverse", max_new_tokens=6)
+    rates = dict(learning_rate=1e-3, decay_lr=False, max_iters=4, eval_interval=2, tested=3, dtype="float32")
+    return rl.main(words(**fixed | small | rates | dict(mesh="data:1", compilation_cache=False) | options))
+
+
+def records(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_advantages_are_rewards_less_the_mean_of_their_group():
+    found = rl.advantages(np.array([1.0, 0.0, 0.0, 1.0, 5.0, 5.0]), 2)
+    assert found.tolist() == [0.5, -0.5, -0.5, 0.5, 0.0, 0.0]
+
+
+def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
+    model, manifest, _ = load_run(str(base / "run"), dtype="float32")
+    sampler = rl.Sampler(manifest.tokenizer, 6)
+    asked = [Question("add", "", f"What is {i} + 2?", "") for i in range(4)]
+    answers = sampler(model, asked, jax.random.split(jax.random.key(0), 4), rl.PLAIN)
+    x, y = rl.rows_of(answers, 96)
+    of_rows = jnp.array([0.5, -1.0, 2.0, 0.25])
+
+    def expected(model):
+        chosen = [
+            jax.nn.log_softmax(model(jnp.asarray(np.concatenate([a.prompt, a.tokens[:-1]]))[None]))[0][
+                jnp.arange(len(a.prompt) - 1, len(a.prompt) + len(a.tokens) - 1), a.tokens
+            ]
+            for a in answers
+        ]
+        return -sum(w * logprobs.sum() for w, logprobs in zip(of_rows, chosen, strict=True))
+
+    def found(A):
+        return rl.policy_gradient(
+            model,
+            jax.tree.map(lambda _: None, model),
+            *(z.reshape(A, 4 // A, -1) for z in (x, y)),
+            of_rows.reshape(A, -1),
+        )
+
+    loss, gradients = jax.value_and_grad(expected)(model)
+    for A in (1, 4):
+        other, others = found(A)
+        np.testing.assert_allclose(other, loss, rtol=FLOAT32_ROUNDING)
+        for name, array in named_arrays(gradients).items():
+            np.testing.assert_allclose(
+                named_arrays(others)[name], array, atol=FLOAT32_ROUNDING * np.abs(array).max()
+            )
+
+
+def test_the_engine_draws_with_the_probabilities_that_training_computes(base, tmp_path):
+    assert learn(base, tmp_path, max_iters=6, learning_rate=1e-2) == 0
+    steps = [r for r in records(tmp_path) if "difference" in r]
+    assert len(steps) == 6 and all(r["difference"] < 1e-5 for r in steps)
+    assert steps[0]["grad_norm"] > 0  # the weights have changed between them
+
+
+def test_rewards_rise():
+    """Three answers, as a bandit of three arms: the one that is rewarded becomes likely."""
+    weights, rewards = jnp.zeros(3), np.array([0.0, 0.0, 1.0])
+    random = np.random.default_rng(0)
+    for _ in range(200):
+        drawn = random.choice(3, 8, p=np.asarray(jax.nn.softmax(weights), np.float64))
+        gains = rl.advantages(rewards[drawn], 8)
+        weights += 0.5 * jax.grad(lambda w: (gains * jax.nn.log_softmax(w)[drawn]).mean())(weights)
+    assert jax.nn.softmax(weights)[2] > 0.9
+
+
+def test_a_run_learns_what_is_rewarded(base, tmp_path):
+    (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
+    run = dict(reward=f"{tmp_path}/short.py:short", learning_rate=3e-3, max_iters=25, batch_size=32)
+    learn(base, tmp_path / "out", **run)
+    rewards = [r["reward"] for r in records(tmp_path / "out") if "reward" in r]
+    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 2
+    lengths = [r["length"] for r in records(tmp_path / "out") if "length" in r]
+    assert np.mean(lengths[-5:]) < np.mean(lengths[:5])
+
+
+def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
+    learn(base, tmp_path / "once", kl=0.1)
+    learn(base, tmp_path / "twice", kl=0.1, max_iters=2)
+    rl.main(words(out_dir=tmp_path / "twice", init_from="resume", max_iters=4))
+    assert_same_bits(saved_state(tmp_path / "once"), saved_state(tmp_path / "twice"))
+    ours, theirs = (
+        [{k: v for k, v in r.items() if k in ("iter", "loss", "kl", "test")} for r in records(tmp_path / out)]
+        for out in ("once", "twice")
+    )
+    assert ours == theirs and any("kl" in r for r in ours)
+    assert "tasks=add, but " in refusal(
+        rl.main, words(out_dir=tmp_path / "twice", init_from="resume", tasks="add")
+    )
+
+
+@pytest.mark.parametrize(
+    "code, says",
+    [
+        ("raise KeyError('x')", "the reward of an answer to 'How much is "),
+        ("return float('nan')", " is nan: it should be a number"),
+        ("return 'good'", "ValueError: could not convert string to float: 'good'"),
+        ("while True: pass", "TimeoutError: it took over 0.2 seconds: mend --reward"),
+    ],
+)
+def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, base, tmp_path, monkeypatch):
+    monkeypatch.setattr(rl, "PATIENCE", 0.2)
+    (tmp_path / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
+    text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
+    assert text.startswith("the reward of an answer to '") and says.split("'How")[0] in text
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        (dict(tasks="add,spell"), "task spell: unknown; known are add, "),
+        (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
+        (dict(reward="mine.py:check"), "--reward=mine.py:check: cannot be loaded (FileNotFoundError: "),
+        (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),
+    ],
+)
+def test_options_that_do_not_fit_are_one_line(options, says, base, tmp_path):
+    assert says in refusal(learn, base, tmp_path / "out", **options)
