@@ -25,11 +25,12 @@ jax.config.update("jax_num_cpu_devices", 8)
 wait_for_simulated_devices()  # and those of the programs
 
 # Most of the time goes into compiling tiny models. XLA takes a fifth of it without costly optimisations and
-# with its older loops; the formulas are the same, the last bits perhaps not. What one test compiled, the
-# others and the second worker read from a folder that this run of the tests makes and removes. All of it
-# holds for the programs that tests start, too.
+# with its older loops, and still less for programs in one piece; the formulas are the same, the last bits
+# perhaps not. What one test compiled, the others and the second worker read from a folder that this run of
+# the tests makes and removes. All of it holds for the programs that tests start, too.
+IN_ONE_PIECE = "--xla_cpu_parallel_codegen_split_count=1"
 QUICK = "jax_disable_most_optimizations"
-os.environ["XLA_FLAGS"] += f" {OLD_LOOPS}"
+os.environ["XLA_FLAGS"] += f" {OLD_LOOPS} {IN_ONE_PIECE}"
 os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX512_CORE"  # dtype=auto is float32 on every CPU
 if "PYTEST_XDIST_WORKER" in os.environ:
     COMPILED = os.environ["JAX_COMPILATION_CACHE_DIR"]

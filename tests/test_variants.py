@@ -64,7 +64,8 @@ def test_at_the_bases_width_a_model_in_mup_is_an_ordinary_one():
     assert_same_bits(trained(replace(ordinary, mup_base_width=BASE), 2), trained(ordinary, 2))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", *slowly("muon")])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_activations_after_some_steps_do_not_grow_with_width(optimizer):
     """The coordinate check of arXiv:2203.03466, appendix D.1, in miniature."""
     tokens = random_batch(OPTIONS, V)[0, 0]

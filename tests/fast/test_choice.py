@@ -84,7 +84,7 @@ def test_a_kernel_is_taken_where_device_shape_and_dtype_allow_it(
         if expected:
             assert model_config(replace(options, attention=kernel), 9).compute.kernel == kernel
             said = refusal(model_config, replace(options, attention=kernel, dropout=0.1), 9)
-            assert said.endswith("dropout; use attention=auto")
+            assert said.endswith("dropout or deterministic; use attention=auto")
         else:
             said = refusal(model_config, replace(options, attention=kernel), 9)
             assert said.startswith(f"attention={kernel} does not suit the device")

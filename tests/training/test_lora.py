@@ -52,6 +52,7 @@ def base(options):
     return create_state(model_config(options, V), replace(options, lora_rank=0)).model
 
 
+@jax.jit
 def with_b(model):
     """An adapted model whose B is no longer zero: as large as A, the same on every mesh."""
 

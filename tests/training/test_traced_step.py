@@ -25,7 +25,7 @@ def profile(frame, event, _):
 with jax.set_mesh(make_mesh("data:1")):
     state = create_state(model_config(options, 96), options)
     sys.setprofile(profile)
-    train_step(state, batch, batch, options)
+    jax.eval_shape(lambda state: train_step(state, batch, batch, options), state)  # traces, and runs nothing
     sys.setprofile(None)
 
 def lines(code):

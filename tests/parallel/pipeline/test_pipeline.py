@@ -57,11 +57,11 @@ VARIANTS = {
     ),
 }
 GPIPE, INTERLEAVED = dict(pipeline_schedule="gpipe"), dict(pipeline_schedule="interleaved", virtual_stages=2)
-PIPELINES = [  # every schedule on several meshes, and every variant on one
-    ("gpt2, dropout", "stage:4", INTERLEAVED),
+PIPELINES = [  # every schedule on several meshes, and every variant on one; in the gate, all axes
     ("many tokens, modern, µP, dropout", "stage:2,fsdp:2,tensor:2", {}),
     *slowly(
         ("llama, many tokens", "stage:2,fsdp:2,tensor:2", {}),
+        ("gpt2, dropout", "stage:4", INTERLEAVED),
         ("gpt2, dropout", "stage:4", GPIPE),
         ("gpt2, dropout", "stage:2", {}),
         ("gpt2, dropout", "stage:8", {}),
@@ -107,11 +107,13 @@ SPLASH, CUDNN = partial(with_kernel, "splash"), partial(with_kernel, "cudnn")
 
 @pytest.mark.parametrize(
     "create, mesh",
-    [
-        (CUDNN, "data:2,fsdp:2,tensor:2"),
-        *slowly((SPLASH, "data:2,fsdp:2,tensor:2"), (SPLASH, "stage:4,data:2"), (CUDNN, "stage:4,data:2")),
-        *slowly((SPLASH, "stage:2,fsdp:2,tensor:2"), (CUDNN, "stage:2,fsdp:2,tensor:2")),
-    ],
+    slowly(
+        *[
+            (create, mesh)
+            for create in (CUDNN, SPLASH)
+            for mesh in ("data:2,fsdp:2,tensor:2", "stage:4,data:2", "stage:2,fsdp:2,tensor:2")
+        ]
+    ),
 )
 def test_attentions_kernels_compute_on_every_mesh_what_einsum_does_on_one_device(create, mesh):
     options = replace(LLAMA, n_layer=4, block_size=128, gradient_accumulation_steps=2)

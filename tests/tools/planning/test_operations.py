@@ -18,23 +18,27 @@ from tools.planning.program import Shape, balanced, parse_program
 from training.state import model_config, state_shapes
 from training.step import compile_step
 
-pytestmark = pytest.mark.usefixtures("optimized")
-
 TINY = Options(
     n_layer=3, n_head=4, n_embd=32, block_size=16, batch_size=4, gradient_accumulation_steps=2, mesh="data:1"
 )
 
 
-def compiled(function, *shapes, dtype=jnp.float32):
-    arguments = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
-    return parse_program(jax.jit(function).lower(*arguments).compile().as_text())
+@pytest.fixture
+def compiled(optimized):
+    """`compiled(function, *shapes)` is a function's program, as a user's run compiles it."""
+
+    def compile(function, *shapes):
+        arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+        return parse_program(jax.jit(function).lower(*arguments).compile().as_text())
+
+    return compile
 
 
 def total(program, number: str) -> float:
     return sum(getattr(x, number) * x.times for x in operations(program))
 
 
-def test_a_product_has_2mnk_flops_and_each_array_is_read_and_written_once():
+def test_a_product_has_2mnk_flops_and_each_array_is_read_and_written_once(compiled):
     program = compiled(lambda a, b: a @ b, (64, 128), (128, 256))
     assert total(program, "flops") == 2 * 64 * 128 * 256
     assert total(program, "read") == 4 * (64 * 128 + 128 * 256)
@@ -43,12 +47,12 @@ def test_a_product_has_2mnk_flops_and_each_array_is_read_and_written_once():
     assert [total(elementwise, number) for number in ("flops", "read", "written")] == [0, 8000, 4000]
 
 
-def test_the_costliest_branch_of_a_conditional_counts():
+def test_the_costliest_branch_of_a_conditional_counts(compiled):
     program = compiled(lambda a: lax.cond(a[0, 0] > 0, lambda: a @ a, lambda: a + 1), (64, 64))
     assert total(program, "flops") == 2 * 64**3
 
 
-def test_a_loop_counts_its_body_times_its_trip_count():
+def test_a_loop_counts_its_body_times_its_trip_count(compiled):
     def twice_nested(a, b):
         def inner(a, _):
             return jnp.tanh(a @ b), None
@@ -62,7 +66,7 @@ def test_a_loop_counts_its_body_times_its_trip_count():
     assert total(program, "flops") == 7 * 5 * 2 * 32**3
 
 
-def test_of_an_array_that_is_sliced_or_gathered_from_only_that_part_is_read():
+def test_of_an_array_that_is_sliced_or_gathered_from_only_that_part_is_read(compiled):
     def row_after_row(table):
         def add(i, sum):
             return sum + jnp.exp(lax.dynamic_slice_in_dim(table, 8 * i, 8))
@@ -76,7 +80,7 @@ def test_of_an_array_that_is_sliced_or_gathered_from_only_that_part_is_read():
     assert total(gathered, "read") < 1000 * 64 * 4 / 10
 
 
-def test_an_array_that_is_updated_in_place_is_written_where_it_is_updated():
+def test_an_array_that_is_updated_in_place_is_written_where_it_is_updated(compiled):
     def fill(row):
         def put(i, table):
             return lax.dynamic_update_slice_in_dim(table, jnp.sin(row * i), i, 0)
@@ -90,7 +94,7 @@ def test_an_array_that_is_updated_in_place_is_written_where_it_is_updated():
 @pytest.mark.parametrize(
     "changes", [{"unroll": 1}, *slowly({}, {"mlp": "gelu", "n_kv_head": 2, "position": "rope"})]
 )
-def test_a_training_step_has_the_flops_of_the_formula(changes):
+def test_a_training_step_has_the_flops_of_the_formula(changes, optimized):
     options = replace(TINY, **changes)
     with jax.set_mesh(make_mesh("data:1")):
         config = model_config(options, vocab_size=40)
@@ -99,7 +103,7 @@ def test_a_training_step_has_the_flops_of_the_formula(changes):
     assert total(program, "flops") == flops_per_token(config, 16) * tokens
 
 
-def test_collectives_have_their_bytes_and_their_groups():
+def test_collectives_have_their_bytes_and_their_groups(compiled):
     def gather_all(x):
         return lax.all_gather(x, "fsdp", tiled=True)
 
