@@ -116,7 +116,7 @@ class Sampler:
             for piece in engine.step():
                 if len(piece.tokens):
                     tokens[owner[piece.slot]] += piece.tokens.tolist()
-                    logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()
+                    logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
         return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
 
     def answer(self, prompt: np.ndarray, tokens: list[int], logprobs: list[float]) -> Answer:
@@ -161,8 +161,8 @@ def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N 
 @eqx.filter_jit(donate="all")
 def policy_step(
     state: TrainState,
-    x: Int[Array, "A B T"],
-    y: Int[Array, "A B T"],
+    x: Int[Array | np.ndarray, "A B T"],
+    y: Int[Array | np.ndarray, "A B T"],
     weights_of_rows: Float[Array, "A B"],
     options: Options,
 ) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
@@ -187,7 +187,9 @@ def policy_gradient(weights: GPT, frozen: GPT, x, y, weights_of_rows) -> tuple[F
 
 
 @eqx.filter_jit
-def log_probabilities(model: GPT, x: Int[Array, "A B T"], y: Int[Array, "A B T"]) -> Float[Array, "A B T"]:
+def log_probabilities(
+    model: GPT, x: Int[Array | np.ndarray, "A B T"], y: Int[Array | np.ndarray, "A B T"]
+) -> Float[Array, "A B T"]:
     """Compute log p of each target as training does; 0 where there is none."""
 
     def of_microbatch(microbatch):
@@ -289,7 +291,7 @@ def learn(
                 means = tested(state.model, own, sampler, reward)
                 loss = 1 - sum(means.values()) / len(means)
                 metrics.write(
-                    {"iter": i, "test": 1 - loss} | {f"test/{task}": mean for task, mean in means.items()}
+                    {"iter": i, "val/loss": loss} | {f"test/{t}": mean for t, mean in means.items()}
                 )
                 print(f"iter {i}: reward {1 - loss:.3f} on held-out questions", flush=True)
                 manifest, improved = manifest.after_evaluation(loss)
@@ -314,7 +316,7 @@ def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
     """Return the options of rewards; a resumed run keeps those that it began with. Raises UserError."""
     path = Path(options.out_dir, "rewards.json")
     if options.init_from not in RESUMING:
-        return RewardOptions(**values | {"start": options.init_from})
+        return RewardOptions(**dict[str, Any](values, start=options.init_from))
     saved = read_json(path) if path.exists() else {}
     for name, value in values.items():
         if saved.get(name, value) != value:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int32
@@ -103,10 +103,11 @@ class Renderer:
         from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
 
         with refusing("the chat template refuses it", "mend or leave it out", Exception):
-            (text,), answers = render_jinja_template(
+            rendered: Any = render_jinja_template(
                 [messages], chat_template=self.template, **self.names, **settings
             )
-            return text, answers[0] if answers else []
+        (text,), answers = rendered
+        return text, answers[0] if answers else []
 
     def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.

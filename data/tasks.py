@@ -6,7 +6,6 @@ A task draws a subject, such as two numbers, one of several phrasings, and knows
 hash decides whether it is for training or for testing: no subject of the one occurs in the other.
 """
 
-import calendar
 import hashlib
 import json
 import sys
@@ -24,6 +23,11 @@ from config.files import write_whole
 
 Split = Literal["train", "test"]
 Draw = Callable[[np.random.Generator], tuple[str, str, str]]  # of a subject, a question and its answer
+MONTHS = (  # in English, whatever the user's language
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+DAYS = (31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 TESTED = 0.1  # of the subjects
 TASKS: dict[str, Draw] = {}
 
@@ -49,7 +53,7 @@ def plain(text: str) -> str:
 
 
 def task(draw: Draw) -> Draw:
-    TASKS[draw.__name__] = draw
+    TASKS[draw.__name__] = draw  # ty: ignore[missing-attribute]
     return draw
 
 
@@ -131,10 +135,10 @@ def replace(random):
 
 @task
 def date(random):
-    month, days = int(random.integers(1, 13)), int(random.integers(1, 15))
-    day = int(random.integers(1, calendar.mdays[month] + 1))
-    name, over = calendar.month_name[month], day + days - calendar.mdays[month]
-    answer = f"{calendar.month_name[month % 12 + 1]} {over}" if over > 0 else f"{name} {day + days}"
+    month, days = int(random.integers(12)), int(random.integers(1, 15))
+    day = int(random.integers(1, DAYS[month] + 1))
+    name, over = MONTHS[month], day + days - DAYS[month]
+    answer = f"{MONTHS[(month + 1) % 12]} {over}" if over > 0 else f"{name} {day + days}"
     question = one_of(
         random,
         f"Which day is {days} days after {name} {day}?",

@@ -2,7 +2,6 @@
 
 import json
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +10,12 @@ import pytest
 import rl
 import train
 from data.prepare import prepare
-from data.tasks import Question, main as write_tasks
+from data.tasks import Question
+from data.tasks import main as write_tasks
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
 from runs.load import load_run
-from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, named_arrays, refusal, saved_state
+from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, named_arrays, refusal
 
 SHAPE = dict(
     n_layer=2, n_head=2, n_embd=32, block_size=96, position="rope", document_mask=True, dtype="float32"
@@ -95,23 +95,15 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
 
 def test_the_engine_draws_with_the_probabilities_that_training_computes(base, tmp_path):
-    assert learn(base, tmp_path, max_iters=6, learning_rate=1e-2) == 0
-    steps = [r for r in records(tmp_path) if "difference" in r]
+    (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
+    run = dict(reward=f"{tmp_path}/short.py:short", max_iters=6, learning_rate=1e-2)
+    assert learn(base, tmp_path / "out", **run) == 0
+    steps = [r for r in records(tmp_path / "out") if "difference" in r]
     assert len(steps) == 6 and all(r["difference"] < 1e-5 for r in steps)
     assert steps[0]["grad_norm"] > 0  # the weights have changed between them
 
 
-def test_rewards_rise():
-    """Three answers, as a bandit of three arms: the one that is rewarded becomes likely."""
-    weights, rewards = jnp.zeros(3), np.array([0.0, 0.0, 1.0])
-    random = np.random.default_rng(0)
-    for _ in range(200):
-        drawn = random.choice(3, 8, p=np.asarray(jax.nn.softmax(weights), np.float64))
-        gains = rl.advantages(rewards[drawn], 8)
-        weights += 0.5 * jax.grad(lambda w: (gains * jax.nn.log_softmax(w)[drawn]).mean())(weights)
-    assert jax.nn.softmax(weights)[2] > 0.9
-
-
+@pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(base, tmp_path):
     (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
     run = dict(reward=f"{tmp_path}/short.py:short", learning_rate=3e-3, max_iters=25, batch_size=32)
@@ -122,13 +114,18 @@ def test_a_run_learns_what_is_rewarded(base, tmp_path):
     assert np.mean(lengths[-5:]) < np.mean(lengths[:5])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     learn(base, tmp_path / "once", kl=0.1)
     learn(base, tmp_path / "twice", kl=0.1, max_iters=2)
     rl.main(words(out_dir=tmp_path / "twice", init_from="resume", max_iters=4))
-    assert_same_bits(saved_state(tmp_path / "once"), saved_state(tmp_path / "twice"))
+    once, twice = (load_run(str(tmp_path / out))[0] for out in ("once", "twice"))
+    assert_same_bits(once, twice)
     ours, theirs = (
-        [{k: v for k, v in r.items() if k in ("iter", "loss", "kl", "test")} for r in records(tmp_path / out)]
+        [
+            {k: v for k, v in r.items() if k in ("iter", "loss", "kl", "val/loss")}
+            for r in records(tmp_path / out)
+        ]
         for out in ("once", "twice")
     )
     assert ours == theirs and any("kl" in r for r in ours)
