@@ -6,7 +6,6 @@ A task draws a subject, such as two numbers, one of several phrasings, and knows
 hash decides whether it is for training or for testing: no subject of the one occurs in the other.
 """
 
-import hashlib
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from config.command_line import Count, Name, Seed, UserError, command, given
 from config.files import write_whole
+from data.documents import in_validation
 
 Split = Literal["train", "test"]
 Draw = Callable[[np.random.Generator], tuple[str, str, str]]  # of a subject, a question and its answer
@@ -171,13 +171,8 @@ def questions(task: str, split: Split, *seed: int) -> Iterator[Question]:
     random = np.random.default_rng([*seed, *task.encode(), split == "test"])
     while True:
         subject, text, answer = TASKS[task](random)
-        if is_tested(f"{task} {subject}") == (split == "test"):
+        if in_validation(f"{task} {subject}".encode(), TESTED) == (split == "test"):
             yield Question(task, subject, text, answer)
-
-
-def is_tested(subject: str) -> bool:
-    digest = hashlib.blake2b(subject.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < int(TESTED * 2**64)
 
 
 def mixed(tasks: list[str], split: Split, *seed: int) -> Iterator[Question]:
