@@ -141,9 +141,8 @@ class TiktokenTokenizer(Tokenizer):
         character = np.repeat(np.arange(len(text)), [len(symbol.encode()) for symbol in text])  # of each byte
         ends = np.cumsum([len(self.bytes_of(token)) for token in np.asarray(ids)], dtype=int)
         begins = np.append(0, ends[:-1])
-        return np.stack(
-            [character[begins], character[ends - 1] + 1], axis=-1
-        )  # a part of one spans all of it
+        # A token that holds a part of a character spans all of it.
+        return np.stack([character[begins], character[ends - 1] + 1], axis=-1)
 
     def bytes_of(self, token: int) -> bytes:
         try:

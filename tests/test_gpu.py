@@ -1,4 +1,4 @@
-"""What only an NVIDIA GPU can show: without one, these are skipped.
+"""Only an NVIDIA GPU can show what these tests state; without one they are skipped.
 
     XLA_PYTHON_CLIENT_PREALLOCATE=false python -m pytest tests/test_gpu.py
 
