@@ -61,7 +61,9 @@ class Renderer:
         uses = tokenizer.description.get("uses", {})
         self.template, self.names = template or uses.get("chat_template"), uses.get("special_tokens", {})
         if self.template is None:
-            raise UserError("the tokenizer has no chat template: give a file, --template=data/chat.jinja")
+            raise UserError(
+                "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja"
+            )
         if not re.search(r"\{%-?\s*endgeneration\b", self.template):
             raise UserError(
                 "the chat template does not say what is learned: write {% generation %} before an answer and "

@@ -1,4 +1,4 @@
-"""Train a tokenizer on your own documents: byte pairs (docs/book/01-tokens.md), with the tokens of a conversation.
+"""Train byte pairs (docs/book/01-tokens.md) on your own documents, with the tokens of a conversation.
 
     python data/train_tokenizer.py --source='mine/*.txt' --vocab_size=2048 --to=data/mine
     python data/prepare.py --source='mine/*.txt' --tokenizer=data/mine --to=data/mine

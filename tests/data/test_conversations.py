@@ -208,7 +208,7 @@ def test_a_line_that_is_no_conversation_is_named(line, says, folder, tmp_path):
     [
         (
             ["--tokenizer={char}"],
-            "the tokenizer has no chat template: give a file, --template=data/chat.jinja",
+            "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja",
         ),
         (["--template={plain}"], "does not say what is learned: write {% generation %} before"),
         (["--template={broken}"], "the chat template refuses it"),
