@@ -573,6 +573,7 @@ def test_what_is_typed_before_the_model_is_there_is_another_text(open_page):
     show(page, "the quick")
     page.route("**/inside/model", lambda route: (page.locator("textarea").fill("the end"), route.continue_()))
     page.reload()
+    expect(page.locator("textarea")).to_have_value("the end")
     button(page, "Done").click()
     expect(page.locator("div.text")).to_have_text("the end▸")
     button(page, "History").click()
