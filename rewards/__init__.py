@@ -1,1 +1,1 @@
-"""Answers to questions, and what they are worth: for rl.py, which learns from them, and evaluate.py --tasks."""
+"""Answers to questions, and what they are worth: rl.py learns from them, evaluate.py --tasks counts them."""

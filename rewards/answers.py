@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import contextmanager
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int, PRNGKeyArray
 
@@ -14,7 +15,7 @@ from config.command_line import UserError
 from config.files import first_line
 from data.conversations import Renderer
 from data.tasks import Question
-from data.tokenizer import end_tokens, from_json
+from data.tokenizer import Tokenizer, end_tokens
 from generation.decode import PLAIN, Settings
 from generation.engine import Engine, Request
 from model import GPT
@@ -36,9 +37,9 @@ class Answer(NamedTuple):
 class Sampler:
     """Draws answers to questions, each as its prompt alone would get it."""
 
-    def __init__(self, description: dict, max_new_tokens: int):
-        self.renderer = Renderer(from_json(description), None)
-        self.ends, self.max_new_tokens = tuple(end_tokens(description)), max_new_tokens
+    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int):
+        self.renderer = Renderer(tokenizer, None)
+        self.ends, self.max_new_tokens = tuple(end_tokens(tokenizer.description)), max_new_tokens
 
     def __call__(
         self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN
@@ -75,6 +76,28 @@ class Sampler:
     def answer(self, prompt: np.ndarray, tokens: list[int], logprobs: list[float]) -> Answer:
         text = self.renderer.tokenizer.decode(tokens[:-1] if tokens[-1] in self.ends else tokens)
         return Answer(prompt, np.array(tokens), np.array(logprobs), text)
+
+
+class Draws(NamedTuple):
+    """Questions, an answer to each, and its reward."""
+
+    asked: list[Question]
+    answers: list[Answer]
+    rewards: Float[np.ndarray, " N"]
+
+
+def draw(
+    model: GPT,
+    asked: list[Question],
+    key: PRNGKeyArray,
+    sampler: Sampler,
+    reward: Reward,
+    settings: Settings = PLAIN,
+) -> Draws:
+    """Draw and score an answer to each question."""
+    answers = sampler(model, asked, jax.random.split(key, len(asked)), settings)
+    rewards = [score(reward, question, answer.text) for question, answer in zip(asked, answers, strict=True)]
+    return Draws(asked, answers, np.array(rewards))
 
 
 def score(reward: Reward, question: Question, text: str) -> float:
