@@ -96,7 +96,9 @@ def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N 
     return x, y
 
 
-def log_probabilities(model: GPT, x: Int[Array, "B T"], y: Int[Array, "B T"]) -> Float[Array, "B T"]:
+def log_probabilities(
+    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"]
+) -> Float[Array, "B T"]:
     """Compute log p of each target; 0 where there is none."""
     logprobs = jax.nn.log_softmax(model(jnp.asarray(x)).astype(jnp.float32))
     chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
