@@ -170,6 +170,7 @@ def take_step(
         rewards = rewards - own.kl * apart
         report["kl"] = apart.sum() / len(tokens)  # nats a token
     above = advantages(rewards, own.group)
+    report["weighted"] = (above != 0).mean()  # share of the answers that have a gradient
     # Answers without an advantage come last, in microbatches that are left out.
     rows = np.argsort(above == 0, kind="stable").reshape(options.gradient_accumulation_steps, -1)
     weights_of_rows = (above[rows] / (rows.size * own.max_new_tokens)).astype(np.float32)

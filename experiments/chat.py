@@ -1,0 +1,137 @@
+"""The whole life of a chat model, on two CPU cores and with nothing downloaded.
+
+    python -m experiments.chat              once, below out-chat/1, to be talked to with
+    python serve.py --out_dir=out-chat/1/rewarded
+    python -m experiments.chat --seeds=5    the table of docs/book/19-rewards.md
+
+Each stage is a command, which is printed. The model learns to write from this project's book (`base`), and to
+answer from conversations of people who err: three answers in ten are another question's (`chat`). Then it
+learns from rewards, for which a program checks its answers (`rewarded`). Beside that, `more` learns more from
+the conversations, with at least as many FLOPs. A stage that has ended is not done again.
+"""
+
+import gzip
+import json
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pandas as pd
+
+from config.command_line import Count, Name, Seed, UserError, command, given
+from config.files import read_json, write_whole
+from data.book_char.prepare import TEXT
+from experiments.snapshot import ROOT
+from experiments.statistics import difference
+
+TASKS = "add,count,reverse,change"
+MODELS = ("chat", "more", "rewarded")
+# A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most 48
+# tokens. Up to 60% of them, as `weighted` in metrics.jsonl says, take fewer FLOPs than two steps of fine-tuning.
+CHAT_STEPS, REWARD_STEPS, MORE_STEPS = 2000, 1000, 2000
+TRAIN = "train.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed}"
+STAGES = (
+    "data/tasks.py --tasks={tasks} --n=50000 --wrong=0.3 --seed={seed} --to={to}/conversations.jsonl",
+    "data/train_tokenizer.py --source={to}/book.txt --vocab_size=512 --to={to}/tokenizer",
+    "data/prepare.py --source={to}/book.txt --tokenizer={to}/tokenizer --val_fraction=0.05 --to={to}/book",
+    "data/prepare.py --chat=True --source={to}/conversations.jsonl --tokenizer={to}/tokenizer"
+    " --block_size=128 --val_fraction=0.02 --to={to}/conversations",
+    f"{TRAIN} --dataset={{to}}/book --out_dir={{to}}/base --max_iters=300 --lr_decay_iters=300"
+    " --eval_interval=100",
+    f"{TRAIN} --init_from={{to}}/base --dataset={{to}}/conversations --out_dir={{to}}/chat"
+    f" --max_iters={CHAT_STEPS} --lr_decay_iters={CHAT_STEPS} --eval_interval=500",
+    "rl.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed} --init_from={to}/chat"
+    " --dataset={to}/conversations --out_dir={to}/rewarded --tasks={tasks} --group=8 --max_new_tokens=12"
+    " --gradient_accumulation_steps=8 --optimizer=adamw --learning_rate=3e-4 --decay_lr=False"
+    f" --weight_decay=0 --max_iters={REWARD_STEPS} --eval_interval=100 --always_save_checkpoint=True",
+    f"{TRAIN} --init_from={{to}}/chat --dataset={{to}}/conversations --out_dir={{to}}/more"
+    f" --max_iters={MORE_STEPS} --lr_decay_iters={MORE_STEPS} --eval_interval=500"
+    " --always_save_checkpoint=True",
+    "evaluate.py --out_dir={to}/rewarded --beside={to}/chat,{to}/more --tasks={tasks} --questions=500"
+    " --max_new_tokens=12 --json={to}/answers.json",
+)
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """Every option of experiments/chat.py. A field's comment is its text in `--help`."""
+
+    program: ClassVar[str] = "-m experiments.chat"
+    purpose: ClassVar[str] = "Lead a chat model through its whole life."
+
+    seed: Seed = 1  # of the first life
+    seeds: Count = 1  # how many lives
+    out_dir: Name = "out-chat"  # a folder in it for each seed
+    json: Name | None = None  # file to write every life's shares of right answers to
+
+
+def main(argv: list[str]) -> None:
+    options = ChatOptions(**given(argv, ChatOptions))
+    answers = {}
+    for seed in range(options.seed, options.seed + options.seeds):
+        folder = Path(options.out_dir, str(seed))
+        live(folder, seed)
+        found = read_json(folder / "answers.json")["models"]
+        answers[seed] = {Path(model).name: shares for model, shares in found.items()}
+    if options.json:
+        write_whole(Path(options.json), json.dumps(answers, indent=1) + "\n")
+    if options.seeds > 1:
+        print(table(answers))
+
+
+def live(folder: Path, seed: int) -> None:
+    """Run the stages that have not ended. Raises UserError for one that fails."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_whole(folder / "book.txt", as_documents(gzip.decompress(TEXT.read_bytes()).decode()))
+    ended = folder / "ended.json"  # by command, the seconds that it took
+    seconds: dict[str, float] = read_json(ended) if ended.exists() else {}
+    for stage in STAGES:
+        words = stage.format(to=folder, seed=seed, tasks=TASKS).split()
+        typed = shlex.join(["python", *words])
+        if typed in seconds:
+            continue
+        print(f"\n$ {typed}", flush=True)
+        start = time.perf_counter()
+        if subprocess.run([sys.executable, *words], cwd=ROOT).returncode:
+            raise UserError(f"{words[0]} failed: mend it, and the same command goes on there")
+        seconds[typed] = time.perf_counter() - start
+        write_whole(ended, json.dumps(seconds, indent=1) + "\n")
+    print(f"\n{folder}: {sum(seconds.values()) / 60:.0f} minutes. Talk to it: ", end="")
+    print(f"python serve.py --out_dir={folder}/rewarded")
+
+
+def as_documents(book: str) -> str:
+    """Separate the book's files, which begin with a line such as `==> model.py <==`."""
+    return re.sub(r"(?m)^(?===> )", "<|endoftext|>\n", book)
+
+
+def table(answers: dict[int, Any]) -> str:
+    """Return the mean shares of right answers, and what rewards add, with 95% intervals, in Markdown."""
+    lines = ["| | " + " | ".join(MODELS) + " | rewarded - chat | rewarded - more |", "|---|" + "---|" * 5]
+    for how in ("greedy", "sampled"):
+        for task in (*TASKS.split(","), "all"):
+            each = pd.DataFrame(
+                {seed: {m: share(life[m], task, how) for m in MODELS} for seed, life in answers.items()}
+            ).T
+            means = [f"{each[model].mean():.1f}%" for model in MODELS]
+            added = [difference(each["rewarded"], each[model]) for model in ("chat", "more")]
+            lines.append(
+                " | ".join([f"| {task}, {how}", *means, *(f"{d.mean:+.1f} ± {d.half:.1f}" for d in added)])
+                + " |"
+            )
+    return "\n".join(lines)
+
+
+def share(shares: dict[str, Any], task: str, how: str) -> float:
+    """Return the percentage of right answers of one task, or the mean of all."""
+    each = [shares[name][how][0] for name in ([task] if task != "all" else shares)]
+    return 100 * sum(each) / len(each)
+
+
+if __name__ == "__main__":
+    command(main)
