@@ -32,7 +32,7 @@ from experiments.statistics import difference
 TASKS = "add,count,reverse,change"
 MODELS = ("chat", "more", "rewarded")
 # A step of rewards draws 128 answers, and has gradients of those with an advantage, in rows of at most 48
-# tokens. Up to 60% of them, as `weighted` in metrics.jsonl says, take fewer FLOPs than two steps of fine-tuning.
+# tokens. Up to 60% of them (`weighted` in metrics.jsonl) take fewer FLOPs than two steps of fine-tuning.
 CHAT_STEPS, REWARD_STEPS, MORE_STEPS = 2000, 1000, 2000
 TRAIN = "train.py config/quickstart.py --document_mask=True --overwrite=True --seed={seed}"
 STAGES = (
