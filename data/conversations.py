@@ -129,7 +129,7 @@ class Renderer:
 
 
 def render(
-    template: str | None, names: dict[str, str], messages: Messages, **settings: bool
+    template: str | None, names: dict[str, Any], messages: Messages, **settings: bool
 ) -> tuple[str, list]:
     """Return the template's text, and where the answers are in it, in a sandbox. Raises any error of its."""
     from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second

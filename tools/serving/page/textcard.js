@@ -112,6 +112,14 @@ export async function settle() {
   return true;
 }
 
+/** Show another text instead; the one before can be had again. @param {import("./store.js").Text} next */
+export async function present(next, place) {
+  writing.peek()?.abort();
+  if (area.value) await settle();
+  editing.value = false;
+  change(next, place);
+}
+
 async function go() {
   if (writing.peek() || starting || !valid()) return;
   starting = true;
