@@ -93,9 +93,7 @@ def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(o
     bar = page.locator(".place .bar").last
     assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor") == "rgb(63, 91, 216)"
     assert (
-        page.locator("div.text").get_attribute("dir")
-        == page.locator("#area").get_attribute("dir")
-        == "auto"
+        page.locator("div.text").get_attribute("dir") == page.locator("#area").get_attribute("dir") == "auto"
     )
 
 
