@@ -193,7 +193,7 @@ def test_a_long_text_scrolls_along_while_it_is_written(open_page):
 def test_a_models_text_is_text(open_page):
     page = open_page()
     write(page, "jumps over <img src=x onerror=alert(1)> the <b>", tokens=100)
-    for view in VIEWS[1:4]:
+    for view in VIEWS[2:5]:
         page.click(f"#tab-{view}")
         page.wait_for_selector(f"#{view} :is(.grid canvas, td, .figures dd)")
     assert page.locator("main img, main b").count() == 0

@@ -149,10 +149,12 @@ def test_a_conversation(open_page, server, renderer):
     assert turns_of(page) == before
     page.locator("#turns li").nth(1).get_by_role("button", name="Edit").click()
     page.keyboard.press("Control+A")
-    page.keyboard.type("a cat")
+    page.keyboard.type("a <b>cat")
     page.keyboard.press("Enter")
     answered(page, 3)
-    assert turns_of(page)[:2] == ["be brief", "a cat"]
+    assert turns_of(page)[:2] == ["be brief", "a <b>cat"]
+
+    assert page.locator("#turns b").count() == 0  # a text is text
 
     answer = page.locator("#turns li").nth(2)
     answer.locator(".token").first.focus()
@@ -161,7 +163,7 @@ def test_a_conversation(open_page, server, renderer):
     drawn = answer.locator(".token").all_text_contents()
     answer.get_by_role("button", name="Attention").click()
     page.wait_for_selector("#most:has-text('this head attended to')")
-    prompt = renderer.prompt([SAID[0], {"role": "user", "content": "a cat"}])
+    prompt = renderer.prompt([SAID[0], {"role": "user", "content": "a <b>cat"}])
     expect(page.locator("#tokens > .token")).to_have_count(len(prompt) + 6 + 1)
     assert page.locator("#tokens > .token").all_text_contents()[len(prompt) : -1] == drawn
     assert chosen(page) == len(prompt) + 2

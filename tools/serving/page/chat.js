@@ -50,7 +50,8 @@ effect(() => {
   byId("chat-lacks").textContent = lacks ? `${lacks[0].toUpperCase()}${lacks.slice(1)}.` : "";
   byId("conversation").hidden = !model.value || lacks;
   byId("send").textContent = busy ? "Stop" : "Send";
-  byId("reanswer").ariaDisabled = byId("anew").ariaDisabled = busy || !turns.value.length;
+  byId("reanswer").ariaDisabled = busy || Boolean(changed) || !turns.value.some(({ role }) => role === "user");
+  byId("anew").ariaDisabled = busy || !turns.value.length;
   byId("cancel").hidden = !changed;
   field.ariaLabel = changed ? `Edit: ${NAMES[changed.role]}` : "Message";
   system.hidden = turns.value.length > 0;

@@ -46,9 +46,9 @@ async function goOn(begun) {
   say("writing …");
   const made = batch(() => {
     change(begun);
-    return streamed("v1/completions", { prompt, logprobs: 0 }, writing, ({ choices, system_fingerprint: by }, drawn) => {
-      const { tokens, from } = text.peek(), more = written(choices[0]);
-      text.value = { tokens: [...tokens, ...more], from, by, drawn };
+    return streamed("v1/completions", { prompt, logprobs: 0 }, writing, (event, drawn) => {
+      const { tokens, from } = text.peek(), more = written(event.choices[0]);
+      text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, drawn };
       return more.length;
     });
   });
