@@ -30,9 +30,9 @@ effect(() => { // what this tab had before a reload
   const kept = JSON.parse(sessionStorage.getItem(key) ?? "null");
   if (kept) [turns.value, field.value, system.value] = kept;
 });
-addEventListener("pagehide", () => {
-  if (key) sessionStorage.setItem(key, JSON.stringify([turns.peek(), field.value, system.value]));
-});
+const keep = () => key && sessionStorage.setItem(key, JSON.stringify([turns.value, field.value, system.value]));
+effect(keep);
+byId("composer").addEventListener("input", keep);
 
 effect(() => { // turns that are the same keep their elements
   const follows = log.scrollTop + log.clientHeight >= log.scrollHeight - 40;
@@ -66,8 +66,8 @@ clicks(byId("reanswer"), () => {
   reply();
 });
 clicks(byId("anew"), () => {
-  turns.value = [];
   fill(null);
+  turns.value = [];
 });
 clicks(byId("cancel"), () => fill(null));
 byId("composer").addEventListener("keydown", (event) => {
@@ -98,8 +98,8 @@ async function send() {
   if (answering.peek() || !content || !valid()) return;
   if (!turns.peek().length && system.value.trim()) before.push({ role: "system", content: system.value.trim() });
   const { role } = turns.peek()[edited.peek()] ?? { role: "user" };
-  turns.value = [...before, { role, content }];
   fill(null);
+  turns.value = [...before, { role, content }];
   if (role === "user") await reply();
 }
 

@@ -104,6 +104,7 @@ export async function settle() {
   }
   const same = typed === spelled(tokens);
   const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
+  if (!editing.peek()) return true; // a second press, as of Undo, finds the first done
   batch(() => {
     editing.value = false;
     if (!same) change({ tokens: next, from: next.length, by, drawn });
