@@ -1,13 +1,17 @@
-"""Evaluate a trained model: its loss on an entire split of a data set.
+"""Evaluate a trained model: its loss on an entire split of a data set, or its answers to held-out questions.
 
     python evaluate.py --out_dir=out-quickstart                     every option: python evaluate.py --help
     python evaluate.py --init_from=gpt2 --dataset=shakespeare
     python evaluate.py --out_dir=out --split=train --json=result.json
+    python evaluate.py --out_dir=out-rl --beside=out-chat,a-folder --tasks=add,reverse      of data/tasks.py
 
 The loss is exact: every token of the split but the first is predicted once. Windows of block_size tokens
 begin `stride` tokens apart, and each counts the predictions that the one before has not made. Except at
 the very beginning, each token is predicted from at least block_size - stride tokens before it. Of packed
 conversations, the tokens that are learned are predicted, each from its own row.
+
+With --tasks each model answers the same questions, greedily and sampled at temperature 1. A share of right
+answers has Wilson's 95% interval (https://doi.org/10.1080/01621459.1927.10502953).
 """
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
@@ -15,7 +19,8 @@ from config.command_line import Address, Count, Name, NonNegativeInt, UserError,
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -29,12 +34,15 @@ from tqdm import tqdm
 from config.files import check_writable, write_whole
 from config.options import ModelOptions
 from data.dataset import Batches, Dataset, prepare_if_missing
+from data.tasks import TASKS, Question, questions
 from data.tokenizer import decoded, document_start, end_of_text, same_tokens
+from generation.decode import GREEDY, PLAIN
 from model import GPT
 from parallel.machines import on_devices, on_process_0
 from parallel.mesh import batch_shape, check_fit, distribute
+from rewards.answers import Sampler, draw
 from runs.checkpoint import latest_manifest
-from runs.load import load_model
+from runs.load import is_run, load_model, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,10 @@ class EvaluateOptions(ModelOptions):
     stride: Count | None = None  # tokens from one window to the next; None: block_size / 2
     batch_size: Count = 8  # rows computed at once, by all devices together
     add_special_tokens: bool = True  # False: leave out a token that only begins documents, as Llama's <s>
+    tasks: Name | None = None  # answer questions of these instead, as in add,date; all: every task
+    questions: Count = 200  # of each task
+    max_new_tokens: Count = 32  # tokens of an answer
+    beside: Name | None = None  # runs and folders, with commas between them, to answer the same questions
     json: Name | None = None  # file to write the result to as well
     mesh: Name = "data:-1"  # devices per axis of data, fsdp and tensor, as in data:2,fsdp:4; -1: the rest
     coordinator: Address | None = None  # host:port of process 0, if there are many; auto: ask the launcher
@@ -63,15 +75,20 @@ def main(argv: list[str]) -> None:
     with on_devices(options):
         if options.json:
             on_process_0(check_writable, Path(options.json))
-        model, tokenizer = load_model(options)
-        most = model.config.block_size
-        T = options.block_size or most
-        if T > most:
-            raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
-        check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
-        result = evaluate_split(model, tokenizer, options, T)
+        result = answer_questions(options) if options.tasks else evaluate_on_text(options)
         if options.json:
             on_process_0(write_whole, Path(options.json), json.dumps(result, indent=1) + "\n")
+
+
+def evaluate_on_text(options: EvaluateOptions) -> dict[str, Any]:
+    """Load the model, and evaluate it on the split. Raises UserError."""
+    model, tokenizer = load_model(options)
+    most = model.config.block_size
+    T = options.block_size or most
+    if T > most:
+        raise UserError(f"--block_size is {T}, but the model reads {most}: give 1 to {most}")
+    check_fit(jax.sharding.get_mesh(), model.config, options.batch_size)
+    return evaluate_split(model, tokenizer, options, T)
 
 
 def evaluate_split(model: GPT, tokenizer: dict | None, options: EvaluateOptions, T: int) -> dict[str, Any]:
@@ -143,6 +160,51 @@ def find_dataset(tokenizer: dict | None, V: int, options: EvaluateOptions) -> tu
         lacks = " (a folder of --init_from has none without tokenizer.json)" if tokenizer is None else ""
         raise UserError(f"dataset={name} has another tokenizer than the model{lacks}: give one with its own")
     return name, dataset
+
+
+# Answers to questions
+
+
+def answer_questions(options: EvaluateOptions) -> dict[str, Any]:
+    """Print and return each model's shares of right answers, by task. Raises UserError."""
+    if jax.sharding.get_mesh().size > 1:
+        raise UserError("--tasks is answered on one device: give --mesh=data:1")
+    tasks = list(TASKS) if options.tasks in (None, "all") else options.tasks.split(",")
+    asked = {task: list(islice(questions(task, "test", 0), options.questions)) for task in tasks}
+    own = options.out_dir if options.init_from == "resume" else options.init_from
+    results = {}
+    for name in [own, *(options.beside.split(",") if options.beside else [])]:
+        source = dict(init_from="resume", out_dir=name) if is_run(name) else dict(init_from=name)
+        chosen = {} if name == own else {"checkpoint": "last"}
+        model, description = load_model(replace(options, **source, **chosen))
+        sampler = Sampler(tokenizer_of(description, name, name), options.max_new_tokens)
+        results[name] = {task: shares(model, each, sampler) for task, each in asked.items()}
+    for how in ("greedy", "sampled"):
+        print(f"{how}: right of {options.questions} held-out questions of each task")
+        for task in tasks:
+            each = (f"{name} {percent(result[task][how])}" for name, result in results.items())
+            print(f"  {task:10}" + "   ".join(each))
+    return {"questions": options.questions, "models": results}
+
+
+def shares(model: GPT, asked: list[Question], sampler: Sampler) -> dict[str, list[float]]:
+    """Return the share of right answers, and its 95% interval's ends."""
+    found = {}
+    for how, settings in (("greedy", GREEDY), ("sampled", PLAIN)):
+        right = draw(model, asked, jax.random.key(0), sampler, Question.check, settings).rewards
+        found[how] = [right.mean(), *wilson(int(right.sum()), len(right))]
+    return found
+
+
+def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
+    """Return the ends of the 95% interval of a share."""
+    middle, half = right + z**2 / 2, z * math.sqrt(right * (n - right) / n + z**2 / 4)
+    return (middle - half) / (n + z**2), (middle + half) / (n + z**2)
+
+
+def percent(share: list[float]) -> str:
+    found, low, high = (100 * x for x in share)
+    return f"{found:5.1f}% ({low:.1f} to {high:.1f})"
 
 
 if __name__ == "__main__":

@@ -20,45 +20,37 @@ all tokens. The gradient is REINFORCE's, with the mean reward of the group as it
 from config.command_line import Count, Name, NonNegative, UserError, command, take_options  # isort: split
 
 import json
-import math
-import runpy
-import signal
-from collections.abc import Callable
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from shlex import quote
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
-from config.files import first_line, read_json, write_whole
+from config.files import read_json, write_whole
 from config.options import RESUMING, Options, parse_options
-from data.conversations import Renderer
-from data.tasks import TASKS, Question, mixed, questions
-from data.tokenizer import end_tokens, from_json
-from generation.decode import GREEDY, PLAIN, Settings
-from generation.engine import Engine, Request
+from data.tasks import TASKS, mixed, questions
+from generation.decode import GREEDY
 from model import GPT
 from parallel.machines import on_devices
-from parallel.mesh import shard
+from rewards.answers import Answer, Draws, Reward, Sampler, draw, load_reward
 from runs.checkpoint import Manifest, saved_options
-from runs.load import Run, load_weights, open_run, shape_of_weights, starting_state
+from runs.load import Run, load_weights, open_run, shape_of_weights, starting_state, tokenizer_of
 from runs.metrics import Metrics
 from runs.process import locked, stop_signals
-from training.lora import merge, partition_trainable
+from training.lora import merge, partition_trainable, without_adapters
 from training.state import TrainState
 from training.step import update
 
-SLOTS = 64  # answers that are drawn at once
-PATIENCE = 10  # seconds that a reward may take
-Reward = Callable[[Question, str], float]
+SHOWN = 2  # questions of each task whose answers the page shows, as they are at each evaluation
 
 
 @dataclass(frozen=True)
@@ -69,72 +61,18 @@ class RewardOptions:
     max_new_tokens: Count = 32
     kl: NonNegative = 0.0
     tested: Count = 50
-    start: Name | None = None  # the weights that learning began with; set from init_from
+    start: Name = ""  # the weights that learning began with; set from init_from
 
 
 # Sample, score, weigh, step
 
 
-class Answer(NamedTuple):
-    """An answer that the model drew."""
-
-    prompt: Int[np.ndarray, " P"]
-    tokens: Int[np.ndarray, " n"]
-    logprobs: Float[np.ndarray, " n"]  # of its tokens, by the engine
-    text: str
-
-
-class Sampler:
-    """Draws answers to questions, each as its prompt alone would get it."""
-
-    def __init__(self, description: dict, max_new_tokens: int):
-        self.renderer = Renderer(from_json(description), None)
-        self.ends, self.max_new_tokens = tuple(end_tokens(description)), max_new_tokens
-
-    def __call__(
-        self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings
-    ) -> list[Answer]:
-        prompts = [self.renderer.prompt(question.conversation[:1]) for question in asked]
-        for question, prompt in zip(asked, prompts, strict=True):
-            if len(prompt) + self.max_new_tokens > model.config.block_size:
-                raise UserError(
-                    f"question {question.text!r} has {len(prompt)} tokens, and with --max_new_tokens="
-                    f"{self.max_new_tokens} more than block_size={model.config.block_size}: give fewer"
-                )
-        engine = Engine(model, min(SLOTS, len(asked)), self.renderer.tokenizer.vocab_size)
-        tokens, logprobs = ([[] for _ in asked] for _ in range(2))
-        waiting, owner = list(range(len(asked)))[::-1], {}
-        while waiting or not engine.idle:
-            while waiting and engine.free:
-                row = waiting.pop()
-                request = Request(
-                    prompts[row], keys[row], self.max_new_tokens, settings, {}, self.ends, logprobs=True
-                )
-                owner[engine.add(request)] = row
-            while engine.unread:  # first, for otherwise each prefill would draw only one token of the others
-                engine.step(0)
-            for piece in engine.step():
-                if len(piece.tokens):
-                    tokens[owner[piece.slot]] += piece.tokens.tolist()
-                    logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
-        return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
-
-    def answer(self, prompt: np.ndarray, tokens: list[int], logprobs: list[float]) -> Answer:
-        text = self.renderer.tokenizer.decode(tokens[:-1] if tokens[-1] in self.ends else tokens)
-        return Answer(prompt, np.array(tokens), np.array(logprobs), text)
-
-
-def score(reward: Reward, question: Question, text: str) -> float:
-    """Return the reward of an answer. Raises UserError for one that fails, hangs or is no number."""
-    what = f"the reward of an answer to {question.text!r}"
-    try:
-        with patience(PATIENCE):
-            value = float(reward(question, text))
-    except Exception as error:
-        raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: mend --reward") from None
-    if not math.isfinite(value):
-        raise UserError(f"{what} is {value}: it should be a number")
-    return value
+def ask(model: GPT, i: int, options: Options, own: RewardOptions, sampler: Sampler, reward: Reward) -> Draws:
+    """Draw step i's answers, `group` to each question, and score them."""
+    answers = options.gradient_accumulation_steps * options.batch_size
+    drawn = islice(mixed(own.tasks.split(","), "train", options.seed, i), answers // own.group)
+    asked = [question for question in drawn for _ in range(own.group)]
+    return draw(model, asked, jax.random.fold_in(jax.random.key(options.seed), i), sampler, reward)
 
 
 def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray, " N"]:
@@ -146,10 +84,10 @@ def advantages(rewards: Float[np.ndarray, " N"], group: int) -> Float[np.ndarray
 def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N T"], Int[np.ndarray, "N T"]]:
     """Return tokens and targets, a row for each answer. The targets within prompts, and after texts, are -1.
 
-    T is a multiple of 32 or block_size, so that few programs are compiled.
+    T is a multiple of 16 or block_size, so that few programs are compiled.
     """
     longest = max(len(answer.prompt) + len(answer.tokens) - 1 for answer in answers)
-    T = min(-(-longest // 32) * 32, block_size)
+    T = min(-(-longest // 16) * 16, block_size)
     x, y = np.zeros((len(answers), T), np.int32), np.full((len(answers), T), -1, np.int32)
     for row, answer in enumerate(answers):
         text = np.concatenate([answer.prompt, answer.tokens])
@@ -158,99 +96,119 @@ def rows_of(answers: list[Answer], block_size: int) -> tuple[Int[np.ndarray, "N 
     return x, y
 
 
+def log_probabilities(
+    model: GPT, x: Int[Array | np.ndarray, "B T"], y: Int[Array | np.ndarray, "B T"]
+) -> Float[Array, "B T"]:
+    """Compute log p of each target; 0 where there is none."""
+    logprobs = jax.nn.log_softmax(model(jnp.asarray(x)).astype(jnp.float32))
+    chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
+    return jnp.where(y >= 0, chosen, 0)
+
+
+compiled_log_probabilities = eqx.filter_jit(log_probabilities)
+
+
+def policy_gradient(
+    weights: GPT, frozen: GPT, x, y, weights_of_rows
+) -> tuple[Float[Array, ""], GPT, Float[Array, "A B T"]]:
+    """Return the sum of -weight x log p(answer), its gradients, and log p of each target.
+
+    A microbatch whose weights are all 0 is left out: it has no gradient.
+    """
+
+    @partial(eqx.filter_value_and_grad, has_aux=True)
+    def of_microbatch(weights, x, y, of_rows):
+        logprobs = log_probabilities(eqx.combine(weights, frozen), x, y)
+        return -(of_rows * logprobs.sum(-1)).sum(), logprobs
+
+    def add(total, microbatch):
+        (loss, logprobs), gradients = of_microbatch(weights, *microbatch)
+        return jax.tree.map(jnp.add, total, (loss, gradients)), logprobs
+
+    def leave_out(total, microbatch):
+        return total, jnp.full(microbatch[1].shape, jnp.nan)
+
+    def add_if_weighted(total, microbatch):
+        return lax.cond((microbatch[2] != 0).any(), add, leave_out, total, microbatch)
+
+    zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights))
+    (loss, gradients), logprobs = lax.scan(add_if_weighted, zero, (x, y, weights_of_rows))
+    return loss, gradients, logprobs
+
+
 @eqx.filter_jit(donate="all")
 def policy_step(
     state: TrainState,
     x: Int[Array | np.ndarray, "A B T"],
     y: Int[Array | np.ndarray, "A B T"],
-    weights_of_rows: Float[Array, "A B"],
+    weights_of_rows: Float[Array | np.ndarray, "A B"],
     options: Options,
-) -> tuple[TrainState, dict[str, Float[Array, ""]]]:
-    """Follow the gradient of the sum of advantage x log p(answer), over a constant number of tokens."""
-    loss, gradients = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows)
-    return update(state, loss, gradients, options)
-
-
-def policy_gradient(weights: GPT, frozen: GPT, x, y, weights_of_rows) -> tuple[Float[Array, ""], GPT]:
-    """Return the sum of -weight x log p(answer), and its gradients, one microbatch after the other."""
-
-    @eqx.filter_value_and_grad
-    def of_microbatch(weights, x, y, of_rows):
-        model = eqx.combine(weights, frozen)
-        return (of_rows * model.config.compute.nats(model.features(x), model.head, y)).sum()
-
-    def add(total, microbatch):
-        return shard(jax.tree.map(jnp.add, total, of_microbatch(weights, *microbatch))), None
-
-    zero = jax.tree.map(jnp.zeros_like, (jnp.zeros(()), weights))
-    return lax.scan(add, zero, (x, y, weights_of_rows))[0]
-
-
-@eqx.filter_jit
-def log_probabilities(
-    model: GPT, x: Int[Array | np.ndarray, "A B T"], y: Int[Array | np.ndarray, "A B T"]
-) -> Float[Array, "A B T"]:
-    """Compute log p of each target as training does; 0 where there is none."""
-
-    def of_microbatch(microbatch):
-        x, y = microbatch
-        logprobs = jax.nn.log_softmax(model(x).astype(jnp.float32))
-        chosen = jnp.take_along_axis(logprobs, jnp.maximum(y, 0)[..., None], -1)[..., 0]
-        return jnp.where(y >= 0, chosen, 0)
-
-    return lax.map(of_microbatch, (x, y))
+) -> tuple[TrainState, dict[str, Float[Array, ""]], Float[Array, "A B T"]]:
+    """Follow the gradient of the sum of weight x log p(answer). Return log p before the step, too."""
+    loss, gradients, logprobs = policy_gradient(*partition_trainable(state.model), x, y, weights_of_rows)
+    return *update(state, loss, gradients, options), logprobs
 
 
 def take_step(
-    state: TrainState,
-    i: int,
-    options: Options,
-    own: RewardOptions,
-    sampler: Sampler,
-    reward: Reward,
-    start: GPT | None,
+    state: TrainState, drawn: Draws, options: Options, own: RewardOptions, start: GPT
 ) -> tuple[TrainState, dict[str, Any]]:
-    """Take step i, from questions to the optimizer. Return the next state, and what is recorded."""
-    A, B = options.gradient_accumulation_steps, options.batch_size
-    drawn = islice(mixed(own.tasks.split(","), "train", options.seed, i), A * B // own.group)
-    asked = [question for question in drawn for _ in range(own.group)]
-    keys = jax.random.split(jax.random.fold_in(jax.random.key(options.seed), i), len(asked))
-    answers = sampler(merge(state.model), asked, keys, PLAIN)
-    rewards = np.array(
-        [score(reward, question, answer.text) for question, answer in zip(asked, answers, strict=True)]
-    )
-    x, y = (rows.reshape(A, B, -1) for rows in rows_of(answers, state.model.config.block_size))
-
-    by_trainer = np.asarray(log_probabilities(state.model, x, y))
-    by_engine = np.concatenate([answer.logprobs for answer in answers])
-    lengths = [len(answer.tokens) for answer in answers]
+    """Learn from answers that the state's own weights drew. Return the next state, and what is recorded."""
+    asked, answers, rewards = drawn
+    tokens = np.concatenate([answer.logprobs for answer in answers])
     report = {
         "reward": rewards.mean(),
-        "length": np.mean(lengths),
-        "entropy": -by_trainer.sum() / len(by_engine),  # of a token, as far as the drawn ones tell
-        "difference": np.abs(by_trainer[y >= 0] - by_engine).max(),  # of the engine and the trainer: rounding
+        "length": len(tokens) / len(answers),
+        "entropy": -tokens.mean(),  # of a token, as far as the drawn ones tell
     }
     for task in dict.fromkeys(question.task for question in asked):
         report[f"reward/{task}"] = rewards[[question.task == task for question in asked]].mean()
-    if start is not None:
-        apart = (by_trainer - np.asarray(log_probabilities(start, x, y))).sum(-1).ravel()
+    x, y = rows_of(answers, state.model.config.block_size)
+    by_engine = np.zeros(y.shape, np.float32)
+    by_engine[y >= 0] = tokens
+    if own.kl:
+        apart = (by_engine - np.asarray(compiled_log_probabilities(start, x, y))).sum(-1)
         rewards = rewards - own.kl * apart
-        report["kl"] = apart.sum() / len(by_engine)  # nats a token
-    of_rows = advantages(rewards, own.group).reshape(A, B) / (A * B * own.max_new_tokens)
-    state, metrics = policy_step(state, x, y, jnp.asarray(of_rows, jnp.float32), options)
+        report["kl"] = apart.sum() / len(tokens)  # nats a token
+    above = advantages(rewards, own.group)
+    # Answers without an advantage come last, in microbatches that are left out.
+    rows = np.argsort(above == 0, kind="stable").reshape(options.gradient_accumulation_steps, -1)
+    weights_of_rows = (above[rows] / (rows.size * own.max_new_tokens)).astype(np.float32)
+    state, metrics, by_trainer = policy_step(state, x[rows], y[rows], weights_of_rows, options)
+    report["difference"] = np.nanmax(np.abs(by_trainer - by_engine[rows]), initial=0)  # rounding
     return state, metrics | jax.tree.map(jnp.asarray, report)
 
 
-def tested(model: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> dict[str, float]:
+def examine(model: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> dict[str, float]:
     """Return the mean reward of greedy answers to held-out questions, by task."""
     means = {}
     for task in own.tasks.split(","):
         asked = list(islice(questions(task, "test", 0), own.tested))
-        answers = sampler(merge(model), asked, jax.random.split(jax.random.key(0), len(asked)), GREEDY)
-        means[task] = float(
-            np.mean([score(reward, q, answer.text) for q, answer in zip(asked, answers, strict=True)])
-        )
+        means[task] = float(draw(model, asked, jax.random.key(0), sampler, reward, GREEDY).rewards.mean())
     return means
+
+
+def rollouts(model: GPT, start: GPT, own: RewardOptions, sampler: Sampler, reward: Reward) -> list[dict]:
+    """Draw groups of answers to held-out questions, the same at each evaluation: for serve.py's page."""
+    shown = [q for task in own.tasks.split(",") for q in islice(questions(task, "test", 0), SHOWN)]
+    asked = [question for question in shown for _ in range(own.group)]
+    _, answers, rewards = draw(model, asked, jax.random.key(0), sampler, reward)
+    x, y = rows_of(answers, model.config.block_size)
+    before = np.asarray(compiled_log_probabilities(start, x, y))
+    lines = [
+        {
+            **{"tokens": answer.tokens.tolist(), "text": answer.text},
+            **{"reward": rewards[row], "advantage": advantage, "logprobs": answer.logprobs.tolist()},
+            "before": before[row][y[row] >= 0].tolist(),
+        }
+        for row, (answer, advantage) in enumerate(zip(answers, advantages(rewards, own.group), strict=True))
+    ]
+    return [
+        {
+            **{"task": question.task, "question": question.text, "prompt": answers[row].prompt.tolist()},
+            "answers": lines[row : row + own.group],
+        }
+        for row, question in zip(range(0, len(asked), own.group), shown, strict=True)
+    ]
 
 
 # The run
@@ -278,30 +236,35 @@ def learn(
 ) -> int:
     """Learn until max_iters and return 0, or until asked to stop and return that status."""
     options, checkpoints = run.options, run.checkpoints
-    sampler = Sampler(manifest.tokenizer or {}, own.max_new_tokens)
-    start = load_weights(own.start, run.shapes.model) if own.kl and own.start else None
+    sampler = Sampler(tokenizer_of(manifest.tokenizer, "resume", options.out_dir), own.max_new_tokens)
+    start = load_weights(own.start, without_adapters(run.shapes.model))
+    shown = Path(options.out_dir, "rollouts.jsonl")
     i, status = int(state.step), 0
-    loss = checkpoints.loss(i) if run.resuming else None  # 1 - the tested reward of step i's model
+    loss = checkpoints.loss(i) if run.resuming else None  # 1 - the reward of step i's model, examined
     with closing(Metrics(options, i, run.config, 1, evaluated=loss is not None)) as metrics:
         if options.overwrite:
             checkpoints.delete_all()
+        keep_lines(shown, i + (loss is not None))
         while True:
+            model = merge(state.model)
             if (i % options.eval_interval == 0 or i == options.max_iters) and loss is None:
                 metrics.catch_up()
-                means = tested(state.model, own, sampler, reward)
+                means = examine(model, own, sampler, reward)
                 loss = 1 - sum(means.values()) / len(means)
-                metrics.write(
-                    {"iter": i, "val/loss": loss} | {f"test/{t}": mean for t, mean in means.items()}
-                )
+                examined = {f"test/{task}": mean for task, mean in means.items()}
+                metrics.write({"iter": i, "val/loss": loss} | examined)
                 print(f"iter {i}: reward {1 - loss:.3f} on held-out questions", flush=True)
+                with shown.open("a") as file:
+                    for line in rollouts(model, start, own, sampler, reward):
+                        file.write(json.dumps({"iter": i} | line) + "\n")
                 manifest, improved = manifest.after_evaluation(loss)
                 if i > 0 and (improved or options.always_save_checkpoint):
                     checkpoints.save(state, manifest, loss)
             if i >= options.max_iters or (status := stop_asked()):
                 break
             with metrics.making_batch():
-                pass
-            state, report = take_step(state, i, options, own, sampler, reward, start)
+                drawn = ask(model, i, options, own, sampler, reward)
+            state, report = take_step(state, drawn, options, own, start)
             metrics.step(i, report)
             i, loss = i + 1, None
         metrics.catch_up()
@@ -310,6 +273,12 @@ def learn(
             print(f"stopped at iter {i}; resume with --out_dir={quote(options.out_dir)} --init_from=resume")
         checkpoints.wait()
     return status
+
+
+def keep_lines(path: Path, end: int) -> None:
+    """Drop from the file what the run does again: the evaluations from iteration `end` on."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() and end else []
+    write_whole(path, "".join(line for line in lines if json.loads(line)["iter"] < end))
 
 
 def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
@@ -328,6 +297,8 @@ def kept_options(options: Options, values: dict[str, Any]) -> RewardOptions:
 
 def check(options: Options, own: RewardOptions) -> None:
     """Raise UserError for options that do not fit together."""
+    if options.init_from == "scratch":
+        raise UserError("rewards are for a model that answers: name it, as in --init_from=out-chat")
     rows = options.gradient_accumulation_steps * options.batch_size
     if rows % own.group:
         raise UserError(
@@ -337,37 +308,6 @@ def check(options: Options, own: RewardOptions) -> None:
         raise UserError("rewards are learned from on one device: give --mesh=data:1")
     for task in own.tasks.split(","):
         next(questions(task, "train", 0))
-
-
-def load_reward(text: str | None) -> Reward:
-    """Load the function that `--reward=FILE.py:NAME` names, from the user's own code. Raises UserError."""
-    if text is None:
-        return Question.check
-    path, _, name = text.rpartition(":")
-    try:
-        return runpy.run_path(path)[name]
-    except Exception as error:
-        why = f"{type(error).__name__}: {first_line(error)}"
-        raise UserError(f"--reward={text}: cannot be loaded ({why}): give FILE.py:FUNCTION") from None
-
-
-@contextmanager
-def patience(seconds: float):
-    """Raise TimeoutError within after so many seconds, where the system has an alarm."""
-
-    def ring(*_):
-        raise TimeoutError(f"it took over {seconds} seconds")
-
-    if not hasattr(signal, "SIGALRM"):
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 if __name__ == "__main__":

@@ -64,18 +64,13 @@ class Renderer:
             raise UserError(
                 "the tokenizer has no chat template: give data/prepare.py --template=data/chat.jinja"
             )
-        if not re.search(r"\{%-?\s*endgeneration\b", self.template):
-            raise UserError(
-                "the chat template does not say what is learned: write {% generation %} before an answer and "
-                "{% endgeneration %} after the token that ends it, and give the file by --template"
-            )
         self.tokenizer, self.start = tokenizer, -1  # no token yet
         ends = end_tokens(tokenizer.description)
         if not ends:
             raise UserError("the tokenizer has no token, such as <|endoftext|>, to begin a conversation with")
         # A token that ends each turn, as Qwen's first end does, should not begin a document there.
         begins = [document_start(tokenizer.description) or ends[0], *ends]
-        within = self(SAMPLE).ids[2:]  # after the token yet to be, and the template's own first
+        within = tokenizer.encode(self.render(SAMPLE)[0])[1:]  # after the template's own first token
         self.start: int = next((token for token in begins if token not in within), begins[0])
         if self.start in within:
             print(
@@ -83,6 +78,14 @@ class Renderer:
             )
         own = {"document_start": self.start, "chat_template": self.template}
         self.tokenizer = from_json(tokenizer.description | {"uses": uses | own})
+
+    def check_marks(self) -> None:
+        """Raise UserError unless the template says what is learned."""
+        if not re.search(r"\{%-?\s*endgeneration\b", self.template):
+            raise UserError(
+                "the chat template does not say what is learned: write {% generation %} before an answer and "
+                "{% endgeneration %} after the token that ends it, and give the file by --template"
+            )
 
     def __call__(self, messages: Messages) -> Rendered:
         """Return a conversation's tokens. Raises UserError where the template refuses it."""
@@ -148,6 +151,7 @@ def write_conversations(
     folder: Path, source: Files, renderer: Renderer, block_size: int, val_fraction: float, limit: int | None
 ) -> None:
     """Write the conversations, or the first `limit` of them, packed into rows. Raises UserError."""
+    renderer.check_marks()
     row = block_size + 1
     train, val, count, cut, lost = [], [], 0, 0, 0
     for count, record in enumerate(islice(records_of(source), limit), 1):

@@ -100,6 +100,7 @@ def save(tokenizer: Any, folder: Path) -> None:
 
     whole = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        bos_token=END,
         eos_token=END,
         additional_special_tokens=[TURN, END_OF_TURN],
         chat_template=Path(__file__).with_name("chat.jinja").read_text(),

@@ -70,10 +70,8 @@ class Metrics:
 
     def step(self, iteration: int, metrics: dict[str, jax.Array]) -> None:
         """Note a step that has just been started, and read the one before, so that the device never waits."""
-        for (
-            x
-        ) in metrics.values():  # each is on its way when it is read: 1.8 ms a step instead of 3.4 on an H200
-            x.copy_to_host_async()
+        for x in metrics.values():
+            x.copy_to_host_async()  # so that it is here when it is read: 1.8 ms a step, not 3.4, on an H200
         self._read_pending()
         # A step on one CPU is done by now: the call that started it did not return before.
         ended = time.perf_counter() if metrics["loss"].is_ready() else None  # ty: ignore[missing-attribute]

@@ -12,8 +12,10 @@ import train
 from data.prepare import prepare
 from data.tasks import Question
 from data.tasks import main as write_tasks
+from data.tokenizer import from_json
 from data.train_tokenizer import save
 from data.train_tokenizer import train as train_tokenizer
+from rewards import answers
 from runs.load import load_run
 from tests.helpers import FLOAT32_ROUNDING, assert_same_bits, named_arrays, refusal
 
@@ -61,18 +63,18 @@ def test_advantages_are_rewards_less_the_mean_of_their_group():
 
 def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
     model, manifest, _ = load_run(str(base / "run"), dtype="float32")
-    sampler = rl.Sampler(manifest.tokenizer, 6)
+    sampler = rl.Sampler(from_json(manifest.tokenizer), 6)
     asked = [Question("add", "", f"What is {i} + 2?", "") for i in range(4)]
-    answers = sampler(model, asked, jax.random.split(jax.random.key(0), 4), rl.PLAIN)
-    x, y = rl.rows_of(answers, 96)
-    of_rows = jnp.array([0.5, -1.0, 2.0, 0.25])
+    drawn = sampler(model, asked, jax.random.split(jax.random.key(0), 4))
+    x, y = rl.rows_of(drawn, 96)
+    of_rows = jnp.array([0.5, -1.0, 2.0, 0.0])  # of four microbatches, the last is left out
 
     def expected(model):
         chosen = [
             jax.nn.log_softmax(model(jnp.asarray(np.concatenate([a.prompt, a.tokens[:-1]]))[None]))[0][
                 jnp.arange(len(a.prompt) - 1, len(a.prompt) + len(a.tokens) - 1), a.tokens
             ]
-            for a in answers
+            for a in drawn
         ]
         return -sum(w * logprobs.sum() for w, logprobs in zip(of_rows, chosen, strict=True))
 
@@ -82,8 +84,12 @@ def test_the_gradient_is_that_of_the_weighted_log_probabilities(base):
 
     loss, gradients = jax.jit(jax.value_and_grad(expected))(model)
     for A in (1, 4):
-        other, others = found(model, *(z.reshape(A, 4 // A, *z.shape[1:]) for z in (x, y, of_rows)))
+        other, others, logprobs = found(model, *(z.reshape(A, 4 // A, *z.shape[1:]) for z in (x, y, of_rows)))
         np.testing.assert_allclose(other, loss, rtol=FLOAT32_ROUNDING)
+        by_engine = np.concatenate([a.logprobs for a in drawn[: 4 - (A == 4)]])
+        np.testing.assert_allclose(
+            logprobs[(y.reshape(logprobs.shape) >= 0) & ~np.isnan(logprobs)], by_engine, atol=1e-5
+        )
         for name, array in named_arrays(gradients).items():
             at = FLOAT32_ROUNDING * np.abs(array).max()
             np.testing.assert_allclose(named_arrays(others)[name], array, atol=at)
@@ -139,7 +145,7 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
     ],
 )
 def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, base, tmp_path, monkeypatch):
-    monkeypatch.setattr(rl, "PATIENCE", 0.2)
+    monkeypatch.setattr(answers, "PATIENCE", 0.2)
     (tmp_path / "mine.py").write_text(f"def check(question, text):\n    {code}\n")
     text = refusal(learn, base, tmp_path / "out", reward=f"{tmp_path}/mine.py:check")
     assert text.startswith("the reward of an answer to '") and says.split("'How")[0] in text
@@ -149,6 +155,10 @@ def test_a_reward_that_fails_is_one_line_that_names_the_question(code, says, bas
     "options, says",
     [
         (dict(tasks="add,spell"), "task spell: unknown; known are add, "),
+        (
+            dict(init_from="scratch", n_layer=1),
+            "rewards are for a model that answers: name it, as in --init_from",
+        ),
         (dict(group=3), "--group=3 does not divide the 16 answers of a step: change --batch_size"),
         (dict(reward="mine.py:check"), "--reward=mine.py:check: cannot be loaded (FileNotFoundError: "),
         (dict(max_new_tokens=90), " and with --max_new_tokens=90 more than block_size=96: give fewer"),

@@ -52,15 +52,16 @@ def test_tokens_and_what_is_learned_are_those_of_transformers(seed, folder, rend
         conversation(seed), return_dict=True, return_assistant_tokens_mask=True
     )
     ids, learned = renderer(conversation(seed))
-    start = theirs.convert_tokens_to_ids("<|endoftext|>")
-    assert ids.tolist() == [start, *expected["input_ids"]]
-    assert learned.tolist() == [False, *map(bool, expected["assistant_masks"])]
+    assert ids.tolist() == expected["input_ids"]
+    assert learned.tolist() == [*map(bool, expected["assistant_masks"])]
+    asked = theirs.apply_chat_template(conversation(seed)[:-1], return_dict=True, add_generation_prompt=True)
+    assert renderer.prompt(conversation(seed)[:-1]).tolist() == asked["input_ids"]
 
 
 def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, capsys):
     """Qwen's first end is that of a turn; with it, document_mask would hide the turns before."""
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
-    theirs.eos_token = "<|im_end|>"
+    theirs.bos_token, theirs.eos_token = None, "<|im_end|>"
     theirs.save_pretrained(tmp_path)
     transformers.GenerationConfig(eos_token_id=[2, 0]).save_pretrained(tmp_path)
     qwen = Renderer(load_tokenizer(str(tmp_path)), None)
@@ -70,9 +71,9 @@ def test_a_token_that_ends_turns_does_not_begin_conversations(tmp_path, folder, 
 
 def test_a_template_that_begins_the_text_itself_gets_no_second_beginning(folder):
     tokenizer = load_tokenizer(str(folder))
-    llama = Renderer(tokenizer, "{{- '<|endoftext|>' -}}" + TEMPLATE)
-    plain = Renderer(tokenizer, TEMPLATE)
-    assert llama(conversation(1)).ids.tolist() == plain(conversation(1)).ids.tolist()
+    begins = Renderer(tokenizer, TEMPLATE)
+    begins_not = Renderer(tokenizer, TEMPLATE.replace("bos_token", "''"))
+    assert begins(conversation(1)).ids.tolist() == begins_not(conversation(1)).ids.tolist()
 
 
 @pytest.mark.skipif("TIKTOKEN_CACHE_DIR" not in os.environ, reason="needs tiktoken's files of GPT-2")

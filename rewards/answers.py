@@ -1,0 +1,144 @@
+"""Draw a model's answers to questions (data/tasks.py), and score them."""
+
+import math
+import runpy
+import signal
+from collections.abc import Callable
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from config.command_line import UserError
+from config.files import first_line
+from data.conversations import Renderer
+from data.tasks import Question
+from data.tokenizer import Tokenizer, end_tokens
+from generation.decode import PLAIN, Settings
+from generation.engine import Engine, Request
+from model import GPT
+
+SLOTS = 64  # answers that are drawn at once
+PATIENCE = 10  # seconds that a reward may take
+Reward = Callable[[Question, str], float]
+
+
+class Answer(NamedTuple):
+    """An answer that a model drew."""
+
+    prompt: Int[np.ndarray, " P"]
+    tokens: Int[np.ndarray, " n"]
+    logprobs: Float[np.ndarray, " n"]  # of its tokens, by the engine
+    text: str
+
+
+class Sampler:
+    """Draws answers to questions, each as its prompt alone would get it."""
+
+    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int):
+        self.renderer = Renderer(tokenizer, None)
+        self.ends, self.max_new_tokens = tuple(end_tokens(tokenizer.description)), max_new_tokens
+
+    def __call__(
+        self, model: GPT, asked: list[Question], keys: PRNGKeyArray, settings: Settings = PLAIN
+    ) -> list[Answer]:
+        """Draw an answer to each question. Raises UserError for a question that is too long."""
+        prompts = [self.prompt(question, model.config.block_size) for question in asked]
+        engine = Engine(model, min(SLOTS, len(asked)), self.renderer.tokenizer.vocab_size)
+        tokens, logprobs = ([[] for _ in asked] for _ in range(2))
+        waiting, owner = list(range(len(asked)))[::-1], {}
+        while waiting or not engine.idle:
+            while waiting and engine.free:
+                row = waiting.pop()
+                request = Request(
+                    prompts[row], keys[row], self.max_new_tokens, settings, {}, self.ends, logprobs=True
+                )
+                owner[engine.add(request)] = row
+            while engine.unread:  # first, for otherwise each prefill would draw only one token of the others
+                engine.step(0)
+            for piece in engine.step():
+                if len(piece.tokens):
+                    tokens[owner[piece.slot]] += piece.tokens.tolist()
+                    logprobs[owner[piece.slot]] += piece.likelihood.chosen.tolist()  # ty: ignore[missing-union-attribute]
+        return [self.answer(*parts) for parts in zip(prompts, tokens, logprobs, strict=True)]
+
+    def prompt(self, question: Question, block_size: int) -> Int[np.ndarray, " P"]:
+        prompt = self.renderer.prompt(question.conversation[:1])
+        if len(prompt) + self.max_new_tokens > block_size:
+            raise UserError(
+                f"question {question.text!r} has {len(prompt)} tokens, and with --max_new_tokens="
+                f"{self.max_new_tokens} more than block_size={block_size}: give fewer"
+            )
+        return prompt
+
+    def answer(self, prompt: np.ndarray, tokens: list[int], logprobs: list[float]) -> Answer:
+        text = self.renderer.tokenizer.decode(tokens[:-1] if tokens[-1] in self.ends else tokens)
+        return Answer(prompt, np.array(tokens), np.array(logprobs), text)
+
+
+class Draws(NamedTuple):
+    """Questions, an answer to each, and its reward."""
+
+    asked: list[Question]
+    answers: list[Answer]
+    rewards: Float[np.ndarray, " N"]
+
+
+def draw(
+    model: GPT,
+    asked: list[Question],
+    key: PRNGKeyArray,
+    sampler: Sampler,
+    reward: Reward,
+    settings: Settings = PLAIN,
+) -> Draws:
+    """Draw and score an answer to each question."""
+    answers = sampler(model, asked, jax.random.split(key, len(asked)), settings)
+    rewards = [score(reward, question, answer.text) for question, answer in zip(asked, answers, strict=True)]
+    return Draws(asked, answers, np.array(rewards))
+
+
+def score(reward: Reward, question: Question, text: str) -> float:
+    """Return the reward of an answer. Raises UserError for one that fails, hangs or is no number."""
+    what = f"the reward of an answer to {question.text!r}"
+    try:
+        with patience(PATIENCE):
+            value = float(reward(question, text))
+    except Exception as error:
+        raise UserError(f"{what}: {type(error).__name__}: {first_line(error)}: mend --reward") from None
+    if not math.isfinite(value):
+        raise UserError(f"{what} is {value}: it should be a number")
+    return value
+
+
+@contextmanager
+def patience(seconds: float):
+    """Raise TimeoutError within after so many seconds, where the system has an alarm."""
+
+    def ring(*_):
+        raise TimeoutError(f"it took over {seconds} seconds")
+
+    if not hasattr(signal, "SIGALRM"):
+        yield
+        return
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def load_reward(text: str | None) -> Reward:
+    """Load the function that `--reward=FILE.py:NAME` names, from the user's own code. Raises UserError."""
+    if text is None:
+        return Question.check
+    path, _, name = text.rpartition(":")
+    try:
+        return runpy.run_path(path)[name]
+    except Exception as error:
+        why = f"{type(error).__name__}: {first_line(error)}"
+        raise UserError(f"--reward={text}: cannot be loaded ({why}): give FILE.py:FUNCTION") from None
