@@ -9,6 +9,7 @@ from data.conversations import Renderer
 from data.tokenizer import end_tokens
 from data.train_tokenizer import save, train
 from data.writer import load_tokenizer
+from tests.helpers import ROOT
 from tests.tools.serving.conftest import save_random
 from tests.tools.serving.on_page import button, chosen, expect
 from tests.tools.serving.served_run import ask, serving
@@ -20,9 +21,11 @@ NO_EXAMPLE = {"empty": False, "expected": ["404 (Not Found)"]}  # the run has no
 
 @pytest.fixture(scope="module")
 def renderer(tmp_path_factory):
+    """That of data prepared with a template of its own, which leaves the first token to us."""
     folder = tmp_path_factory.mktemp("tokenizer")
     save(train(iter(["the cat sat on a mat? be brief"] * 9), 270), folder)
-    return Renderer(load_tokenizer(str(folder)), None)
+    own = (ROOT / "data/chat.jinja").read_text().replace("{{- bos_token or '' -}}", "")
+    return Renderer(load_tokenizer(str(folder)), own)
 
 
 @pytest.fixture(scope="module")

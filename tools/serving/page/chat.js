@@ -30,7 +30,10 @@ effect(() => { // what this tab had before a reload
   const kept = JSON.parse(sessionStorage.getItem(key) ?? "null");
   if (kept) [turns.value, field.value, system.value] = kept;
 });
-const keep = () => key && sessionStorage.setItem(key, JSON.stringify([turns.value, field.value, system.value]));
+const keep = () => {
+  const kept = JSON.stringify([turns.value, field.value, system.value]);
+  if (key) sessionStorage.setItem(key, kept);
+};
 effect(keep);
 byId("composer").addEventListener("input", keep);
 

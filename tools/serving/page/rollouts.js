@@ -18,12 +18,8 @@ const seen = state({ rollouts: /** @type {Group[]} */ ([]), names: {} });
 const question = state(""), when = state(Infinity); // the place of the evaluation among those of the question
 const showRewards = chart(byId("rewards"), { title: "Mean reward of the groups of a task, by iteration" });
 
-/** The groups of each question, by iteration: a resumed run may write one again. @type {any} */
-const asked = derived(() => {
-  const byQuestion = Map.groupBy(seen.value.rollouts, ({ task, question }) => `${task}: ${question}`);
-  return new Map([...byQuestion].map(([name, groups]) => [name,
-    [...new Map(groups.map((group) => [group.iter, group])).values()].sort((a, b) => a.iter - b.iter)]));
-});
+/** The groups of each question, in the order of iterations. */
+const asked = derived(() => Map.groupBy(seen.value.rollouts, ({ task, question }) => `${task}: ${question}`));
 
 byId("question").addEventListener("change", ({ target }) => { question.value = target.value; });
 byId("when").addEventListener("input", ({ target }) => { when.value = target.valueAsNumber; });
@@ -36,8 +32,8 @@ effect(() => {
   if (!asked.value.has(question.peek())) question.value = asked.value.keys().next().value ?? "";
   const tasks = Map.groupBy([...asked.value.values()].flat(), ({ task }) => task);
   showRewards([...tasks].map(([name, groups], i) => ({ name, kind: "dots", colour: (i % COLOURS) + 1,
-    run: Math.floor(i / COLOURS), points: [...Map.groupBy(groups, ({ iter }) => iter)].sort(([a], [b]) => a - b)
-      .map(([iter, groups]) => [iter, mean(groups.map(meanReward))]) })));
+    run: Math.floor(i / COLOURS), points: [...Map.groupBy(groups, ({ iter }) => iter)]
+      .map(([iter, groups]) => [iter, mean(groups.map(meanReward))]).sort(([a], [b]) => a - b) })));
 });
 effect(() => {
   const groups = asked.value.get(question.value) ?? [], i = Math.min(when.value, groups.length - 1);
