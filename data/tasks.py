@@ -9,7 +9,8 @@ hash decides whether it is for training or for testing: no subject of the one oc
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -17,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from config.command_line import Count, Name, Seed, UserError, command, given
+from config.command_line import Count, Fraction, Name, Seed, UserError, command, given
 from config.files import write_whole
 from data.documents import in_validation
 
@@ -121,7 +122,7 @@ def reverse(random):
 
 
 @task
-def replace(random):
+def change(random):
     text = word(random)
     old, new = random.choice(list(text)), random.choice(list("xyz"))
     question = one_of(
@@ -192,6 +193,7 @@ class TaskOptions:
     to: Name | None = None  # the .jsonl file
     n: Count = 20000  # conversations
     tasks: Name | None = None  # names with commas between them; None: all
+    wrong: Fraction = 0.0  # share of the conversations whose answer is that of another question
     seed: Seed = 1  # for the questions
 
 
@@ -199,8 +201,15 @@ def main(argv: list[str]) -> None:
     options = TaskOptions(**given(argv, TaskOptions))
     if options.to is None:
         raise UserError("--to=<file>.jsonl is needed; see --help")
-    drawn = mixed(options.tasks.split(",") if options.tasks else list(TASKS), "train", options.seed)
-    lines = (json.dumps({"messages": next(drawn).conversation}) for _ in range(options.n))
+    tasks = options.tasks.split(",") if options.tasks else list(TASKS)
+    drawn = list(islice(mixed(tasks, "train", options.seed), options.n))
+    others = drawn[-len(tasks) :] + drawn  # the question of the same task before each
+    wrong = np.random.default_rng(options.seed).random(options.n) < options.wrong
+    answered = (
+        replace(question, answer=other.answer) if is_wrong else question
+        for question, other, is_wrong in zip(drawn, others, wrong, strict=False)
+    )
+    lines = (json.dumps({"messages": question.conversation}) for question in answered)
     write_whole(Path(options.to), "\n".join(lines) + "\n")
 
 

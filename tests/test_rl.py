@@ -110,7 +110,7 @@ def test_a_run_learns_what_is_rewarded(base, tmp_path):
     run = dict(reward=f"{tmp_path}/short.py:short", learning_rate=3e-3, max_iters=25, batch_size=32)
     learn(base, tmp_path / "out", **run)
     rewards = [r["reward"] for r in records(tmp_path / "out") if "reward" in r]
-    assert np.mean(rewards[-5:]) > np.mean(rewards[:5]) + 2
+    assert np.mean(rewards[-5:]) > rewards[0] / 2  # fewer than half as many characters
     lengths = [r["length"] for r in records(tmp_path / "out") if "length" in r]
     assert np.mean(lengths[-5:]) < np.mean(lengths[:5])
 

@@ -35,7 +35,7 @@ def answer_to(question: Question) -> str:
         case "reverse":
             word = re.search(r"(?:Write|Reverse|What is) (\w+)", text)[1]
             return "".join(word[i] for i in range(len(word) - 1, -1, -1))
-        case "replace":
+        case "change":
             if parts := re.search(r"each (\w) in (\w+) by (\w)", text):
                 old, word, new = parts.groups()
             elif parts := re.search(r"Write (\w+) with (\w) instead of (\w)", text):
