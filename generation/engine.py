@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Int, PRNGKeyArray
 
 from generation.decode import CHUNK, GREEDY, PLAIN, PREFILL_CHUNK, Rows, Settings, Tally, keys_of_rows, start
-from generation.slots import Likelihood, decode_slots, prefill_slots
+from generation.slots import Likelihood, copy_slot, decode_slots, prefill_slots
 from model import GPT
 
 PREFILL_CHUNKS = 16, PREFILL_CHUNK  # tokens in a chunk of a prompt
@@ -120,8 +120,11 @@ class Engine:
         n = len(self.buckets)
         return [add_one, prefills[0], *draws[:n], *prefills[1:], *draws[n:]]
 
-    def add(self, request: Request) -> int:
-        """Put a request into the first free slot, and return it. Raises ValueError if all are taken."""
+    def add(self, request: Request, like: int | None = None) -> int:
+        """Put a request into the first free slot, and return it. Raises ValueError if all are taken.
+
+        `like` is a slot with the same prompt, prefilled and within block_size: what it has cached is copied.
+        """
         slot = min(set(range(self.slots)) - self.sequences.keys())
         context = request.prompt[-self.block_size :].tolist()
         self.sequences[slot] = Sequence(request, context)
@@ -134,7 +137,11 @@ class Engine:
         self.rows.tally.prompt[slot, request.prompt] = True
         self.rows.tally.bias[slot, list(request.bias)] = list(request.bias.values())
         self.wants_logprobs[slot] = request.logprobs
-        self.unread.append(slot)
+        if like is None:
+            self.unread.append(slot)
+        else:
+            self.cache = copy_slot(self.cache, np.int32(like), np.int32(slot))
+            self.rows.length[slot] = len(context) - 1
         return slot
 
     def remove(self, slot: int) -> None:

@@ -49,15 +49,22 @@ class Sampler:
         engine = Engine(model, min(SLOTS, len(asked)), self.renderer.tokenizer.vocab_size)
         tokens, logprobs = ([[] for _ in asked] for _ in range(2))
         waiting, owner = list(range(len(asked)))[::-1], {}
+
+        def add(row: int, like: int | None = None) -> int:
+            limits = self.max_new_tokens, settings, {}, self.ends
+            slot = engine.add(Request(prompts[row], keys[row], *limits, logprobs=True), like)
+            owner[slot] = row
+            return slot
+
         while waiting or not engine.idle:
-            while waiting and engine.free:
-                row = waiting.pop()
-                request = Request(
-                    prompts[row], keys[row], self.max_new_tokens, settings, {}, self.ends, logprobs=True
-                )
-                owner[engine.add(request)] = row
-            while engine.unread:  # first, for otherwise each prefill would draw only one token of the others
+            rows = [waiting.pop() for _ in range(min(engine.free, len(waiting)))]
+            first = {prompts[row].tobytes(): row for row in reversed(rows)}
+            slot_of = {prompt: add(row) for prompt, row in first.items()}
+            while engine.unread:  # all at once, for otherwise each prefill draws only one token of the others
                 engine.step(0)
+            for row in rows:
+                if row != first[prompt := prompts[row].tobytes()]:
+                    add(row, like=slot_of[prompt])
             for piece in engine.step():
                 if len(piece.tokens):
                     tokens[owner[piece.slot]] += piece.tokens.tolist()

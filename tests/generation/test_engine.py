@@ -76,6 +76,22 @@ def test_a_request_gets_the_tokens_that_it_gets_alone(model, slots):
     assert [len(tokens) for tokens in made] == [one.max_new_tokens for one in requests]
 
 
+@pytest.mark.parametrize("P", [1, 7, S])
+def test_requests_with_one_prompt_may_prefill_it_once(model, P):
+    requests = [replace(request(seed), prompt=np.arange(P, dtype=np.int32)) for seed in range(4)]
+    engine, made = Engine(model, 4), [[] for _ in requests]
+    engine.add(requests[0])
+    while engine.unread:
+        engine.step(0)
+    for one in requests[1:]:
+        engine.add(one, like=0)
+    assert not engine.unread
+    while not engine.idle:
+        for piece in engine.step():
+            made[piece.slot] += piece.tokens.tolist()
+    assert made == [alone(model, one) for one in requests]
+
+
 @pytest.mark.parametrize("P", [1, 7, S - 1, S, S + 1, 3 * S])
 def test_it_draws_what_sample_py_draws(model, P):
     prompt, key = np.arange(P, dtype=np.int32) % V, jax.random.key(3)
