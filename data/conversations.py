@@ -100,19 +100,13 @@ class Renderer:
 
     def prompt(self, messages: Messages) -> Int32[np.ndarray, " n"]:
         """Return the tokens after which the assistant answers."""
-        ids = self.tokenizer.encode(self.render(messages, add_generation_prompt=True)[0])
-        return ids if ids[0] == self.start else np.insert(ids, 0, self.start)
+        text, _ = self.render(messages, add_generation_prompt=True)
+        return begun(self.tokenizer.encode(text), self.start)
 
     def render(self, messages: Messages, **settings: bool) -> tuple[str, list]:
         """Return the template's text, and where the answers are in it. Raises UserError."""
-        from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
-
         with refusing("the chat template refuses it", "mend or leave it out", Exception):
-            rendered: Any = render_jinja_template(
-                [messages], chat_template=self.template, **self.names, **settings
-            )
-        (text,), answers = rendered
-        return text, answers[0] if answers else []
+            return render(self.template, self.names, messages, **settings)
 
     def pieces(self, messages: Messages, longest: int) -> list[Rendered]:
         """Cut a conversation after answers into pieces of at most `longest` tokens.
@@ -135,6 +129,22 @@ class Renderer:
                 done += begun
             begun = []
         return pieces
+
+
+def render(
+    template: str | None, names: dict[str, Any], messages: Messages, **settings: bool
+) -> tuple[str, list]:
+    """Return the template's text, and where the answers are in it, in a sandbox. Raises any error of its."""
+    from transformers.utils.chat_template_utils import render_jinja_template  # here: it takes a second
+
+    rendered: Any = render_jinja_template([messages], chat_template=template, **names, **settings)
+    (text,), answers = rendered
+    return text, answers[0] if answers else []
+
+
+def begun(ids: Int32[np.ndarray, " n"], start: int) -> Int32[np.ndarray, " m"]:
+    """Return tokens that begin with `start`, which the template may have written itself."""
+    return ids if ids[0] == start else np.insert(ids, 0, start)
 
 
 def write_conversations(

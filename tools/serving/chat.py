@@ -1,49 +1,46 @@
 """Chat messages to a prompt: by the tokenizer's own template, or by a plain one if it has none."""
 
-from collections.abc import Callable
 from typing import Any
 
-import tokenizers
-
 from config.files import first_line
+from data.conversations import Messages, render
 from tools.serving.server import ApiError
-
-Messages = list[dict[str, str]]
 
 
 class Chat:
-    """The chat template of a tokenizer's description, or the plain one, at whose `stops` an answer ends."""
+    """The chat template of a tokenizer's description, or the plain one, at whose `stops` an answer ends.
 
-    def __init__(self, description: dict[str, Any]):
+    A prompt begins with the token `start`, as what the model learned did; None: as the template says.
+    """
+
+    def __init__(self, description: dict[str, Any], start: int | None = None):
         uses = description.get("uses", {})
-        template = uses.get("chat_template")
-        self.own = template_of(uses) if template else None
-        self.stops = [] if template else ["\nUser:"]
-        self.broken = why_unusable(template) if template else None
+        self.template, self.names = uses.get("chat_template"), uses.get("special_tokens", {})
+        self.start = start if self.template else None
+        self.stops = [] if self.template else ["\nUser:"]
+        self.broken = why_unusable(self.template) if self.template else None
+
+    @property
+    def lacks(self) -> str | None:
+        """What is missing for a conversation, and what to do; None: nothing."""
+        if self.template is None:
+            return (
+                "this model has no chat template: train one on what data/prepare.py --chat=True makes of "
+                "conversations, or have this one go on with a text in Write"
+            )
+        return self.broken and f"{self.broken}: ask for completions instead"
 
     def prompt(self, messages: Messages) -> str:
         """Return the text to continue. Raises ApiError when the template refuses, or cannot be used."""
-        if self.own is None:
+        if self.template is None:
             turns = [f"{message['role'].capitalize()}: {message['content']}" for message in messages]
             return "\n\n".join([*turns, "Assistant:"])
-        if self.broken:
-            raise ApiError(f"{self.broken}: ask for completions instead", "messages")
+        if self.lacks:
+            raise ApiError(self.lacks, "messages")
         try:
-            return self.own(messages)
+            return render(self.template, self.names, messages, add_generation_prompt=True)[0]
         except Exception as error:  # whatever it raises for messages that it does not take
             raise ApiError(f"the model's chat template refuses these messages: {error}", "messages") from None
-
-
-def template_of(uses: dict[str, Any]) -> Callable[[Messages], str]:
-    """Return the function that renders a template as transformers does, in a sandbox."""
-    import transformers  # here, because it takes over a second
-
-    theirs: Any = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizers.Tokenizer(tokenizers.models.BPE()),  # the text needs no vocabulary
-        chat_template=uses["chat_template"],
-        **uses["special_tokens"],
-    )
-    return lambda messages: theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
 
 
 def why_unusable(template: str) -> str | None:

@@ -139,7 +139,7 @@ class ChatAnswer(Answer):
             | {"top_logprobs": [self.described(*other) for other in token.likeliest[:n]]}
             for token in tokens
         ]
-        return {"content": content, "refusal": None}
+        return {"content": content, "refusal": None, "token_ids": [token.id for token in tokens]}
 
     def described(self, token: int, logprob: float | None) -> dict[str, Any]:
         raw = list(self.served.tokenizer.bytes_of(token))

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import jax
@@ -22,7 +23,9 @@ from generation.decode import Settings, drawn_from, generate
 from model import GPT
 from runs.checkpoint import arrays_by_name
 from tools.inside.views import attention, heads, lens, padded
-from tools.serving.requests import Body, Drawing, Ids, read_ids
+from tools.serving.requests import Body, Drawing, Ids, Message, read_ids, read_messages
+from tools.serving.rollouts import NAME as ROLLOUTS
+from tools.serving.rollouts import read_rollouts
 from tools.serving.served import Served
 from tools.serving.server import ApiError
 from tools.serving.text import read_prompt, spelling
@@ -66,6 +69,8 @@ async def model(served: Here) -> dict:
             for name, x in arrays_by_name(served.model).items()
         ],
         "runs": [run.name for run in served.runs],
+        "chat": served.chat.lacks,
+        "rollouts": bool(served.runs) and (Path(served.runs[0].out_dir) / ROLLOUTS).exists(),
         "limits": limits(served),
     }
 
@@ -97,6 +102,17 @@ def run(served: Here, name: str | None = None, offset: Annotated[int, Query(ge=0
     raise ApiError("no such run: the model that is served may not be a run's", status=404, code="no_run")
 
 
+@inside.get("/rollouts")
+def rollouts(served: Here) -> Response:
+    """The answers that the run which is served learned from, and the texts of their tokens."""
+    try:
+        groups = [group for run in served.runs[:1] for group in read_rollouts(Path(run.out_dir))]
+    except UserError as error:
+        raise ApiError(str(error), status=500, code="damaged") from None
+    ids = [i for group in groups for answer in group["answers"] for i in answer["tokens"]]
+    return JSONResponse({"rollouts": groups, "names": names(served, ids)})
+
+
 @inside.get("/example")
 def example(served: Here) -> Response:
     """The beginning of the validation text of the run that is served."""
@@ -115,6 +131,10 @@ def example(served: Here) -> Response:
 class Text(Body):
     text: str | Ids
     checkpoint: str | None = None  # None: the one that is served
+
+
+class Conversation(Body):
+    messages: list[Message] = Field(min_length=1)
 
 
 class PlacesBody(Text, Drawing):
@@ -167,6 +187,12 @@ def rounded(x: np.ndarray) -> list:
 @inside.post("/tokens")
 async def tokens(served: Here, fields: Text) -> Response:
     return answer(served, read_ids(served, "text", fields.text))
+
+
+@inside.post("/chat")
+def chat(served: Here, fields: Conversation) -> Response:
+    """The prompt that the API makes of messages."""
+    return answer(served, read_messages(served, fields.messages))
 
 
 # Views

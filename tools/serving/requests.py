@@ -10,6 +10,7 @@ from jaxtyping import Array, Int, PRNGKeyArray
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from config.command_line import Fraction, Penalty, Repetition, TopK, TopP, UserError, spell
+from data.conversations import begun
 from generation.decode import Settings
 from generation.engine import Request
 from tools.serving.served import Served
@@ -132,8 +133,7 @@ def read_request(fields: CompletionBody | ChatBody, served: Served) -> tuple[lis
     check_ids(served, "stop_token_ids", fields.stop_token_ids)
     check_ids(served, "logit_bias", fields.logit_bias)
     if isinstance(fields, ChatBody):
-        text = served.chat.prompt([x.plain() for x in fields.messages])
-        prompts = [read_ids(served, "messages", text, add_special_tokens=False)]
+        prompts = [read_messages(served, fields.messages)]
         default, param = most, "messages"
         stops = stops + served.chat.stops
     else:
@@ -192,6 +192,13 @@ def read_ids(
         raise ApiError(f"{param} is empty: it needs at least one token", param)
     check_ids(served, param, ids)
     return np.array(ids, np.int32)
+
+
+def read_messages(served: Served, messages: list[Message]) -> Int[np.ndarray, " T"]:
+    """Return the prompt's tokens. Raises ApiError."""
+    text = served.chat.prompt([message.plain() for message in messages])
+    ids = read_ids(served, "messages", text, add_special_tokens=False)
+    return ids if served.chat.start is None else begun(ids, served.chat.start)
 
 
 def check_ids(served: Served, param: str, ids: Iterable[int]) -> None:

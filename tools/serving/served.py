@@ -17,7 +17,7 @@ from jaxtyping import Int
 from config.command_line import UserError
 from config.options import RESUMING
 from data.dataset import Dataset
-from data.tokenizer import Tokenizer, end_tokens, same_tokens
+from data.tokenizer import Tokenizer, document_start, end_tokens, same_tokens
 from generation.engine import Engine
 from model import GPT
 from parallel.mesh import check_fit
@@ -148,7 +148,8 @@ def load_served(options: ServeOptions, say: Callable[[str], None] = print) -> Se
     others = [Run(options.beside, options.dtype, beside=True)] if options.beside else []
     vocab_size = min(tokenizer.vocab_size, model.config.vocab_size)  # either may have more than the other
     make_engine = partial(Engine, slots=options.slots, vocab_size=vocab_size)
-    chat = Chat(tokenizer.description)
+    # A run's conversations begin as its documents do; a pretrained model's template writes all there is.
+    chat = Chat(tokenizer.description, document_start(description) if of_a_run else None)
     if chat.broken:
         print(f"note: {chat.broken}: chats are refused", file=sys.stderr)
     return Served(

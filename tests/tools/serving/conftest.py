@@ -17,9 +17,9 @@ from training.state import create_state, model_config
 SHAPE = replace(Options(), n_layer=1, n_head=2, n_embd=16, block_size=32, position="rope", device="cpu")
 
 
-def save_random(folder, tokenizer, seed=1337):
+def save_random(folder, tokenizer, seed=1337, **shape):
     """Save a run with random weights, so large that the text depends on the prompt."""
-    options = replace(SHAPE, out_dir=str(folder), seed=seed)
+    options = replace(SHAPE, out_dir=str(folder), seed=seed, **shape)
     state = create_state(model_config(options, tokenizer.vocab_size), options)
     state = jax.tree.map(lambda w: 8 * w if w.ndim > 1 else w, state)
     return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.description, None))

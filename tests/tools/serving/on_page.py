@@ -5,9 +5,10 @@ import pytest
 expect = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: pip install -r requirements-dev.txt"
 ).expect
-VIEWS = ["write", "attention", "lens", "loss", "run"]
+VIEWS = ["write", "chat", "attention", "lens", "loss", "run"]
 READY = {  # what is there once a view is
     "write": ".path button",
+    "chat": "#chat-lacks:has-text('no chat template')",
     "attention": ".grid canvas",
     "lens": "#lens td",
     "loss": "#loss circle",
@@ -23,7 +24,7 @@ def write(page, text, tokens=20, seed=1):
     """Write with the page from a beginning; return when all is there, with what could have stood where."""
     page.get_by_label("Tokens", exact=True).fill(str(tokens))
     page.get_by_label("Seed").fill(str(seed))
-    page.locator("textarea").fill(text)
+    page.locator("#area").fill(text)
     button(page, "Write").click()
     written(page, tokens)
 
@@ -35,9 +36,9 @@ def written(page, tokens=20):
 
 def show(page, text):
     """Give the page a text."""
-    if not page.locator("textarea").is_visible():
+    if not page.locator("#area").is_visible():
         button(page, "Edit").click()
-    page.locator("textarea").fill(text)
+    page.locator("#area").fill(text)
     button(page, "Done").click()
     expect(page.locator("div.text > .token")).to_have_count(len(text) + 1)
 

@@ -17,7 +17,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(open_page, scheme):
     page = open_page(viewport=PHONE, has_touch=True, is_mobile=True, color_scheme=scheme)
     tabs = page.locator("#tabs").evaluate("tabs => tabs.scrollWidth - tabs.clientWidth")
     assert tabs == 0  # all are there
-    area = page.locator("textarea").bounding_box()
+    area = page.locator("#area").bounding_box()
     assert area["y"] + area["height"] <= PHONE["height"]  # it need not be looked for
     write(page, "the quick brown fox jumps over <img src=x onerror=alert(1)>", tokens=40)
     page.locator(".token").nth(30).tap()
@@ -44,7 +44,7 @@ def test_a_4k_screen_is_used(open_page):
     page.wait_for_selector(".by:has-text('An example')")
     page.keyboard.press("e")
     assert page.locator("main").bounding_box()["width"] > 0.8 * 3840
-    assert page.locator("textarea").evaluate("x => parseFloat(getComputedStyle(x).fontSize)") > 20
+    assert page.locator("#area").evaluate("x => parseFloat(getComputedStyle(x).fontSize)") > 20
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -93,9 +93,7 @@ def test_forced_colours_keep_a_tint_as_a_line_and_a_label_says_the_probability(o
     bar = page.locator(".place .bar").last
     assert bar.evaluate("bar => getComputedStyle(bar).backgroundColor") == "rgb(63, 91, 216)"
     assert (
-        page.locator("div.text").get_attribute("dir")
-        == page.locator("textarea").get_attribute("dir")
-        == "auto"
+        page.locator("div.text").get_attribute("dir") == page.locator("#area").get_attribute("dir") == "auto"
     )
 
 

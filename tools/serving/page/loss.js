@@ -7,10 +7,9 @@ import { bits, byId, clicks, code, el, figures, mean, plays } from "./dom.js";
 import { asked, placesOf, question } from "./looked.js";
 import { derived, effect, state } from "./reactive.js";
 import { at, checkpoint, ids, model, other, settings, text, view } from "./store.js";
-import { surprise } from "./tokens.js";
+import { gained, surprise } from "./tokens.js";
 import { say } from "./writing.js";
 
-const FULL = 4; // bits of difference between two checkpoints at which the tint is full
 const PAUSE = 500; // milliseconds that a replay rests at each checkpoint
 
 /** @typedef {{name: string, iteration: number | null, run: string, val_loss: number | null}} Checkpoint */
@@ -108,9 +107,7 @@ export function tints() {
     const n = i - tokens.length + (mine?.length ?? 0);
     if (mine?.[n] === undefined) return null;
     if (!others) return surprise(2 ** -mine[n]);
-    const better = others[n] - mine[n], side = better > 0 ? "good" : "bad";
-    const said = `${mine[n].toFixed(2)} bits, and ${others[n].toFixed(2)} with the other`;
-    return { strength: Math.min(1, Math.abs(better) / FULL), side, said };
+    return gained(others[n] - mine[n], `${mine[n].toFixed(2)} bits, and ${others[n].toFixed(2)} with the other`);
   });
 }
 

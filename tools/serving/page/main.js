@@ -4,11 +4,13 @@ import { get, post } from "./api.js";
 import { arrows, byId, short } from "./dom.js";
 import * as kept from "./history.js";
 import { effect } from "./reactive.js";
-import { at, change, choose, fromHash, ids, model, toHash, view, writing } from "./store.js";
+import { at, change, choose, fromHash, ids, model, toHash, view } from "./store.js";
+import "./chat.js";
 import "./lens.js";
 import "./path.js";
+import "./rollouts.js";
 import { count } from "./run.js";
-import { area, editing, settle } from "./textcard.js";
+import { area, editing, present } from "./textcard.js";
 import { say } from "./writing.js";
 
 const EVERY = 1000; // milliseconds between looks at what is served
@@ -21,6 +23,7 @@ effect(() => {
     const mine = tab.getAttribute("aria-controls") === name;
     tab.ariaSelected = String(mine);
     tab.tabIndex = mine ? 0 : -1;
+    if (tab.id === "tab-rollouts") tab.hidden = !mine && !model.value?.rollouts;
   }
   for (const part of document.querySelectorAll("[data-view]")) {
     part.toggleAttribute("hidden", !part.getAttribute("data-view").split(" ").includes(name));
@@ -42,10 +45,7 @@ addEventListener("popstate", (event) => {
 async function open(wanted) {
   if (!wanted.ids.length || String(wanted.ids) === String(ids.peek())) return choose(wanted.at ?? at.peek());
   const { tokens } = await post("inside/tokens", { text: wanted.ids });
-  writing.peek()?.abort();
-  if (area.value) await settle();
-  editing.value = false;
-  change({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
+  await present({ tokens, from: Math.min(wanted.from, tokens.length) }, wanted.at ?? tokens.length - 1);
 }
 
 // The model
@@ -90,7 +90,7 @@ async function watch() {
 
 for (const tab of tabs) tab.addEventListener("click", () => { view.value = tab.getAttribute("aria-controls"); });
 arrows(byId("tabs"), (right, _, tab) => {
-  const next = tabs[(tabs.indexOf(tab) + right + tabs.length) % tabs.length];
+  const there = tabs.filter((one) => !one.hidden), next = there.at((there.indexOf(tab) + right) % there.length);
   next.click();
   next.focus();
 });

@@ -26,6 +26,6 @@ effect(() => {
 
 /** Return whether all fields can be used; if not, show the first that cannot. */
 export function valid() {
-  if (!inputs.every((input) => input.checkValidity())) view.value = "write"; // where they are
+  if (view.peek() !== "chat" && !inputs.every((input) => input.checkValidity())) view.value = "write"; // they are there
   return inputs.every((input) => input.reportValidity());
 }

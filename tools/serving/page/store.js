@@ -10,7 +10,7 @@ import { batch, derived, state } from "./reactive.js";
 /** @typedef {{temperature: number, top_p: number, top_k: number | null, max_tokens: number,
  * seed: number | null}} Settings */
 
-const VIEWS = ["write", "attention", "lens", "loss", "run"];
+const VIEWS = ["write", "chat", "attention", "lens", "loss", "run", "rollouts"];
 export const DEFAULTS = { temperature: 0.8, top_p: 1, top_k: null, max_tokens: 100, seed: null };
 const STEPS = 100; // that can be undone
 

@@ -104,12 +104,21 @@ export async function settle() {
   }
   const same = typed === spelled(tokens);
   const next = same ? tokens : merged(tokens, (await post("inside/tokens", { text: typed })).tokens);
+  if (!editing.peek()) return true; // a second press, as of Undo, finds the first done
   batch(() => {
     editing.value = false;
     if (!same) change({ tokens: next, from: next.length, by, drawn });
   });
   say("");
   return true;
+}
+
+/** Show another text instead; the one before can be had again. @param {import("./store.js").Text} next */
+export async function present(next, place) {
+  writing.peek()?.abort();
+  if (area.value) await settle();
+  editing.value = false;
+  change(next, place);
 }
 
 async function go() {

@@ -9,6 +9,7 @@ import { choose } from "./store.js";
 /** @typedef {{strength: number, side?: string, said?: string} | null} Tint side: a colour of style.css */
 
 const FULL = 8; // bits of surprise at which the tint is full: a token of 1 in 256
+const FULL_GAIN = 4; // bits of difference, to another model's
 const NEXT = { id: -1, text: "▸" }; // after the last token: what comes next
 
 export const box = byId("tokens");
@@ -21,6 +22,11 @@ let current = 0; // the one that Tab leads to
 /** @returns {Tint} */
 export function surprise(probability) {
   return probability == null ? null : { strength: Math.min(1, bits(probability) / FULL), said: percent(probability) };
+}
+
+/** How much more a token was expected than by another model. @param {number} bits @returns {Tint} */
+export function gained(bits, said) {
+  return { strength: Math.min(1, Math.abs(bits) / FULL_GAIN), side: bits > 0 ? "good" : "bad", said };
 }
 
 /** Listen to the tokens; `edit` changes the text from one of them on. @param {(i: number) => void} edit */
@@ -70,18 +76,23 @@ export function focus(i) {
 export function mark(at, tints) {
   current = Math.min(at, spans.length - 1);
   for (const [i, span] of spans.entries()) {
-    span.classList.toggle("chosen", i === current);
-    span.ariaCurrent = i === current ? "true" : null;
     span.tabIndex = i === current ? 0 : -1;
-    const tint = tints[i], name = shown[i] === NEXT ? "what comes next" : `token ${visible(shown[i].text)}`;
-    span.style.setProperty("--strength", (tint?.strength ?? 0).toFixed(3));
-    span.dataset.side = tint?.side ?? "";
-    span.ariaLabel = tint?.said ? `${name}, ${tint.said}` : name;
+    look(span, shown[i], tints[i], i === current);
   }
 }
 
+/** @param {HTMLElement} span @param {Token} token @param {Tint} tint @param {boolean} chosen */
+export function look(span, token, tint, chosen) {
+  const name = token === NEXT ? "what comes next" : `token ${visible(token.text)}`;
+  span.classList.toggle("chosen", chosen);
+  span.ariaCurrent = chosen ? "true" : null;
+  span.style.setProperty("--strength", (tint?.strength ?? 0).toFixed(3));
+  span.dataset.side = tint?.side ?? "";
+  span.ariaLabel = tint?.said ? `${name}, ${tint.said}` : name;
+}
+
 /** @param {Token} token */
-function span({ id, text, mine, picked }) {
+export function span({ id, text, mine, picked }) {
   const kinds = { token: true, mine, picked, newline: text.includes("\n"), next: id === NEXT.id };
   const names = Object.keys(kinds).filter((name) => kinds[name]);
   return el("span", { class: names.join(" "), tabindex: -1, role: "button" }, text || "◌");

@@ -21,11 +21,17 @@ export async function write() {
   await goOn({ tokens, from: tokens.length, by, drawn });
 }
 
-/** Write the last continuation anew; with the same seed it would be the same again. */
+/** Write the last continuation anew. */
 export async function again() {
-  const { tokens, from } = text.peek(), { seed } = settings.peek();
-  if (seed != null) settings.value = { ...settings.peek(), seed: (seed + 1) % 2 ** 32 };
+  const { tokens, from } = text.peek();
+  nextSeed();
   await goOn({ tokens: tokens.slice(0, from), from });
+}
+
+/** With the same seed the model would write the same again. */
+export function nextSeed() {
+  const { seed } = settings.peek();
+  if (seed != null) settings.value = { ...settings.peek(), seed: (seed + 1) % 2 ** 32 };
 }
 
 /** Put another token at a place, and go on from there. @param {number} i @param {import("./store.js").Token} token */
@@ -36,29 +42,38 @@ export async function branch(i, token) {
 /** @param {import("./store.js").Text} begun */
 async function goOn(begun) {
   if (writing.peek()) return;
-  const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0], before = performance.now();
-  const abort = new AbortController(), drawn = { ...settings.peek(), seed };
-  const read = begun.tokens.slice(-model.peek().config.block_size).map(({ id }) => id); // the API takes no more
-  batch(() => {
-    writing.value = abort;
-    change(begun);
-  });
-  let made = 0;
+  const prompt = begun.tokens.slice(-model.peek().config.block_size).map(({ id }) => id); // the API takes no more
   say("writing …");
-  try {
-    for await (const event of stream("v1/completions", { prompt: read, logprobs: 0, ...drawn }, abort.signal)) {
+  const made = batch(() => {
+    change(begun);
+    return streamed("v1/completions", { prompt, logprobs: 0 }, writing, (event, drawn) => {
       const { tokens, from } = text.peek(), more = written(event.choices[0]);
       text.value = { tokens: [...tokens, ...more], from, by: event.system_fingerprint, drawn };
-      made += more.length;
-    }
+      return more.length;
+    });
+  });
+  say(await made);
+}
+
+/** Have the API draw tokens by the settings. `take` gets each event, and the settings with their seed, and returns how
+ * many tokens are in it; `running` holds what stops it. Return what there is to say.
+ * @param {string} path @param {object} question @param {import("./reactive.js").State<AbortController | null>} running
+ * @param {(event: any, drawn: import("./store.js").Settings) => number} take */
+export async function streamed(path, question, running, take) {
+  const seed = settings.peek().seed ?? crypto.getRandomValues(new Uint32Array(1))[0], before = performance.now();
+  const abort = new AbortController(), drawn = { ...settings.peek(), seed };
+  let made = 0;
+  running.value = abort;
+  try {
+    for await (const event of stream(path, { ...question, ...drawn }, abort.signal)) made += take(event, drawn);
     const seconds = (performance.now() - before) / 1000;
-    say(made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
-      : "The model ended the text here.");
+    return made ? `${made} tokens in ${seconds.toFixed(1)} s, ${Math.round(made / seconds)} a second`
+      : "The model ended the text here.";
   } catch (error) {
     if (error.name !== "AbortError") throw error;
-    say(`stopped after ${made} tokens`);
+    return `stopped after ${made} tokens`;
   } finally {
-    writing.value = null;
+    running.value = null;
   }
 }
 

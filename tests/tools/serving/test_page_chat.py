@@ -1,0 +1,219 @@
+"""Conversations with a run, by the API and on the page, and the answers that it learned from."""
+
+import json
+
+import numpy as np
+import pytest
+
+from data.conversations import Renderer
+from data.tokenizer import end_tokens
+from data.train_tokenizer import save, train
+from data.writer import load_tokenizer
+from tests.helpers import ROOT
+from tests.tools.serving.conftest import save_random
+from tests.tools.serving.on_page import button, chosen, expect
+from tests.tools.serving.served_run import ask, serving
+
+SAID = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "the cat?"}]
+PHONE = {"width": 360, "height": 740}
+NO_EXAMPLE = {"empty": False, "expected": ["404 (Not Found)"]}  # the run has no data set
+
+
+@pytest.fixture(scope="module")
+def renderer(tmp_path_factory):
+    """That of data prepared with a template of its own, which leaves the first token to us."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save(train(iter(["the cat sat on a mat? be brief"] * 9), 270), folder)
+    own = (ROOT / "data/chat.jinja").read_text().replace("{{- bos_token or '' -}}", "")
+    return Renderer(load_tokenizer(str(folder)), own)
+
+
+@pytest.fixture(scope="module")
+def groups(renderer):
+    """One question at three evaluations: rewards rise, and what was learned is the first token."""
+    made = []
+    for iteration, rewards in ((0, [0, 0, 1, 0]), (10, [1, 0, 1, 0]), (20, [1, 1, 1, 0])):
+        answers = []
+        for reward in rewards:
+            tokens = renderer.tokenizer.encode("mat<|im_end|>" if reward else "cat<|im_end|>").tolist()
+            before = [-1.0] * len(tokens)
+            logprobs = [-1.0 + (iteration / 10 if reward else -iteration / 10) * np.log(2), *before[1:]]
+            number = {"reward": float(reward), "advantage": reward - sum(rewards) / 4}
+            answers.append(
+                {"tokens": tokens, "text": "mat" if reward else "cat", **number}
+                | {"logprobs": logprobs, "before": before}
+            )
+        prompt = renderer.prompt(SAID[1:]).tolist()
+        question = {"task": "rhyme", "question": "the cat?", "prompt": prompt}
+        made.append({"iter": iteration, **question, "answers": answers})
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, renderer, groups):
+    """A run with random weights that has the tokenizer of conversations, and rollouts."""
+    folder = save_random(tmp_path_factory.mktemp("chats") / "chats", renderer.tokenizer, block_size=128)
+    lines = "".join(json.dumps(group) + "\n" for group in groups)
+    (folder / "rollouts.jsonl").write_text(lines + lines.partition("\n")[0][:50])  # one is being written
+    return folder
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    with serving(out_dir=str(run), compiled=False) as server:
+        yield server
+
+
+# --- the API ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("said", [SAID, SAID[1:]])
+def test_a_chat_with_a_run_begins_as_in_training_and_ends_at_each_end(server, renderer, said):
+    whole = renderer([*said, {"role": "assistant", "content": "mat"}])
+    begun = whole.ids[: np.argmax(whole.learned)].tolist()
+    _, prompt = ask(f"{server[0]}/inside/chat", {"messages": said})
+    assert [token["id"] for token in prompt["tokens"]] == begun == renderer.prompt(said).tolist()
+    ends = end_tokens(renderer.tokenizer.description)
+    assert whole.ids[whole.learned][-1] in ends and len(ends) == 2
+    for end in ends:
+        body = {"messages": said, "max_tokens": 9, "logit_bias": {end: 100}}
+        _, answer = ask(f"{server[0]}/v1/chat/completions", body)
+        assert answer["usage"]["prompt_tokens"] == len(begun)
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["choices"][0]["message"]["content"] == ""
+
+
+def test_rollouts_are_told_as_written_and_nonsense_is_refused_in_a_line(server, run, groups):
+    status, told = ask(f"{server[0]}/inside/rollouts")
+    assert status == 200 and told["rollouts"] == groups
+    answer = groups[0]["answers"][0]
+    assert "".join(told["names"][str(token)] for token in answer["tokens"]) == "cat<|im_end|>"
+    path = run / "rollouts.jsonl"
+    before = path.read_text()
+    shorter = {**groups[0], "answers": [{**answer, "before": [-1.0]}]}
+    for nonsense in ("{", "[]", json.dumps(shorter), json.dumps({**groups[0], "iter": -1})):
+        path.write_text(f"{json.dumps(groups[0])}\n{nonsense}\n")
+        status, told = ask(f"{server[0]}/inside/rollouts")
+        message = told["error"]["message"]
+        assert status == 500 and message.startswith("rollouts.jsonl: line 2 ") and "\n" not in message
+    path.write_text(before)
+
+
+# --- Chat ---------------------------------------------------------------------------------------------------
+
+
+def say(page, text, turns):
+    """Send a message, and wait until the answer, the last of `turns`, is there."""
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+    answered(page, turns)
+
+
+def answered(page, turns):
+    expect(page.locator("#turns li")).to_have_count(turns)
+    page.wait_for_selector("#chat-told:has-text('tokens in')")
+
+
+def turns_of(page):
+    return page.locator("#turns p").all_inner_texts()
+
+
+def by_the_api(server, renderer, messages, **settings):
+    """The texts of an answer's tokens; one in the middle of a character has none."""
+    body = {"messages": messages, "temperature": 0.8, "logprobs": True, **settings}
+    _, answer = ask(f"{server[0]}/v1/chat/completions", body)
+    feed = renderer.tokenizer.stream()
+    return [feed([token]) or "◌" for token in answer["choices"][0]["logprobs"]["token_ids"]]
+
+
+def test_a_conversation(open_page, server, renderer):
+    page = open_page("chat?seed=3&max_tokens=6", viewport=PHONE, **NO_EXAMPLE)
+    page.get_by_label("System prompt").fill(SAID[0]["content"])
+    say(page, SAID[1]["content"], turns=3)
+    tokens = page.locator("#turns li").nth(2).locator(".token")
+    expect(tokens).to_have_text(by_the_api(server, renderer, SAID, seed=3, max_tokens=6))
+    assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"]
+    assert all("%" in label for label in tokens.evaluate_all("all => all.map((one) => one.ariaLabel)"))
+
+    button(page, "Regenerate").click()
+    expect(tokens).to_have_text(by_the_api(server, renderer, SAID, seed=4, max_tokens=6))
+    answered(page, 3)
+
+    say(page, "on a mat?", turns=5)
+    before = turns_of(page)
+    page.get_by_label("Message").fill("what is next")
+    page.reload()
+    expect(page.get_by_label("Message")).to_have_value("what is next")
+    assert turns_of(page) == before
+
+    page.locator("#turns li").nth(1).get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Edit: You")).to_have_value(SAID[1]["content"])
+    page.keyboard.press("Escape")
+    assert turns_of(page) == before
+    page.locator("#turns li").nth(1).get_by_role("button", name="Edit").click()
+    page.keyboard.press("Control+A")
+    page.keyboard.type("a <b>cat")
+    page.keyboard.press("Enter")
+    answered(page, 3)
+    assert turns_of(page)[:2] == ["be brief", "a <b>cat"]
+
+    assert page.locator("#turns b").count() == 0  # a text is text
+
+    answer = page.locator("#turns li").nth(2)
+    answer.locator(".token").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowRight")
+    drawn = answer.locator(".token").all_text_contents()
+    answer.get_by_role("button", name="Attention").click()
+    page.wait_for_selector("#most:has-text('this head attended to')")
+    prompt = renderer.prompt([SAID[0], {"role": "user", "content": "a <b>cat"}])
+    expect(page.locator("#tokens > .token")).to_have_count(len(prompt) + 6 + 1)
+    assert page.locator("#tokens > .token").all_text_contents()[len(prompt) : -1] == drawn
+    assert chosen(page) == len(prompt) + 2
+    ids = page.evaluate("() => new URLSearchParams(location.hash.split('?')[1]).get('t')").split(".")
+    assert [int(i, 36) for i in ids[: len(prompt)]] == prompt.tolist()
+
+    page.click("#tab-chat")
+    button(page, "New").click()
+    assert turns_of(page) == []
+
+
+def test_an_answer_is_stopped_and_an_error_is_said(open_page):
+    page = open_page("chat", empty=False, expected=["404 (Not Found)", "400 (Bad Request)"])
+    page.route("**/v1/chat/completions", lambda route: None)  # it never answers
+    page.get_by_label("Message").fill("the cat?")
+    button(page, "Send").click()
+    page.wait_for_selector("#chat-told:has-text('answering')")
+    button(page, "Stop").click()
+    page.wait_for_selector("#chat-told:has-text('stopped after 0 tokens')")
+    page.unroute("**/v1/chat/completions")
+    page.get_by_label("Message").fill("the cat sat on a mat? " * 30)
+    button(page, "Send").click()
+    page.wait_for_selector("#chat-told.bad:has-text('maximum context length is 128 tokens')")
+
+
+# --- Rollouts -----------------------------------------------------------------------------------------------
+
+
+def test_rollouts_before_and_after(open_page, groups):
+    page = open_page("rollouts", viewport=PHONE, **NO_EXAMPLE)
+    page.wait_for_selector("#groups .token")
+    assert page.evaluate("() => document.documentElement.scrollWidth") == PHONE["width"]
+    titles = page.locator("#groups h3")
+    expect(titles).to_have_text(["Iteration 0: mean reward 0.25", "Iteration 20: mean reward 0.75"])
+    assert page.locator("#rewards circle").count() == 3
+    after = page.locator("#groups > div").nth(1).locator("li")
+    assert "reward 1, advantage +0.25, 3 times" in after.nth(0).inner_text()
+    assert "reward 0, advantage −0.75" in after.nth(1).inner_text()
+    looks = (
+        "token => [token.dataset.side, getComputedStyle(token).getPropertyValue('--strength'), token.title]"
+    )
+    assert after.nth(0).locator(".token").first.evaluate(looks) == ["good", "0.500", "+2 bits"]
+    assert after.nth(1).locator(".token").first.evaluate(looks) == ["bad", "0.500", "−2 bits"]
+    page.get_by_label("After").fill("1")
+    expect(titles).to_have_text(["Iteration 0: mean reward 0.25", "Iteration 10: mean reward 0.5"])
+    after.nth(1).get_by_role("button", name="Logit lens").click()
+    group = groups[1]
+    length = len(group["prompt"]) + len(group["answers"][1]["tokens"])
+    expect(page.locator("#tokens > .token")).to_have_count(length + 1)
+    assert chosen(page) == len(group["prompt"])
