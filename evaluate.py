@@ -11,7 +11,7 @@ the very beginning, each token is predicted from at least block_size - stride to
 conversations, the tokens that are learned are predicted, each from its own row.
 
 With --tasks each model answers the same questions, greedily and sampled at temperature 1. A share of right
-answers has Wilson's 95% interval (https://doi.org/10.1080/01621459.1927.10502953).
+answers has Wilson's 95% interval.
 """
 
 from config.command_line import Address, Count, Name, NonNegativeInt, UserError, command, given  # isort: split
@@ -29,6 +29,7 @@ import jax
 import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
+from scipy.stats import binomtest
 from tqdm import tqdm
 
 from config.files import check_writable, write_whole
@@ -192,14 +193,9 @@ def shares(model: GPT, asked: list[Question], sampler: Sampler) -> dict[str, lis
     found = {}
     for how, settings in (("greedy", GREEDY), ("sampled", PLAIN)):
         right = draw(model, asked, jax.random.key(0), sampler, Question.check, settings).rewards
-        found[how] = [right.mean(), *wilson(int(right.sum()), len(right))]
+        interval = binomtest(int(right.sum()), len(right)).proportion_ci(method="wilson")
+        found[how] = [right.mean(), interval.low, interval.high]
     return found
-
-
-def wilson(right: int, n: int, z: float = 1.96) -> tuple[float, float]:
-    """Return the ends of the 95% interval of a share."""
-    middle, half = right + z**2 / 2, z * math.sqrt(right * (n - right) / n + z**2 / 4)
-    return (middle - half) / (n + z**2), (middle + half) / (n + z**2)
 
 
 def percent(share: list[float]) -> str:

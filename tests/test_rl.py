@@ -1,16 +1,19 @@
 """rl.py: its gradient is REINFORCE's, the sampler is the trainer, a run resumes to the bit."""
 
 import json
+from itertools import islice
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 
+import evaluate
 import rl
 import train
 from data.prepare import prepare
-from data.tasks import Question
+from data.tasks import Question, questions
 from data.tasks import main as write_tasks
 from data.tokenizer import from_json
 from data.train_tokenizer import save
@@ -37,9 +40,9 @@ def base(tmp_path_factory):
     save(train_tokenizer(texts, 300), there / "tokenizer")
     data = dict(source=there / "a.jsonl", tokenizer=there / "tokenizer", to=there / "chat", chat=True)
     prepare(words(**data, block_size=96, val_fraction=0.1))
-    options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=30)
+    options = SHAPE | dict(dataset=there / "chat", out_dir=there / "run", batch_size=8, max_iters=120)
     options |= dict(
-        gradient_accumulation_steps=1, eval_interval=30, eval_iters=2, warmup_iters=5, device="cpu"
+        gradient_accumulation_steps=1, eval_interval=120, eval_iters=2, warmup_iters=5, device="cpu"
     )
     train.main(words(**options, learning_rate=1e-2, mesh="data:1"))
     return there
@@ -54,6 +57,18 @@ def learn(base, out, **options) -> int:
 
 def records(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@jax.jit
+def log_softmax(model, row):
+    return jax.nn.log_softmax(model(row[None])[0])
+
+
+def logprobs_after(model, ids) -> np.ndarray:
+    """Return log p of every token after each of the ids; a causal model does not see what fills the row."""
+    row = np.zeros(SHAPE["block_size"], np.int32)
+    row[: len(ids)] = ids
+    return np.asarray(log_softmax(model, row))[: len(ids)]
 
 
 def test_advantages_are_rewards_less_the_mean_of_their_group():
@@ -104,6 +119,46 @@ def test_the_engine_draws_with_the_probabilities_that_training_computes(base, tm
     assert steps[0]["grad_norm"] > 0  # the weights have changed between them
 
 
+def test_rollouts_show_groups_of_answers_before_and_after(base, tmp_path):
+    learn(base, tmp_path / "out", max_iters=2, learning_rate=1e-2)
+    lines = [json.loads(line) for line in (tmp_path / "out/rollouts.jsonl").read_text().splitlines()]
+    assert [(line["iter"], line["task"]) for line in lines] == [
+        (i, task) for i in (0, 2) for task in ("add", "add", "reverse", "reverse")
+    ]
+    start = load_run(str(base / "run"), dtype="float32")[0]
+    for line in lines:
+        assert len(line["answers"]) == 4 and sum(answer["advantage"] for answer in line["answers"]) == 0
+        for answer in line["answers"]:
+            logprobs = logprobs_after(start, [*line["prompt"], *answer["tokens"][:-1]])
+            n = len(answer["tokens"])
+            expected = logprobs[-n:][np.arange(n), answer["tokens"]]
+            np.testing.assert_allclose(answer["before"], expected, atol=1e-4)
+            moved = np.abs(np.array(answer["before"]) - answer["logprobs"]).max()
+            assert moved < 1e-4 if line["iter"] == 0 else moved > 1e-3
+
+
+def test_evaluate_counts_the_right_answers_of_several_models(base, tmp_path, capsys):
+    """The run recites; greedily, its answers are those of the likeliest tokens one after the other."""
+    options = dict(out_dir=base / "run", beside=base / "run", tasks="count", questions=12, max_new_tokens=4)
+    evaluate.main(words(**options, json=tmp_path / "answers.json", mesh="data:1", dtype="float32"))
+    found = json.loads((tmp_path / "answers.json").read_text())["models"][str(base / "run")]["count"]
+    model, manifest, _ = load_run(str(base / "run"), dtype="float32")
+    theirs = transformers.AutoTokenizer.from_pretrained(base / "tokenizer")
+    right = 0
+    for question in islice(questions("count", "test", 0), 12):
+        text = theirs.apply_chat_template(
+            question.conversation[:1], tokenize=False, add_generation_prompt=True
+        )
+        ids = theirs.encode(text)
+        for _ in range(4):
+            ids.append(int(logprobs_after(model, ids)[-1].argmax()))
+        answer = theirs.decode(ids[-4:]).split("<|im_end|>")[0]
+        right += answer.strip() == question.answer
+    assert found["greedy"][0] == pytest.approx(right / 12)
+    assert 0 < found["greedy"][1] < right / 12 < found["greedy"][2] < 1
+    assert "greedy: right of 12 held-out questions of each task" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(base, tmp_path):
     (tmp_path / "short.py").write_text("def short(question, text):\n    return -len(text)\n")
@@ -130,6 +185,8 @@ def test_a_resumed_run_has_the_bits_of_one_that_never_stopped(base, tmp_path):
         for out in ("once", "twice")
     )
     assert ours == theirs and any("kl" in r for r in ours)
+    once, twice = ((tmp_path / out / "rollouts.jsonl").read_text() for out in ("once", "twice"))
+    assert once == twice
     assert "tasks=add, but " in refusal(
         rl.main, words(out_dir=tmp_path / "twice", init_from="resume", tasks="add")
     )

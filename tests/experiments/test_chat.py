@@ -1,0 +1,60 @@
+"""The life of a chat model: valid commands, which go on where one failed, and a table of their answers."""
+
+import json
+
+import pytest
+
+from config.command_line import given, take_options
+from config.options import Options, parse_options
+from data.prepare import PrepareOptions
+from data.tasks import TaskOptions
+from data.train_tokenizer import TrainTokenizerOptions
+from evaluate import EvaluateOptions
+from experiments import chat
+from rl import RewardOptions
+from tests.helpers import refusal
+
+OPTIONS = {
+    "data/tasks.py": TaskOptions,
+    "data/train_tokenizer.py": TrainTokenizerOptions,
+    "data/prepare.py": PrepareOptions,
+    "train.py": Options,
+    "evaluate.py": EvaluateOptions,
+}
+
+
+@pytest.mark.parametrize("stage", chat.STAGES)
+def test_each_stage_is_a_command_with_options_that_exist(stage):
+    program, *words = stage.format(to="there", seed=1, tasks=chat.TASKS).split()
+    if program == "rl.py":
+        _, words = take_options(words, RewardOptions)
+        program = "train.py"
+    if program == "train.py":
+        assert parse_options(words, lambda _: {}).seed == 1
+    else:
+        assert OPTIONS[program](**given(words, OPTIONS[program]))
+
+
+def test_what_has_ended_is_not_done_again(tmp_path, monkeypatch, capsys):
+    stages = ["-c open('{to}/a','a').write('x')", "-c open('{to}/b')"]
+    monkeypatch.setattr(chat, "STAGES", stages)
+    assert "-c failed: mend it" in refusal(chat.main, [f"--out_dir={tmp_path}"])
+    (tmp_path / "1/b").touch()
+    (tmp_path / "1/answers.json").write_text(json.dumps({"models": {}}))
+    chat.main([f"--out_dir={tmp_path}"])
+    assert (tmp_path / "1/a").read_text() == "x"
+    assert "python serve.py --out_dir=" in capsys.readouterr().out
+
+
+def test_the_table_has_means_and_what_rewards_add():
+    """Of three lives, where rewards add 10, 20 and 30 points: 20 ± 4.303 x 10 / sqrt(3)."""
+
+    def shares(base):
+        return {task: {how: [base, 0, 1] for how in ("greedy", "sampled")} for task in chat.TASKS.split(",")}
+
+    lives = {
+        seed: dict(chat=shares(0.5), more=shares(0.6), rewarded=shares(0.5 + seed / 10)) for seed in (1, 2, 3)
+    }
+    rows = chat.table(lives).splitlines()
+    assert rows[2] == "| add, greedy | 50.0% | 60.0% | 70.0% | +20.0 ± 24.8 | +10.0 ± 24.8 |"
+    assert len(rows) == 2 + 2 * 5
