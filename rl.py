@@ -266,6 +266,7 @@ def learn(
             with metrics.making_batch():
                 drawn = ask(model, i, options, own, sampler, reward)
             state, report = take_step(state, drawn, options, own, start)
+            metrics.speed.tokens = sum(len(answer.prompt) + len(answer.tokens) for answer in drawn.answers)
             metrics.step(i, report)
             i, loss = i + 1, None
         metrics.catch_up()
