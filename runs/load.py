@@ -241,6 +241,8 @@ def state_from_weights(run: Run, manifest: Manifest) -> tuple[TrainState, Manife
         print(f"note: {known} dataset={options.dataset}", file=sys.stderr)
     elif tokenizer and "uses" in tokenizer:  # what the weights use tokens for, as in chats
         uses = tokenizer["uses"] | {"document_start": document_start(manifest.tokenizer)}
+        if run.dataset.meta.row and manifest.tokenizer:  # conversations, which the data's template made
+            uses["chat_template"] = manifest.tokenizer["uses"]["chat_template"]
         manifest = replace(manifest, tokenizer=tokenizer | {"uses": uses})
     model = load_weights(options.init_from, without_adapters(run.shapes.model))
     print(f"starting from the weights of {options.init_from}")
