@@ -25,9 +25,9 @@ def save_random(folder, tokenizer, seed=1337):
     return save_run(folder, state, Manifest(options, tokenizer.vocab_size, tokenizer.description, None))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(tmp_path_factory):
-    """A run that has trained, with several checkpoints."""
+    """A run that has trained, with several checkpoints. Not to be changed."""
     return train_run(tmp_path_factory.mktemp("trained"))
 
 
