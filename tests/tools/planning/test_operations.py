@@ -25,7 +25,7 @@ TINY = Options(
 
 @pytest.fixture
 def compiled():
-    """`compiled(function, *shapes)` is a function's program, as XLA makes it: without LLVM's part it is the same."""
+    """`compiled(function, *shapes)` is a function's program. That of a user's run has the same operations."""
 
     def compile(function, *shapes):
         arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
